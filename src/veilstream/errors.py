@@ -1,0 +1,104 @@
+"""Every error that veilstream raises on purpose.
+
+    VeilstreamError                    exit 1
+    ├── InputError (ValueError)        exit 2   a field has a value that the rules exclude
+    │   └── UnknownName                exit 2   a name that does not exist; the nearest is suggested
+    ├── MissingExtra (ImportError)     exit 3   an optional package is not installed
+    ├── PrivacyError                   exit 4   going on would break the promise; never caught and ignored
+    │   └── HorizonExhausted           exit 4   the mechanism has no noise left
+    └── SolverError                    exit 5   an optimisation did not reach its tolerance
+
+Exit 130 means that the user interrupted (Ctrl-C). Exit codes are part of the public interface.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+__all__ = [
+    "HorizonExhausted",
+    "InputError",
+    "MissingExtra",
+    "PrivacyError",
+    "SolverError",
+    "UnknownName",
+    "VeilstreamError",
+]
+
+
+class VeilstreamError(Exception):
+    """Root of the tree; ``except VeilstreamError`` catches all that is deliberate."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(VeilstreamError, ValueError):
+    """A field has a value that the rules exclude.
+
+    The message always has the same four parts: field, value, rule, way out.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, field: str, value: object, rule: str, way_out: str) -> None:
+        self.field, self.value, self.rule, self.way_out = field, value, rule, way_out
+        super().__init__(f"{field} = {value!r}: expected {rule} ({way_out})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.rule, self.way_out)
+
+
+class UnknownName(InputError):
+    """A name that does not exist, with the nearest one that does."""
+
+    def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
+        self.known = tuple(known)
+        close = difflib.get_close_matches(value, self.known, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}?" if close else "see the list above"
+        super().__init__(field, value, "one of " + ", ".join(self.known), hint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.known)
+
+
+class MissingExtra(VeilstreamError, ImportError):
+    """An optional package is needed and not installed."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        self.package, self.extra, self.purpose = package, extra, purpose
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed: pip install 'veilstream[{extra}]'"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.package, self.extra, self.purpose)
+
+
+class PrivacyError(VeilstreamError):
+    """Going on would break the privacy promise."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class HorizonExhausted(PrivacyError):
+    """All noise of the horizon has been used; nothing more may be released."""
+
+    def __init__(self, horizon: int, requested: int) -> None:
+        self.horizon, self.requested = horizon, requested
+        super().__init__(
+            f"step {requested} is past the horizon of {horizon} steps: nothing was released "
+            f"(plan a longer horizon, or start a new epoch with new clients)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.horizon, self.requested)
+
+
+class SolverError(VeilstreamError):
+    """An optimisation did not reach its tolerance."""
+
+    exit_code: ClassVar[int] = 5

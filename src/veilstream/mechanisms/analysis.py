@@ -1,0 +1,125 @@
+"""What a noise program is as matrices: column norms of C, row norms of B, and both as dense arrays.
+
+The program realises N = C⁻¹ block by block; A is the lower-triangular matrix of ones.
+
+- Columns of C = N⁻¹ come from the inverse recurrence, which maps increments back to draws. The
+  squared norm of column j is what it puts out in its own block plus gᵀ·Q·g, where g is the state
+  it leaves behind and Q the observability Gramian of all later blocks, gathered backwards.
+- Rows of B = A·N are prefix sums of increments; their squared norms are the variances of the
+  running sum, which one more state carries forward.
+
+Both cost O(T·k²) and use float64 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.mechanisms.program import NoiseProgram
+
+__all__ = [
+    "DENSE_LIMIT",
+    "column_norms_squared",
+    "decoder_matrix",
+    "noising_matrix",
+    "row_norms_squared",
+    "strategy_matrix",
+]
+
+Floats = NDArray[np.float64]
+
+DENSE_LIMIT = 8192
+_BATCH = 512
+
+
+def _batches(program: NoiseProgram, *, backwards: bool = False) -> Iterator[tuple[int, Floats]]:
+    """Consecutive equal-length blocks as float64 stacks, with the number of the first one."""
+    last_length = program.span(program.blocks - 1)[1]
+    full = program.blocks - (last_length != program.block_length)
+    cuts = [(first, min(first + _BATCH, full)) for first in range(0, full, _BATCH)]
+    if full < program.blocks:
+        cuts.append((full, program.blocks))
+    for first, end in reversed(cuts) if backwards else cuts:
+        yield first, np.stack([program.matrix(b) for b in range(first, end)]).astype(np.float64)
+
+
+def column_norms_squared(program: NoiseProgram) -> Floats:
+    """‖c_j‖² for every column of C = N⁻¹."""
+    k = program.state_size
+    norms = np.empty(program.horizon)
+    later = np.zeros((k, k))
+    for first, M in _batches(program, backwards=True):
+        length = M.shape[1] - k
+        H = np.linalg.inv(M[:, :length, k:])  # increments -> draws, within the block
+        E = H @ M[:, :length, :k]
+        G = M[:, length:, k:] @ H
+        F = M[:, length:, :k] - G @ M[:, :length, :k]
+        own = np.einsum("btj,btj->bj", H, H)
+        seen = E.transpose(0, 2, 1) @ E
+        for i in range(len(M) - 1, -1, -1):
+            start, _ = program.span(first + i)
+            norms[start : start + length] = own[i] + np.einsum("kj,kj->j", G[i], later @ G[i])
+            later = seen[i] + F[i].T @ later @ F[i]
+    return norms
+
+
+def row_norms_squared(program: NoiseProgram) -> Floats:
+    """‖b_s‖² for every row of B = A·N."""
+    k = program.state_size
+    norms = np.empty(program.horizon)
+    covariance = np.zeros((k + 1, k + 1))  # of [S; running sum]
+    for first, M in _batches(program):
+        count, length = len(M), M.shape[1] - k
+        sums = np.cumsum(M[:, :length], axis=1)
+        from_state = np.concatenate([sums[:, :, :k], np.ones((count, length, 1))], axis=2)
+        fresh = np.einsum("btz,btz->bt", sums[:, :, k:], sums[:, :, k:])
+        move = np.zeros((count, k + 1, k + 1))
+        move[:, :k, :k] = M[:, length:, :k]
+        move[:, k] = from_state[:, -1]
+        entry = np.concatenate([M[:, length:, k:], sums[:, -1:, k:]], axis=1)
+        added = entry @ entry.transpose(0, 2, 1)
+        for i in range(count):
+            start, _ = program.span(first + i)
+            rows = from_state[i]
+            norms[start : start + length] = fresh[i] + np.einsum(
+                "tk,tk->t", rows @ covariance, rows
+            )
+            covariance = move[i] @ covariance @ move[i].T + added[i]
+    return norms
+
+
+def noising_matrix(program: NoiseProgram) -> Floats:
+    """N = C⁻¹ as a dense lower-triangular matrix."""
+    T, k = program.horizon, program.state_size
+    if T > DENSE_LIMIT:
+        raise InputError(
+            "horizon", T, f"<= {DENSE_LIMIT} for a dense matrix", "the norms and errors need no matrix"
+        )
+    N = np.zeros((T, T))
+    state = np.zeros((k, T))
+    for block in range(program.blocks):
+        start, length = program.span(block)
+        M = program.matrix(block).astype(np.float64)
+        new = M[:, :k] @ state
+        new[:, start : start + length] += M[:, k:]
+        N[start : start + length] = new[:length]
+        state = new[length:]
+    return N
+
+
+def strategy_matrix(program: NoiseProgram) -> Floats:
+    """C, the matrix whose columns decide the privacy."""
+    from scipy.linalg import solve_triangular
+
+    N = noising_matrix(program)
+    C: Floats = solve_triangular(N, np.eye(len(N)), lower=True, check_finite=False)
+    return C
+
+
+def decoder_matrix(program: NoiseProgram) -> Floats:
+    """B = A·N, the matrix whose rows decide the error."""
+    return np.cumsum(noising_matrix(program), axis=0)

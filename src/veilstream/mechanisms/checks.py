@@ -1,0 +1,27 @@
+"""Checks of plain numbers at the public border; each error names field, value, rule, way out."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+from veilstream.errors import InputError
+
+__all__ = ["positive_integer", "positive_number"]
+
+
+def positive_integer(field: str, value: object, way_out: str) -> int:
+    """``value`` as an int >= 1; NumPy integers count, booleans and floats do not."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(field, value, "an integer >= 1", way_out)
+    return int(value)
+
+
+def positive_number(field: str, value: object, way_out: str) -> float:
+    """``value`` as a finite float > 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(field, value, "a finite number > 0", way_out)
+    number = float(value)
+    if not math.isfinite(number) or number <= 0:
+        raise InputError(field, value, "a finite number > 0", way_out)
+    return number

@@ -1,0 +1,131 @@
+"""The noise program: the one form in which every mechanism makes noise.
+
+A program cuts the horizon into blocks of L steps. With k state vectors S (k×d) and L fresh
+standard normal vectors Z (L×d), a block is one small matrix product
+
+    [W; S'] = M · [S; Z]
+
+that gives L increments W and the next state. The float32 matrices M *are* the mechanism: its
+strategy matrix C, sensitivity and errors are computed from them in float64
+(`veilstream.mechanisms.analysis`), so a guarantee speaks of the noise that really runs.
+
+Another block length is another set of float32 products of the same steps. It changes memory and
+speed; the increments agree to float32 rounding, and sensitivity is computed anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.steps import Steps
+
+__all__ = ["NoiseProgram", "advance", "compile_program"]
+
+Float32s = NDArray[np.float32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseProgram:
+    """Blocks of increments for a whole horizon."""
+
+    horizon: int
+    block_length: int
+    state_size: int
+    matrices: tuple[Float32s, ...]
+    """The different blocks, each (length + k, k + length)."""
+    matrix_of_block: NDArray[np.intp]
+    row_scale: Float32s | None = None
+    """One factor per step for its increment (normalised columns)."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; the last one may be short."""
+        return len(self.matrix_of_block)
+
+    def span(self, block: int) -> tuple[int, int]:
+        """First step of a block and its length."""
+        start = block * self.block_length
+        return start, min(self.block_length, self.horizon - start)
+
+    def matrix(self, block: int) -> Float32s:
+        """The float32 matrix that this block multiplies with."""
+        base = self.matrices[self.matrix_of_block[block]]
+        if self.row_scale is None:
+            return base
+        start, length = self.span(block)
+        scaled = base.copy()
+        scaled[:length] *= self.row_scale[start : start + length, None]
+        return scaled
+
+    @cached_property
+    def flops_per_coordinate_step(self) -> float:
+        """Multiply-adds per coordinate and step, averaged over a full block."""
+        size = self.state_size + self.block_length
+        return size * size / self.block_length
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether increments are the fresh normals themselves."""
+        return (
+            self.state_size == 0
+            and self.row_scale is None
+            and all(np.array_equal(m, np.eye(len(m))) for m in self.matrices)
+        )
+
+
+def advance(matrix: Any, state_and_noise: Any, out: Any = None) -> Any:
+    """Block step, written once: [W; S'] = M · [S; Z].
+
+    ``state_and_noise`` is (k + L, d) and the result (L + k, d), in NumPy or JAX; ``out`` is for
+    NumPy alone.
+    """
+    if out is None:
+        return matrix @ state_and_noise
+    return np.matmul(matrix, state_and_noise, out=out)
+
+
+def default_block_length(horizon: int, state_size: int) -> int:
+    """A block long enough to spread the state update, short enough to stay cheap."""
+    return min(horizon, 16 if state_size <= 16 else 32)
+
+
+def compile_program(
+    steps: Steps,
+    horizon: int,
+    block_length: int | None = None,
+    row_scale: Float32s | None = None,
+) -> NoiseProgram:
+    """Multiply steps into float32 blocks."""
+    if block_length is None:
+        whole = steps.surviving(1)
+        block_length = default_block_length(horizon, whole.stop - whole.start)
+    length = min(positive_integer("block_length", block_length, "try 16"), horizon)
+    live = steps.surviving(length)
+    matrices: list[Float32s] = []
+    known: dict[object, int] = {}
+    matrix_of_block = np.empty(-(-horizon // length), dtype=np.intp)
+    for block in range(len(matrix_of_block)):
+        start = block * length
+        here = min(length, horizon - start)
+        kind = steps.kind(start, here)
+        if kind not in known:
+            known[kind] = len(matrices)
+            matrices.append(_keep_live(steps.block(start, here), here, live).astype(np.float32))
+        matrix_of_block[block] = known[kind]
+    return NoiseProgram(
+        horizon, length, live.stop - live.start, tuple(matrices), matrix_of_block, row_scale
+    )
+
+
+def _keep_live(full: Floats, length: int, live: slice) -> Floats:
+    k = full.shape[0] - length
+    columns = np.r_[np.arange(live.start, live.stop), np.arange(k, k + length)]
+    rows = np.r_[np.arange(length), length + np.arange(live.start, live.stop)]
+    return full[np.ix_(rows, columns)]

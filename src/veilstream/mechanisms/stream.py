@@ -1,0 +1,111 @@
+"""A noise stream: a program, a key and a position in time.
+
+This is the only mutable thing in the room. It holds k state vectors and one block of increments;
+everything else is scratch of fixed size, so memory does not depend on the horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import CipherContext
+from numpy.typing import NDArray
+
+from veilstream.errors import HorizonExhausted
+from veilstream.mechanisms.normals import TILE, NormalTiles
+from veilstream.mechanisms.program import NoiseProgram, advance
+
+__all__ = ["NoiseStream"]
+
+Float32s = NDArray[np.float32]
+RowOpener = Callable[[int], CipherContext]
+
+_CHUNK = 2048  # coordinates per matrix product: the operands stay in cache
+
+
+class NoiseStream(Iterator[Float32s]):
+    """The T increments of a mechanism, in order, each exactly once.
+
+    Iteration ends after the horizon. `step` and `next_block` raise `HorizonExhausted` there:
+    noise is never repeated, clamped or made up.
+    """
+
+    def __init__(
+        self, program: NoiseProgram, *, std: float, dim: int, open_row: RowOpener, private: bool
+    ) -> None:
+        self.program = program
+        self.std = std
+        self.dim = dim
+        self.private = private
+        """Whether the key came from the operating system."""
+        self._open_row = open_row
+        self._tiles = NormalTiles()
+        self._state = np.zeros((program.state_size, dim), np.float32)
+        self._increments = np.empty((program.block_length, dim), np.float32)
+        rows = program.state_size + program.block_length
+        self._operand = np.empty((rows, min(_CHUNK, dim)), np.float32)
+        self._next_block = 0
+        self._ready = 0  # increments of the current block not yet handed out
+        self._taken = 0
+
+    @property
+    def position(self) -> int:
+        """How many increments have been handed out."""
+        return self._taken
+
+    def next_block(self) -> Float32s:
+        """All increments left of the current block, else the next block, as (steps, dim).
+
+        The array is reused: it is valid until the stream is next called.
+        """
+        if self._ready == 0:
+            self._compute_block()
+        _, length = self.program.span(self._next_block - 1)
+        block = self._increments[length - self._ready : length]
+        self._taken += self._ready
+        self._ready = 0
+        return block
+
+    def step(self) -> Float32s:
+        """The next increment, as an array of its own."""
+        if self._ready == 0:
+            self._compute_block()
+        _, length = self.program.span(self._next_block - 1)
+        increment = self._increments[length - self._ready].copy()
+        self._ready -= 1
+        self._taken += 1
+        return increment
+
+    def __next__(self) -> Float32s:
+        if self._taken == self.program.horizon:
+            raise StopIteration
+        return self.step()
+
+    def _compute_block(self) -> None:
+        program = self.program
+        if self._next_block == program.blocks:
+            raise HorizonExhausted(program.horizon, self._taken)
+        start, length = program.span(self._next_block)
+        k = program.state_size
+        fresh = self._increments[:length]
+        for t in range(length):
+            row = self._open_row(start + t)
+            for first in range(0, self.dim, TILE):
+                self._tiles.fill(row, fresh[t, first : first + TILE])
+        std = np.float32(self.std)
+        if program.is_identity:
+            np.multiply(fresh, std, out=fresh)
+        else:
+            matrix = program.matrix(self._next_block)
+            for first in range(0, self.dim, _CHUNK):
+                columns = slice(first, min(first + _CHUNK, self.dim))
+                # The state carries the factor std along: the recurrence is linear.
+                operand = self._operand[: k + length, : columns.stop - first]
+                operand[:k] = self._state[:, columns]
+                np.multiply(fresh[:, columns], std, out=operand[k:])
+                advance(matrix[:length], operand, out=fresh[:, columns])
+                if k:
+                    advance(matrix[length:], operand, out=self._state[:, columns])
+        self._next_block += 1
+        self._ready = length
