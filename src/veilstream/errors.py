@@ -4,7 +4,7 @@
     ├── InputError (ValueError)        exit 2   a field has a value that the rules exclude
     │   └── UnknownName                exit 2   a name that does not exist; the nearest is suggested
     ├── MissingExtra (ImportError)     exit 3   an optional package is not installed
-    ├── PrivacyError                   exit 4   going on would break the promise; never caught and ignored
+    ├── PrivacyError                   exit 4   going on would break the promise
     │   └── HorizonExhausted           exit 4   the mechanism has no noise left
     └── SolverError                    exit 5   an optimisation did not reach its tolerance
 

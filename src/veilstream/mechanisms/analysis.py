@@ -23,6 +23,7 @@ from veilstream.mechanisms.program import NoiseProgram
 
 __all__ = [
     "DENSE_LIMIT",
+    "check_dense",
     "column_norms_squared",
     "decoder_matrix",
     "noising_matrix",
@@ -92,13 +93,21 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
     return norms
 
 
+def check_dense(horizon: int) -> None:
+    """Refuse to form a matrix that would not fit."""
+    if horizon > DENSE_LIMIT:
+        raise InputError(
+            "horizon",
+            horizon,
+            f"<= {DENSE_LIMIT} for a dense matrix",
+            "sensitivity, row norms and errors need no matrix",
+        )
+
+
 def noising_matrix(program: NoiseProgram) -> Floats:
     """N = C⁻¹ as a dense lower-triangular matrix."""
     T, k = program.horizon, program.state_size
-    if T > DENSE_LIMIT:
-        raise InputError(
-            "horizon", T, f"<= {DENSE_LIMIT} for a dense matrix", "the norms and errors need no matrix"
-        )
+    check_dense(T)
     N = np.zeros((T, T))
     state = np.zeros((k, T))
     for block in range(program.blocks):

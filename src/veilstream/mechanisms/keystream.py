@@ -37,7 +37,9 @@ class NoiseKey:
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
-            raise InputError("key", f"<{len(self.secret)} bytes>", "32 bytes", "use NoiseKey's makers")
+            raise InputError(
+                "key", f"<{len(self.secret)} bytes>", "32 bytes", "use NoiseKey's makers"
+            )
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:

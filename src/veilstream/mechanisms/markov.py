@@ -71,7 +71,7 @@ def _innovations(chains: BackwardChains) -> _Whitener:
 
 
 def causal_noise(
-    chains: BackwardChains, tolerance: float = 1e-8, tick: Tick = lambda _: None
+    chains: BackwardChains, tolerance: float = 3e-8, tick: Tick = lambda _: None
 ) -> VaryingSteps:
     """Steps of N = C⁻¹ with CᵀC = X, of the least order that loses at most ``tolerance``.
 
@@ -84,7 +84,8 @@ def causal_noise(
     h = full.weights
 
     def move(t: int, columns: Floats) -> Floats:
-        return full.decay[t][:, None] * columns - np.outer(h, full.gain[t] @ columns)
+        moved: Floats = full.decay[t][:, None] * columns - np.outer(h, full.gain[t] @ columns)
+        return moved
 
     # Backwards: R_t with R_tᵀR_t the Gramian of what states at t do to increments t..T-1.
     watched: list[Floats] = [np.zeros((0, m))] * (T + 1)
@@ -99,26 +100,13 @@ def causal_noise(
 
     # Forwards: keep, at each step, the directions of [S; z] that will still be seen.
     basis = np.zeros((m, 0))
-    rows: list[Floats] = []
     outputs: list[Floats] = []
-    sizes = np.zeros(T + 1, dtype=int)
+    moves: list[Floats] = []
     for t in range(T):
         outputs.append(-(full.gain[t] @ basis))
         candidates = np.hstack([move(t, basis), (h * full.feed[t])[:, None]])
         _, size, V = np.linalg.svd(watched[t + 1] @ candidates, full_matrices=False)
-        keep = size > tolerance * full.feed[t]
-        rows.append(V[keep])
-        basis = candidates @ V[keep].T
-        sizes[t + 1] = keep.sum()
+        moves.append(V[size > tolerance * full.feed[t]])
+        basis = candidates @ moves[-1].T
         tick(1)
-
-    k = int(sizes.max())
-    transition = np.zeros((T, k, k))
-    entry = np.zeros((T, k))
-    output = np.zeros((T, k))
-    for t in range(T):
-        before, after = sizes[t], sizes[t + 1]
-        transition[t, :after, :before] = rows[t][:, :before]
-        entry[t, :after] = rows[t][:, before]
-        output[t, :before] = outputs[t]
-    return VaryingSteps(transition, entry, output, full.feed)
+    return VaryingSteps.from_ragged(outputs, moves, full.feed)

@@ -64,8 +64,8 @@ def _resolvents(u: Floats, v: Floats) -> tuple[Floats, Floats]:
     quarter = ellipkm1(modulus)
     points = (np.arange(_POLES) + 0.5) * quarter / _POLES
     sn, cn, dn, _ = ellipj(points, 1.0 - modulus)
-    shifts = low * (sn / cn) ** 2
-    weights = 2.0 * quarter * np.sqrt(low) / (np.pi * _POLES) * dn / cn**2
+    shifts: Floats = np.asarray(low * (sn / cn) ** 2, dtype=np.float64)
+    weights: Floats = 2.0 * quarter * np.sqrt(low) / (np.pi * _POLES) * dn / cn**2
     return shifts, weights
 
 
@@ -127,7 +127,7 @@ def solve(
         old = (np.arange(len(v)) + 0.5) / len(v)
         new = (np.arange(T) + 0.5) / T
         v = np.exp(np.interp(new, old, np.log(v))) * len(v) / T
-        last = T == horizon
+        last = horizon == T
         optimum = _fixed_point(v, row_weights(T), tolerance if last else 1e-5, tick)
         v = optimum.multipliers
     assert optimum is not None

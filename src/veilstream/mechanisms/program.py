@@ -56,11 +56,11 @@ class NoiseProgram:
 
     def matrix(self, block: int) -> Float32s:
         """The float32 matrix that this block multiplies with."""
-        base = self.matrices[self.matrix_of_block[block]]
+        base: Float32s = self.matrices[self.matrix_of_block[block]]
         if self.row_scale is None:
             return base
         start, length = self.span(block)
-        scaled = base.copy()
+        scaled: Float32s = base.copy()
         scaled[:length] *= self.row_scale[start : start + length, None]
         return scaled
 
@@ -128,4 +128,5 @@ def _keep_live(full: Floats, length: int, live: slice) -> Floats:
     k = full.shape[0] - length
     columns = np.r_[np.arange(live.start, live.stop), np.arange(k, k + length)]
     rows = np.r_[np.arange(length), length + np.arange(live.start, live.stop)]
-    return full[np.ix_(rows, columns)]
+    kept: Floats = full[np.ix_(rows, columns)]
+    return kept

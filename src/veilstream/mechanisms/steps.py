@@ -85,6 +85,18 @@ class VaryingSteps:
     output: Floats  # (T, k)
     feed: Floats  # (T,)
 
+    @classmethod
+    def from_ragged(cls, outputs: list[Floats], moves: list[Floats], feed: Floats) -> VaryingSteps:
+        """Steps whose state size changes: ``moves[t]`` maps [S; z] at t to S at t+1."""
+        T, k = len(moves), max(len(move) for move in moves)
+        steps = cls(np.zeros((T, k, k)), np.zeros((T, k)), np.zeros((T, k)), feed)
+        for t, (output, move) in enumerate(zip(outputs, moves, strict=True)):
+            before, after = len(output), len(move)
+            steps.output[t, :before] = output
+            steps.transition[t, :after, :before] = move[:, :before]
+            steps.entry[t, :after] = move[:, before]
+        return steps
+
     def surviving(self, length: int) -> slice:  # noqa: D102
         return slice(0, self.entry.shape[1])
 

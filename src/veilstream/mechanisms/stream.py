@@ -72,7 +72,7 @@ class NoiseStream(Iterator[Float32s]):
         if self._ready == 0:
             self._compute_block()
         _, length = self.program.span(self._next_block - 1)
-        increment = self._increments[length - self._ready].copy()
+        increment: Float32s = self._increments[length - self._ready].copy()
         self._ready -= 1
         self._taken += 1
         return increment
@@ -93,7 +93,7 @@ class NoiseStream(Iterator[Float32s]):
             row = self._open_row(start + t)
             for first in range(0, self.dim, TILE):
                 self._tiles.fill(row, fresh[t, first : first + TILE])
-        std = np.float32(self.std)
+        std = _round_up(self.std)
         if program.is_identity:
             np.multiply(fresh, std, out=fresh)
         else:
@@ -109,3 +109,9 @@ class NoiseStream(Iterator[Float32s]):
                     advance(matrix[length:], operand, out=self._state[:, columns])
         self._next_block += 1
         self._ready = length
+
+
+def _round_up(std: float) -> np.float32:
+    """Nearest float32 that is not smaller: rounding never takes noise away."""
+    rounded = np.float32(std)
+    return rounded if float(rounded) >= std else np.nextafter(rounded, np.float32(np.inf))

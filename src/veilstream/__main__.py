@@ -1,0 +1,5 @@
+"""`python -m veilstream`."""
+
+from veilstream.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""The command `veilstream`."""
+
+from veilstream.cli.app import main
+
+__all__ = ["main"]

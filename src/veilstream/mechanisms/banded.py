@@ -1,0 +1,170 @@
+"""Banded factorizations: C, or its inverse, has few diagonals.
+
+A C with b bands makes columns b or more steps apart orthogonal, so a client who returns k times at
+least b steps apart costs exactly √k: the mechanism for repeated participation (Choquette-Choo et
+al. 2023, "(Amplified) Banded Matrix Factorization"). A banded C⁻¹ needs only the last b draws as
+its state, and its C is positive and decreasing (Kalinin et al. 2025, banded-inverse square root).
+
+Both are Toeplitz with coefficients tuned for the horizon, columns then scaled to norm one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.factorization import Factorization, normalised
+from veilstream.mechanisms.participation import Participation, as_participation
+from veilstream.mechanisms.steps import ConstantSteps
+
+__all__ = ["banded"]
+
+Floats = NDArray[np.float64]
+
+
+def banded(
+    horizon: int,
+    bands: int = 16,
+    *,
+    inverse: bool = False,
+    participation: Participation | tuple[int, int] | None = None,
+    normalise: bool | None = None,
+) -> Factorization:
+    """Best Toeplitz C with ``bands`` diagonals, or the best whose inverse has so many.
+
+    Args:
+        horizon: number of steps T = R·τ.
+        bands: number of diagonals, the main one included; for repeated participation, at most the
+            separation.
+        inverse: whether C⁻¹ rather than C is banded.
+        participation: what to tune a banded inverse for. (A banded C with bands <= separation is
+            best for all k at once.)
+        normalise: scale columns to norm one. Default: yes, except for a banded inverse that is
+            tuned for repeated participation, whose columns overlap.
+
+    """
+    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    b = min(positive_integer("bands", bands, "try 16"), T)
+    part = as_participation(participation)
+    part.check_horizon(T)
+    if normalise is None:
+        normalise = not (inverse and part.times > 1)
+    kernel = _tune_inverse(T, b, part) if inverse else _tune_banded(T, b)
+    plain = Factorization("banded", T, _moving_average(kernel) if inverse else _recursion(kernel))
+    if not inverse:
+        plain.bandwidth = b
+    return normalised(plain, "banded") if normalise else plain
+
+
+def _shift_register(size: int) -> tuple[Floats, Floats]:
+    """Transition and entry of a state that remembers the last ``size`` inputs, newest first."""
+    return np.eye(size, k=-1), np.eye(size)[0] if size else np.zeros(0)
+
+
+def _recursion(c: Floats) -> ConstantSteps:
+    """N with C = Toeplitz(c): w = (z - Σ c_i·w_{t-i}) / c_0. The state is the last increments."""
+    register, newest = _shift_register(len(c) - 1)
+    output = -c[1:] / c[0]
+    return ConstantSteps(register + np.outer(newest, output), newest / c[0], output, 1.0 / c[0])
+
+
+def _moving_average(n: Floats) -> ConstantSteps:
+    """N = Toeplitz(n). The state is the last draws."""
+    register, newest = _shift_register(len(n) - 1)
+    return ConstantSteps(register, newest, n[1:].copy(), float(n[0]))
+
+
+def _inverse_series(kernel: Floats, T: int) -> Floats:
+    """First T coefficients of 1 / kernel."""
+    from scipy.signal import lfilter
+
+    impulse = np.zeros(T)
+    impulse[0] = 1.0
+    series: Floats = lfilter([1.0], kernel, impulse)
+    return series
+
+
+def _correlate(x: Floats, y: Floats, count: int) -> Floats:
+    """Σ_t x_t·y_{t-i} for i < count."""
+    return np.array([x[i:] @ y[: len(y) - i] for i in range(count)])
+
+
+def _square_root(T: int, sign: float) -> Floats:
+    """Coefficients of (1-x)^(sign·½), starting point of both searches."""
+    j = np.arange(1, T)
+    return np.concatenate([[1.0], np.cumprod((j - 1.0 - sign * 0.5) / j)])
+
+
+def _minimise(
+    value_and_gradient: Callable[[Floats], tuple[float, Floats]], start: Floats
+) -> Floats:
+    from scipy.optimize import minimize
+
+    if len(start) == 0:
+        return start
+    found = minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B",
+        options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-9},
+    )  # fmt: skip
+    best: Floats = found.x
+    return best
+
+
+def _tune_banded(T: int, b: int) -> Floats:
+    """c_0 = 1 and the c_i that minimise ‖c‖²·mean‖b_s‖²."""
+    share = 1.0 - np.arange(T) / T  # how often coefficient t of B appears, per row
+
+    def objective(tail: Floats) -> tuple[float, Floats]:
+        from scipy.signal import lfilter
+
+        c = np.concatenate([[1.0], tail])
+        with np.errstate(over="ignore", invalid="ignore"):
+            n = _inverse_series(c, T)
+            B = np.cumsum(n)
+            column, row = c @ c, share @ B**2
+            if not np.isfinite(row) or row > 1e12:
+                return 1e6, np.zeros(len(tail))
+            # B = A/c, so dB/dc_i = -(B/c) shifted by i.
+            slope = lfilter([1.0], c, B)
+            d_row = -2.0 * _correlate(share * B, slope, b)[1:]
+        return float(np.log(column * row)), 2.0 * tail / column + d_row / row
+
+    return np.concatenate([[1.0], _minimise(objective, _square_root(b, -1.0)[1:])])
+
+
+def _tune_inverse(T: int, b: int, part: Participation) -> Floats:
+    """n_0 = 1 and the n_i that minimise sensitivity²·mean‖b_s‖²."""
+    share = 1.0 - np.arange(T) / T
+
+    def objective(tail: Floats) -> tuple[float, Floats]:
+        n = np.concatenate([[1.0], tail])
+        with np.errstate(over="ignore", invalid="ignore"):
+            c = _inverse_series(n, T)
+            total = _repeat(c, part)
+            column = total @ total
+            B = np.full(T, n.sum())
+            B[:b] = np.cumsum(n)
+            row = share @ B**2
+            if not np.isfinite(column) or column > 1e12:
+                return 1e6, np.zeros(len(tail))
+            # C = 1/n, so dC/dn_i = -C² shifted by i.
+            from scipy.signal import lfilter
+
+            slope = _repeat(lfilter([1.0], n, c), part)
+            d_column = -2.0 * _correlate(total, slope, b)[1:]
+            d_row = 2.0 * np.cumsum((share * B)[::-1])[::-1][1:b]
+        return float(np.log(column * row)), d_column / column + d_row / row
+
+    return np.concatenate([[1.0], _minimise(objective, _square_root(b, 1.0)[1:])])
+
+
+def _repeat(c: Floats, part: Participation) -> Floats:
+    """Sum of the columns of the left-most pattern."""
+    total = np.zeros_like(c)
+    for i in range(part.times):
+        at = i * part.min_separation
+        total[at:] += c[: len(c) - at]
+    return total

@@ -1,0 +1,228 @@
+"""A factorization A = B·C of the prefix sums: what it costs in noise and what it costs in error.
+
+Error and sensitivity trade against each other, so errors are stated at sensitivity one: the
+variance of a prefix sum's noise when the noise is scaled to the privacy of a unit sensitivity.
+All are squared, per coordinate.
+
+To add a mechanism, write down its steps (or its matrix C) and wrap them::
+
+    def sliding_average(horizon: int) -> Factorization:
+        C = ...                                  # any lower-triangular, invertible C
+        return from_strategy_matrix("sliding_average", C)
+
+Sensitivity, errors, noise, calibration and the conformance suite follow. docs/new-mechanism.md
+does it in twenty lines.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.mechanisms import analysis
+from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.keystream import NoiseKey, open_row
+from veilstream.mechanisms.participation import (
+    GRAM_LIMIT,
+    Participation,
+    Sensitivity,
+    as_participation,
+    gram_sensitivity,
+    heaviest_pattern,
+)
+from veilstream.mechanisms.program import NoiseProgram, compile_program
+from veilstream.mechanisms.steps import Steps, VaryingSteps
+from veilstream.mechanisms.stream import NoiseStream
+
+__all__ = ["Factorization", "from_strategy_matrix", "normalised"]
+
+Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
+
+
+class Factorization:
+    """A = B·C for one horizon, with the noise program that realises it.
+
+    Guarantees: `sensitivity` is computed in float64 from the float32 blocks of `program`, never
+    taken from a formula or a bound; so are the errors.
+    """
+
+    bandwidth: int | None = None
+    """If set, columns of C at least this far apart are orthogonal up to float32 rounding."""
+
+    def __init__(
+        self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None
+    ) -> None:
+        self.name = name
+        self.horizon = horizon
+        self.steps = steps
+        self._row_scale = row_scale
+        self._block_length: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name} factorization, horizon {self.horizon}>"
+
+    @cached_property
+    def program(self) -> NoiseProgram:
+        """How the noise is made: float32 blocks."""
+        return compile_program(self.steps, self.horizon, self._block_length, self._row_scale)
+
+    def with_block_length(self, block_length: int) -> Self:
+        """The same mechanism in blocks of another length: other memory and speed, same noise."""
+        other = copy.copy(self)
+        for cached in ("program", "_column_norms_squared", "_row_norms_squared"):
+            other.__dict__.pop(cached, None)
+        other._block_length = positive_integer("block_length", block_length, "try 16")
+        return other
+
+    # --- privacy -----------------------------------------------------------------------------
+
+    @cached_property
+    def _column_norms_squared(self) -> Floats:
+        return analysis.column_norms_squared(self.program)
+
+    def column_norms_squared(self) -> Floats:
+        """‖c_j‖² of every column of C."""
+        return self._column_norms_squared
+
+    def sensitivity(self, participation: Participation | tuple[int, int] | None = None) -> float:
+        """Largest ‖C·ΔG‖_F when the gradients of one client move by at most one each.
+
+        Multiply by 2·clip_norm for replace-one neighbours, by clip_norm for zero-out.
+        """
+        return self.sensitivity_report(participation).value
+
+    def sensitivity_report(
+        self, participation: Participation | tuple[int, int] | None = None
+    ) -> Sensitivity:
+        """`sensitivity` together with whether it is exact or a safe upper bound."""
+        part = as_participation(participation)
+        part.check_horizon(self.horizon)
+        norms = self.column_norms_squared()
+        if part.times == 1:
+            return Sensitivity(float(np.sqrt(norms.max())), True, "largest column norm")
+        if self.horizon <= GRAM_LIMIT:
+            return gram_sensitivity(self.strategy_matrix(), part)
+        if self.bandwidth is not None and part.min_separation >= self.bandwidth:
+            total, _ = heaviest_pattern(norms, part.times, part.min_separation)
+            # Rounding leaves far columns correlated by less than 1e-6 of their norms.
+            total += part.times**2 * 1e-6 * norms.max()
+            return Sensitivity(float(np.sqrt(total)), False, "orthogonal columns, rounding added")
+        bound = part.times * float(np.sqrt(norms.max()))
+        return Sensitivity(bound, False, "times x largest column norm (horizon too long for CᵀC)")
+
+    # --- error -------------------------------------------------------------------------------
+
+    @cached_property
+    def _row_norms_squared(self) -> Floats:
+        return analysis.row_norms_squared(self.program)
+
+    def row_norms_squared(self) -> Floats:
+        """‖b_s‖² of every row of B: variance of prefix sum s at noise std one."""
+        return self._row_norms_squared
+
+    def error_over_time(
+        self, participation: Participation | tuple[int, int] | None = None
+    ) -> Floats:
+        """Variance of every prefix sum at sensitivity one."""
+        return self.row_norms_squared() * self.sensitivity(participation) ** 2
+
+    def max_error(self, participation: Participation | tuple[int, int] | None = None) -> float:
+        """Largest variance of a prefix sum at sensitivity one."""
+        return float(self.error_over_time(participation).max())
+
+    def mean_error(self, participation: Participation | tuple[int, int] | None = None) -> float:
+        """Variance of a prefix sum at sensitivity one, averaged over steps."""
+        return float(self.error_over_time(participation).mean())
+
+    def round_error(
+        self, local_steps: int, participation: Participation | tuple[int, int] | None = None
+    ) -> float:
+        """Variance at sensitivity one, averaged over round ends: what the released models carry."""
+        tau = positive_integer("local_steps", local_steps, "τ, try 4")
+        if tau > self.horizon:
+            raise InputError("local_steps", tau, f"<= the horizon {self.horizon}", "T is R·τ")
+        return float(self.error_over_time(participation)[tau - 1 :: tau].mean())
+
+    # --- matrices ----------------------------------------------------------------------------
+
+    def strategy_matrix(self) -> Floats:
+        """C, dense; for horizons up to 8192."""
+        return analysis.strategy_matrix(self.program)
+
+    def decoder_matrix(self) -> Floats:
+        """B = A·C⁻¹, dense; for horizons up to 8192."""
+        return analysis.decoder_matrix(self.program)
+
+    def noising_matrix(self) -> Floats:
+        """N = C⁻¹, dense: maps fresh draws to increments; for horizons up to 8192."""
+        return analysis.noising_matrix(self.program)
+
+    # --- noise -------------------------------------------------------------------------------
+
+    def noise(self, *, std: float = 1.0, dim: int, seed: int | None = None) -> NoiseStream:
+        """Iterator over the T increments, each a float32 vector of length ``dim``.
+
+        ``std`` is V, the standard deviation of the underlying iid noise, as `calibrate` returns
+        it. With a ``seed`` the noise is reproducible and **for simulation only**: whoever knows
+        the seed can subtract it. Without one, the key comes from the operating system.
+        """
+        key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
+        return NoiseStream(
+            self.program,
+            std=positive_number("std", std, "take it from veilstream.calibrate"),
+            dim=positive_integer("dim", dim, "the number of model parameters"),
+            open_row=lambda step: open_row(key, step),
+            private=key.private,
+        )
+
+
+def normalised(factorization: Factorization, name: str) -> Factorization:
+    """The same factorization with every column of C scaled to norm one.
+
+    C·diag(1/‖c_j‖) has N = diag(‖c_j‖)·C⁻¹: one factor per increment.
+    """
+    scale = np.sqrt(factorization.column_norms_squared()).astype(np.float32)
+    result = Factorization(name, factorization.horizon, factorization.steps, row_scale=scale)
+    result.bandwidth = factorization.bandwidth
+    return result
+
+
+def from_strategy_matrix(name: str, C: Floats, *, tolerance: float = 1e-8) -> Factorization:
+    """Factorization from any square, lower-triangular, invertible C (a researcher's own).
+
+    The increments C⁻¹·ξ become a recurrence whose order is the numerical rank of the blocks of
+    C⁻¹ below the diagonal: few states for structured matrices, many for arbitrary ones.
+    """
+    from scipy.linalg import solve_triangular
+
+    C = np.asarray(C, dtype=np.float64)
+    if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
+        raise InputError("C", f"array of shape {C.shape}", "a square matrix", "one row a step")
+    T = len(C)
+    analysis.check_dense(T)
+    if not np.isfinite(C).all() or np.triu(C, 1).any() or not C.diagonal().all():
+        raise InputError(
+            "C",
+            f"array of shape {C.shape}",
+            "finite, lower triangular, nonzero on the diagonal",
+            "any C can be made so: take the lower-triangular root of CᵀC",
+        )
+    N = solve_triangular(C, np.eye(T), lower=True)
+    # S holds uncorrelated combinations of past draws; what later increments do with them is O.
+    later = np.zeros((T, 0))
+    outputs: list[Floats] = []
+    moves: list[Floats] = []
+    for t in range(T):
+        outputs.append(later[0])
+        candidates = np.column_stack([later[1:], N[t + 1 :, t]])
+        left, size, V = np.linalg.svd(candidates, full_matrices=False)
+        keep = size > tolerance * abs(N[t, t])
+        later = left[:, keep] * size[keep]
+        moves.append(V[keep])
+    return Factorization(name, T, VaryingSteps.from_ragged(outputs, moves, N.diagonal().copy()))

@@ -1,0 +1,115 @@
+"""MF (ii): the best factorization there is (eq-ABC), certified and cached."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError, UnknownName
+from veilstream.mechanisms import solution_cache
+from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.markov import causal_noise
+from veilstream.mechanisms.optimal_solver import RowWeights, chains_of, solve
+from veilstream.mechanisms.steps import VaryingSteps
+from veilstream.progress import progress
+
+__all__ = ["OBJECTIVES", "OptimalFactorization", "optimal"]
+
+Floats = NDArray[np.float64]
+
+OBJECTIVES = ("mean", "max", "rounds")
+
+
+class OptimalFactorization(Factorization):
+    """A factorization that knows how far from the best possible one it can be."""
+
+    objective: str
+    row_weights: Floats
+    lower_bound: float
+    """No factorization of this horizon has a smaller (weighted) error."""
+
+    def objective_value(self) -> float:
+        """The error that was minimised, of the program that runs."""
+        rows = self.row_norms_squared()
+        error = (
+            rows.max() if self.objective == "max" else np.average(rows, weights=self.row_weights)
+        )
+        return float(error) * self.sensitivity() ** 2
+
+    @property
+    def duality_gap(self) -> float:
+        """(value - lower bound) / lower bound, of the float32 program that really runs."""
+        return self.objective_value() / self.lower_bound - 1.0
+
+
+def optimal(
+    horizon: int,
+    objective: str = "mean",
+    *,
+    local_steps: int = 1,
+    interior_weight: float = 0.1,
+    cache: bool = True,
+) -> OptimalFactorization:
+    """Least error over all C with unit columns, with a duality certificate.
+
+    Args:
+        horizon: number of steps T = R·τ.
+        objective: "mean" (‖B‖_F², the paper's), "max" (the worst prefix sum), or "rounds" (prefix
+            sums at round ends, which alone reach the released model).
+        local_steps: τ, for "rounds".
+        interior_weight: for "rounds", what an error inside a round counts beside one at its end.
+            At 0 the best C is singular: the error at round ends reaches that of horizon R, while
+            the noise inside a round, which the local model feels, grows without bound. 0.1 is a
+            middle way; 1 is "mean".
+        cache: keep the solution in the user's cache directory.
+
+    """
+    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    if objective not in OBJECTIVES:
+        raise UnknownName("objective", str(objective), OBJECTIVES)
+    tau = positive_integer("local_steps", local_steps, "τ, try 4")
+    inside = positive_number("interior_weight", interior_weight, "try 0.1")
+    if inside > 1:
+        raise InputError("interior_weight", interior_weight, "in (0, 1]", "try 0.1")
+    if T % tau:
+        raise InputError("local_steps", tau, f"a divisor of the horizon {T}", "T is R·τ")
+    if objective != "rounds":
+        tau, inside = 1, 1.0
+
+    recipe = {"mechanism": "optimal", "version": 1, "horizon": T, "objective": objective,
+              "local_steps": tau, "interior_weight": inside}  # fmt: skip
+    shapes = {
+        "transition": 3,
+        "entry": 2,
+        "output": 2,
+        "feed": 1,
+        "row_weights": 1,
+        "lower_bound": 0,
+    }
+
+    def solution() -> dict[str, Floats]:
+        with progress(f"optimal({T}): solving", total=None) as tick:
+            found = solve(T, lambda t: _row_weights(objective, t, tau, inside), tick=tick)
+            steps = causal_noise(chains_of(found.row_weights, found.multipliers), tick=tick)
+        return {
+            "transition": steps.transition, "entry": steps.entry, "output": steps.output,
+            "feed": steps.feed, "row_weights": found.row_weights,
+            "lower_bound": np.array(found.lower_bound),
+        }  # fmt: skip
+
+    arrays = solution_cache.load_or_solve(recipe, shapes, solution, use=cache)
+    steps = VaryingSteps(arrays["transition"], arrays["entry"], arrays["output"], arrays["feed"])
+    result = OptimalFactorization("optimal", T, steps)
+    result.objective = objective
+    result.row_weights = arrays["row_weights"]
+    result.lower_bound = float(arrays["lower_bound"])
+    return result
+
+
+def _row_weights(objective: str, T: int, tau: int, inside: float) -> RowWeights:
+    if objective == "max":
+        return lambda v: np.ascontiguousarray(v[::-1]) * (len(v) / v.sum())
+    fixed = np.full(T, inside)
+    fixed[tau - 1 :: tau] = 1.0
+    return lambda _: fixed

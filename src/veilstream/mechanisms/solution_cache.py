@@ -1,0 +1,116 @@
+"""Solutions that took a while, kept on disk: one file per recipe in the user's cache directory.
+
+A file is written whole under another name and then moved into place, so readers never see half
+of one and concurrent writers of the same recipe do no harm. On load its digest, recipe and shapes
+are checked; a file that fails is rebuilt with a notice. Nothing here carries the privacy: whatever
+a file says, sensitivity is computed from the program that it leads to.
+
+`VEILSTREAM_CACHE` names another directory. Deleting the directory is always safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CacheNotice", "cache_directory", "load_or_solve"]
+
+Floats = NDArray[np.float64]
+Recipe = Mapping[str, object]
+
+_DIGEST_BYTES = 32
+
+
+class CacheNotice(UserWarning):
+    """The cache could not be used as it was; the result is right all the same."""
+
+
+def cache_directory() -> Path:
+    """Where solutions are kept."""
+    if named := os.environ.get("VEILSTREAM_CACHE"):
+        return Path(named)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "veilstream"
+    if sys.platform == "win32":
+        return (
+            Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "veilstream"
+        )
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veilstream"
+
+
+def load_or_solve(
+    recipe: Recipe,
+    dimensions: Mapping[str, int],
+    solve: Callable[[], dict[str, Floats]],
+    *,
+    use: bool = True,
+) -> dict[str, Floats]:
+    """The arrays of this recipe, from disk or freshly solved and then stored."""
+    if not use:
+        return solve()
+    name = json.dumps(recipe, sort_keys=True)
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    path = cache_directory() / f"{recipe['mechanism']}-{recipe['horizon']}-{digest}.npz"
+    if path.exists():
+        try:
+            return _read(path, name, dimensions)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            warnings.warn(
+                f"cache file {path} is damaged ({error}); rebuilding it", CacheNotice, stacklevel=3
+            )
+    arrays = solve()
+    try:
+        _write(path, name, arrays)
+    except OSError as error:
+        warnings.warn(
+            f"could not write cache file {path} ({error}); going on without it",
+            CacheNotice,
+            stacklevel=3,
+        )
+    return arrays
+
+
+def _read(path: Path, name: str, dimensions: Mapping[str, int]) -> dict[str, Floats]:
+    content = path.read_bytes()
+    digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if hashlib.sha256(payload).digest() != digest:
+        raise ValueError("digest does not match")
+    with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
+        if str(stored["recipe"]) != name:
+            raise ValueError("made for another recipe")
+        arrays = {key: np.asarray(stored[key], dtype=np.float64) for key in dimensions}
+    for key, dimension in dimensions.items():
+        if arrays[key].ndim != dimension or not np.isfinite(arrays[key]).all():
+            raise ValueError(f"{key} is malformed")
+    return arrays
+
+
+def _write(path: Path, name: str, arrays: Mapping[str, Floats]) -> None:
+    buffer = io.BytesIO()
+    contents = {"recipe": np.array(name), **arrays}
+    np.savez(buffer, **contents)  # type: ignore[arg-type]
+    payload = buffer.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(payload).digest() + payload)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(partial).unlink()
+        raise

@@ -1,0 +1,57 @@
+"""Clipping, exact and total: what the paper assumes (asm-Bg), enforced for every gradient."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.mechanisms.checks import positive_number
+
+__all__ = ["Clipped", "clip"]
+
+Clipped = NewType("Clipped", NDArray[np.floating])
+"""Gradients whose norm is at most the clip norm. Made by `clip` alone."""
+
+
+def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
+    """Scale each vector along the last axis to norm at most ``clip_norm``.
+
+    Guarantees, for every input of float32 or float64, whatever its shape and values:
+
+    - the exact norm of each result (in real arithmetic, not as some routine sums it) is at most
+      ``clip_norm``; to that end a vector within rounding of the bound is scaled just below it;
+    - a vector with an entry that is not finite becomes zero, so one client cannot poison a sum;
+    - a finite vector keeps its direction, however large or small; one that is safely inside the
+      bound is returned unchanged, bit for bit.
+    """
+    bound = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
+    raw = np.asarray(gradients)
+    if raw.dtype not in (np.float32, np.float64):
+        raise InputError("gradients", f"dtype {raw.dtype}", "float32 or float64", "cast them")
+    if raw.ndim == 0:
+        raise InputError("gradients", "a scalar", "vectors along the last axis", "reshape it")
+    finite = np.isfinite(raw).all(axis=-1, keepdims=True)
+    x = np.where(finite, raw, 0.0).astype(np.float64)
+    largest = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
+    # Powers of two change no digits; the sum of squares can then neither overflow nor vanish.
+    _, exponent = np.frexp(largest)
+    unit = np.ldexp(x, -exponent)
+    # Pairwise sums err by less than 64 ulp below 2^40 entries, the result's rounding by half an
+    # ulp of its own type (or of the smallest subnormal, an entry at a time).
+    slack = 64 * np.finfo(np.float64).eps + np.finfo(raw.dtype).eps
+    with np.errstate(over="ignore"):
+        norm = np.ldexp(np.sqrt((unit * unit).sum(axis=-1, keepdims=True)), exponent)
+    inside = norm * (1.0 + slack) <= bound
+    safe_norm = np.where(inside, 1.0, np.sqrt((unit * unit).sum(axis=-1, keepdims=True)))
+    scaled = _towards_zero(unit * (bound * (1.0 - 2.0 * slack) / safe_norm), raw.dtype)
+    return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
+
+
+def _towards_zero(x: NDArray[np.float64], dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
+    """Round to ``dtype`` without growing, so that subnormal results stay inside as well."""
+    rounded = x.astype(dtype)
+    grown = np.abs(rounded.astype(np.float64)) > np.abs(x)
+    return np.where(grown, np.nextafter(rounded, dtype.type(0)), rounded)

@@ -1,0 +1,165 @@
+"""What you ask for and what you get: values only, no computation of noise."""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from veilstream.errors import InputError, UnknownName
+from veilstream.mechanisms.checks import positive_number
+from veilstream.mechanisms.participation import Participation
+from veilstream.privacy.gaussian import GaussianCurve
+
+__all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
+
+
+class Neighbours(enum.Enum):
+    """Which two data sets must look alike."""
+
+    REPLACE_ONE = "replace-one"
+    """One client's record becomes any other: its gradient moves by up to 2·clip_norm."""
+    ZERO_OUT = "zero-out"
+    """One client's gradient becomes zero: it moves by up to clip_norm."""
+
+    @property
+    def reach(self) -> int:
+        """How far a clipped gradient can move, in clip norms."""
+        return 2 if self is Neighbours.REPLACE_ONE else 1
+
+    @classmethod
+    def of(cls, value: Neighbours | str) -> Neighbours:
+        """From itself or its name."""
+        if isinstance(value, cls):
+            return value
+        names = [member.value for member in cls]
+        if value not in names:
+            raise UnknownName("neighbours", str(value), names)
+        return cls(value)
+
+
+class Accounting(enum.Enum):
+    """How noise follows from a budget."""
+
+    EXACT = "exact"
+    """The Gaussian mechanism's own curve: the least noise that keeps the promise."""
+    ZCDP = "zcdp"
+    """The paper's formula, for reproduction: valid, and more noise than needed."""
+
+    @classmethod
+    def of(cls, value: Accounting | str) -> Accounting:
+        """From itself or its name."""
+        if isinstance(value, cls):
+            return value
+        names = [member.value for member in cls]
+        if value not in names:
+            raise UnknownName("accounting", str(value), names)
+        return cls(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The promise asked for: (ε, δ)-local differential privacy for every client."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        positive_number("privacy.epsilon", self.epsilon, "lower means more private; try 1")
+        delta = self.delta
+        if (
+            isinstance(delta, bool)
+            or not isinstance(delta, numbers.Real)
+            or not 0.0 < float(delta) < 1.0
+        ):
+            raise InputError("privacy.delta", delta, "in (0, 1)", "well below 1/clients; try 1e-6")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """The promise given.
+
+    Guarantees: every client's record has (``epsilon``, ``delta``)-local differential privacy, in
+    the sense of ``neighbours`` and ``participation``, for all that a learner sends in ``horizon``
+    steps, against the server and whoever reads the wire, even if they choose each next model
+    after seeing all before (adaptive continual release). By: one Gaussian mechanism C·G + ξ
+    (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing. It presumes that
+    every gradient is clipped to ``clip_norm`` and that nobody but the learner knows its noise.
+    """
+
+    epsilon: float
+    delta: float
+    mechanism: str
+    horizon: int
+    clip_norm: float
+    neighbours: Neighbours
+    participation: Participation
+    accounting: Accounting
+    noise_std: float
+    """V: standard deviation of the iid noise that the mechanism correlates."""
+    sensitivity: float
+    """Δ = reach · clip_norm · sensitivity of C."""
+    sensitivity_exact: bool
+    """False where Δ is a safe upper bound: the promise holds with room to spare."""
+
+    unit = "one client's record"
+    adversary = "the server and anyone who reads the messages, choosing models adaptively"
+
+    @property
+    def curve(self) -> GaussianCurve:
+        """The exact curve of this noise: every (ε, δ(ε)) at once."""
+        return GaussianCurve(self.sensitivity / self.noise_std)
+
+    def epsilon_at(self, delta: float) -> float:
+        """The ε that this noise really gives at another δ."""
+        Budget(1.0, delta)
+        return self.curve.epsilon(delta)
+
+    def delta_at(self, epsilon: float) -> float:
+        """The δ that this noise really gives at another ε."""
+        positive_number("privacy.epsilon", epsilon, "lower means more private; try 1")
+        return self.curve.delta(epsilon)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a careful reader should know about this promise."""
+        remarks = []
+        if self.delta * self.horizon > 0.1:
+            remarks.append(
+                f"delta = {self.delta:g} is weak for {self.horizon} clients a learner: a mechanism "
+                f"that exposes one record in {round(1 / self.delta)} would meet it; "
+                f"{0.01 / self.horizon:.0e} is safe"
+            )
+        if self.accounting is Accounting.ZCDP:
+            remarks.append(
+                f"the paper's accounting is loose: this noise really gives "
+                f"epsilon = {self.epsilon_at(self.delta):.3f} at delta = {self.delta:g}"
+            )
+        if not self.sensitivity_exact:
+            remarks.append("the sensitivity is a safe upper bound, not the exact value")
+        return tuple(remarks)
+
+    def __str__(self) -> str:
+        return (
+            f"({self.epsilon:g}, {self.delta:g})-local differential privacy for {self.unit}, "
+            f"{self.neighbours.value} neighbours, taking part {self.participation}, over "
+            f"{self.horizon} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
+            f"norm {self.clip_norm:g} ({self.accounting.value} accounting)"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain = asdict(self)
+        plain["neighbours"] = self.neighbours.value
+        plain["accounting"] = self.accounting.value
+        plain |= {
+            "unit": self.unit,
+            "adversary": self.adversary,
+            "mu": self.curve.mu,
+            "epsilon_exact": self.epsilon_at(self.delta),
+            "remarks": list(self.remarks),
+        }
+        assert math.isfinite(plain["epsilon_exact"])
+        return plain

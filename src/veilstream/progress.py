@@ -1,0 +1,46 @@
+"""A progress bar on standard error, shown only when work takes longer than two seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["SHOW_AFTER_S", "progress"]
+
+SHOW_AFTER_S = 2.0
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields ``tick(n)``: n more units are done. With no total, the bar shows activity and time.
+
+    Nothing is printed, and nothing imported, before two seconds have passed or when standard
+    error is not a terminal.
+    """
+    began = time.monotonic()
+    done = 0
+    bar = None
+
+    def tick(amount: int) -> None:
+        nonlocal done, bar
+        done += amount
+        if bar is None and sys.stderr.isatty() and time.monotonic() - began > SHOW_AFTER_S:
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+            bar = Progress(
+                SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            bar.start()
+            bar.add_task(what, total=total)
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield tick
+    finally:
+        if bar is not None:
+            bar.stop()
