@@ -26,6 +26,9 @@ class OptimalFactorization(Factorization):
 
     objective: str
     row_weights: Floats
+    """u: how much the error of each prefix sum counts."""
+    multipliers: Floats
+    """v: the certificate. (tr (V^½ AᵀUA V^½)^½)² / (Σu·Σv) is the lower bound, for any v > 0."""
     lower_bound: float
     """No factorization of this horizon has a smaller (weighted) error."""
 
@@ -85,6 +88,7 @@ def optimal(
         "output": 2,
         "feed": 1,
         "row_weights": 1,
+        "multipliers": 1,
         "lower_bound": 0,
     }
 
@@ -94,7 +98,7 @@ def optimal(
             steps = causal_noise(chains_of(found.row_weights, found.multipliers), tick=tick)
         return {
             "transition": steps.transition, "entry": steps.entry, "output": steps.output,
-            "feed": steps.feed, "row_weights": found.row_weights,
+            "feed": steps.feed, "row_weights": found.row_weights, "multipliers": found.multipliers,
             "lower_bound": np.array(found.lower_bound),
         }  # fmt: skip
 
@@ -103,6 +107,7 @@ def optimal(
     result = OptimalFactorization("optimal", T, steps)
     result.objective = objective
     result.row_weights = arrays["row_weights"]
+    result.multipliers = arrays["multipliers"]
     result.lower_bound = float(arrays["lower_bound"])
     return result
 

@@ -65,12 +65,6 @@ class NoiseProgram:
         return scaled
 
     @cached_property
-    def flops_per_coordinate_step(self) -> float:
-        """Multiply-adds per coordinate and step, averaged over a full block."""
-        size = self.state_size + self.block_length
-        return size * size / self.block_length
-
-    @cached_property
     def is_identity(self) -> bool:
         """Whether increments are the fresh normals themselves."""
         return (

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms import MECHANISMS, ONCE, Factorization, Participation, build
 from veilstream.mechanisms.checks import positive_integer
-from veilstream.mechanisms.keystream import NoiseKey, open_row
-from veilstream.mechanisms.normals import TILE, NormalTiles
+from veilstream.mechanisms.normals import TILE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 
 __all__ = ["LONG_HORIZON", "Comparison", "Row", "Setting", "compare"]
@@ -117,13 +116,12 @@ def compare(
             names = tuple(name for name in names if name not in left_out)
     if not names:
         raise InputError("mechanism", names, "at least one name", "try optimal")
-    speed = _Speed.measure()
-    baseline = _measure(build("independent", setting.horizon), setting, speed, None)
+    baseline = _measure(build("independent", setting.horizon), setting, None)
     rows = []
     for name in names:
         tick(name)
         factorization = build(name, setting.horizon, **(options or {}))
-        rows.append(_measure(factorization, setting, speed, baseline))
+        rows.append(_measure(factorization, setting, baseline))
     best = min(row.error_round_ends for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
     good = [row for row in rows if row.error_round_ends <= _CLOSE * best]
@@ -150,40 +148,19 @@ def _reason(chosen: Row, best: float, rows: Sequence[Row]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Speed:
-    """This machine, measured for some 20 ms: good for comparing, not for benchmarking."""
-
-    seconds_per_normal: float
-    seconds_per_multiply_add: float
-
-    @classmethod
-    def measure(cls) -> _Speed:
-        tiles, row = NormalTiles(), open_row(NoiseKey.from_seed(0), 0)
-        out = np.empty(TILE, np.float32)
-        left, right = np.ones((24, 24), np.float32), np.ones((24, 2048), np.float32)
-        product = np.empty((24, 2048), np.float32)
-        normal = _fastest(lambda: tiles.fill(row, out)) / TILE
-        return cls(normal, _fastest(lambda: np.matmul(left, right, out=product)) / (24 * 24 * 2048))
-
-    def per_step(self, factorization: Factorization, dim: int) -> float:
-        program = factorization.program
-        work = 0.0 if program.is_identity else program.flops_per_coordinate_step
-        return dim * (self.seconds_per_normal + work * self.seconds_per_multiply_add)
-
-
-def _fastest(action: Callable[[], object], repeats: int = 15) -> float:
+def _seconds_per_step(factorization: Factorization, dim: int) -> float:
+    """A few blocks, timed on this machine: good for comparing, not for benchmarking."""
+    timed = min(dim, 2 * TILE)
+    stream = factorization.noise(dim=timed, seed=0)
     best = math.inf
-    for _ in range(repeats):
+    for _ in range(min(3, factorization.program.blocks)):
         began = time.perf_counter()
-        action()
-        best = min(best, time.perf_counter() - began)
-    return best
+        steps = len(stream.next_block())
+        best = min(best, (time.perf_counter() - began) / steps)
+    return best * dim / timed
 
 
-def _measure(
-    factorization: Factorization, setting: Setting, speed: _Speed, baseline: Row | None
-) -> Row:
+def _measure(factorization: Factorization, setting: Setting, baseline: Row | None) -> Row:
     std, guarantee = calibrate(
         setting.budget,
         factorization,
@@ -209,6 +186,6 @@ def _measure(
         / (baseline.error_round_ends if baseline else at_round_ends),
         state_vectors=program.state_size,
         state_bytes=4 * program.state_size * setting.dim,
-        seconds_per_step=speed.per_step(factorization, setting.dim),
+        seconds_per_step=_seconds_per_step(factorization, setting.dim),
         error_over_time=np.sqrt(variance),
     )

@@ -1,0 +1,35 @@
+"""Every mechanism in every variant, as functions of the horizon: what conformance tests run over."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import veilstream.mechanisms as m
+
+VARIANTS = {
+    "independent": m.independent,
+    "tree": m.tree,
+    "tree_online": m.tree_online,
+    "tree_full": m.tree_full,
+    "optimal": m.optimal,
+    "optimal-max": partial(m.optimal, objective="max"),
+    "optimal-rounds": lambda T: m.optimal(
+        T, objective="rounds", local_steps=next(t for t in (4, 3, 2, 1) if T % t == 0)
+    ),
+    "toeplitz": m.toeplitz,
+    "toeplitz_normalised": m.toeplitz_normalised,
+    "buffered": m.buffered,
+    "buffered-plain-2": partial(m.buffered, buffers=2, normalise=False),
+    "banded": partial(m.banded, bands=6),
+    "banded-plain": partial(m.banded, bands=4, normalise=False),
+    "banded-inverse": partial(m.banded, bands=6, inverse=True),
+}
+
+assert {name.split("-")[0] for name in VARIANTS} == set(m.MECHANISMS)
+
+
+def prefix_sums(T: int) -> np.ndarray:
+    """A, the workload."""
+    return np.tril(np.ones((T, T)))

@@ -1,0 +1,100 @@
+"""A mechanism of one's own: from a matrix, and through the registry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import veilstream as vs
+import veilstream.mechanisms as m
+from tests.catalogue import VARIANTS
+from tests.conformance.test_factorizations import check_matrices, check_noise
+from veilstream.errors import InputError, UnknownName
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_factorization_from_a_matrix_is_the_same_mechanism(name):
+    f = VARIANTS[name](45)
+    C = f.strategy_matrix()
+    if C.shape[0] != C.shape[1]:
+        pytest.skip("not square")
+    g = m.from_strategy_matrix("copy", C)
+    check_matrices(g)
+    check_noise(g)
+    assert g.sensitivity() == pytest.approx(f.sensitivity(), rel=1e-6)
+    assert g.mean_error() == pytest.approx(f.mean_error(), rel=1e-6)
+
+
+def test_arbitrary_matrix_needs_many_states_and_works():
+    rng = np.random.default_rng(1)
+    C = np.tril(rng.standard_normal((24, 24)) * 0.2) + np.eye(24)
+    f = m.from_strategy_matrix("random", C)
+    np.testing.assert_allclose(f.strategy_matrix(), C, atol=1e-5)
+    check_noise(f)
+    std, guarantee = vs.calibrate(vs.Budget(1.0, 1e-6), f, clip_norm=1.0)
+    assert guarantee.mechanism == "random"
+    assert std > 0
+
+
+@pytest.mark.parametrize(
+    "C",
+    [
+        np.ones((2, 3)),
+        np.ones((2, 2)),
+        np.array([[1.0, 0.0], [1.0, 0.0]]),
+        np.array([[np.nan, 0.0], [1.0, 1.0]]),
+        np.zeros((0, 0)),
+    ],
+)
+def test_unsuitable_matrices_are_refused(C):
+    with pytest.raises(InputError, match="C = "):
+        m.from_strategy_matrix("bad", C)
+
+
+def test_unknown_mechanism_suggests_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean 'toeplitz'") as refusal:
+        m.build("toplitz", 8)
+    assert "independent" in str(refusal.value)
+
+
+def test_dense_matrices_are_refused_for_long_horizons():
+    f = m.tree(10_000)
+    assert f.sensitivity() ** 2 == pytest.approx(14)
+    for matrix in (f.strategy_matrix, f.decoder_matrix, f.noising_matrix):
+        with pytest.raises(InputError, match="<= 8192"):
+            matrix()
+
+
+@pytest.mark.parametrize("bad", [{"std": 0}, {"std": float("nan")}, {"dim": 0}, {"dim": 2.5}])
+def test_bad_noise_arguments_are_refused(bad):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        m.tree(4).noise(**({"dim": 3} | bad))
+
+
+def test_block_length_must_be_positive():
+    with pytest.raises(InputError, match="block_length"):
+        m.tree(4).with_block_length(0).noise(dim=1)
+
+
+def test_std_is_rounded_up_never_down():
+    from veilstream.mechanisms.stream import _round_up
+
+    for std in (0.1, 1 / 3, 1.0, 2.89048, 1e-30, 3.4e5):
+        assert float(_round_up(std)) >= std
+        assert float(_round_up(std)) <= std * (1 + 2e-7)
+
+
+def test_memory_is_state_plus_block_plus_three_vectors():
+    import tracemalloc
+
+    dim = 61_482
+    for name in ("buffered", "tree", "optimal"):
+        f = m.build(name, 200)
+        program = f.program
+        tracemalloc.start()
+        stream = f.noise(dim=dim)
+        for _ in range(2 * program.block_length):
+            stream.step()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak <= 4 * dim * (program.state_size + program.block_length + 3), name
