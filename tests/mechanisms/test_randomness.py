@@ -51,7 +51,9 @@ def test_keystream_matches_the_published_vectors_of_the_cipher():
         "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     )
     counter = bytes(range(0xF0, 0x100))
-    assert Cipher(algorithms.AES256(secret), modes.CTR(counter)).encryptor().update(text) == expected
+    assert (
+        Cipher(algorithms.AES256(secret), modes.CTR(counter)).encryptor().update(text) == expected
+    )
     # Our rows start at (step, block 0): the same step as the vector's high half, shifted back.
     step = int.from_bytes(counter[:8], "big")
     blocks = int.from_bytes(counter[8:], "big")

@@ -39,14 +39,14 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     # Powers of two change no digits; the sum of squares can then neither overflow nor vanish.
     _, exponent = np.frexp(largest)
     unit = np.ldexp(x, -exponent)
-    # Pairwise sums err by less than 64 ulp below 2^40 entries, the result's rounding by half an
-    # ulp of its own type (or of the smallest subnormal, an entry at a time).
+    root = np.sqrt((unit * unit).sum(axis=-1, keepdims=True))
+    # Pairwise sums err by less than 64 ulp below 2^40 entries, the result's rounding by one ulp
+    # of its own type.
     slack = 64 * np.finfo(np.float64).eps + np.finfo(raw.dtype).eps
     with np.errstate(over="ignore"):
-        norm = np.ldexp(np.sqrt((unit * unit).sum(axis=-1, keepdims=True)), exponent)
-    inside = norm * (1.0 + slack) <= bound
-    safe_norm = np.where(inside, 1.0, np.sqrt((unit * unit).sum(axis=-1, keepdims=True)))
-    scaled = _towards_zero(unit * (bound * (1.0 - 2.0 * slack) / safe_norm), raw.dtype)
+        inside = np.ldexp(root, exponent) * (1.0 + slack) <= bound
+    factor = bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root)
+    scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
 
 

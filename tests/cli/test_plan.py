@@ -1,0 +1,155 @@
+"""`veilstream plan` and `demo`, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from veilstream.mechanisms import MECHANISMS
+
+SMALL = ["--epsilon", "2", "--delta", "1e-3", "--rounds", "25", "--local-steps", "4",
+         "--clip-norm", "1", "--learners", "20", "--dim", "100"]  # fmt: skip
+
+
+def veilstream(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "veilstream", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def plan(*extra: str) -> dict:
+    done = veilstream("plan", *SMALL, "--json", *extra)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plan_compares_all_mechanisms_recommended_first():
+    result = plan()
+    rows = result["mechanisms"]
+    assert {row["mechanism"] for row in rows} == set(MECHANISMS)
+    assert rows[0]["mechanism"] == result["recommended"]
+    best = min(row["error_round_ends"] for row in rows)
+    assert rows[0]["error_round_ends"] <= 1.02 * best
+    assert result["reason"]
+    assert result["setting"]["horizon"] == 100
+
+
+def test_plan_figures_follow_from_their_definitions():
+    import veilstream as vs
+
+    (row,) = plan("--mechanism", "toeplitz")["mechanisms"]
+    f = vs.mechanisms.toeplitz(100)
+    std, _ = vs.calibrate(vs.Budget(2.0, 1e-3), f, 1.0)
+    assert row["noise_std"] == pytest.approx(std, rel=1e-12)
+    assert row["sensitivity"] == pytest.approx(f.sensitivity(), rel=1e-12)
+    model_noise = std * (f.row_norms_squared()[3::4].mean() / 20) ** 0.5
+    assert row["error_round_ends"] == pytest.approx(model_noise, rel=1e-9)
+    independent = std / f.sensitivity() * (sum(range(4, 101, 4)) / 25 / 20) ** 0.5
+    assert row["relative_to_independent"] == pytest.approx(model_noise / independent, rel=1e-6)
+    assert row["state_bytes"] == 400 * row["state_vectors"]
+    assert row["seconds_per_step"] > 0
+    assert row["guarantee"]["epsilon"] == 2.0
+
+
+def test_table_prints_the_guarantee_first_and_every_mechanism():
+    done = veilstream("plan", *SMALL)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Guarantee  (2, 0.001)-local differential privacy")
+    for name in MECHANISMS:
+        assert name in done.stdout
+    assert "Recommended" in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_accounting_neighbours_and_participation_change_the_noise():
+    def std(*extra):
+        return plan("--mechanism", "banded", *extra)["mechanisms"][0]["noise_std"]
+
+    base = std()
+    assert std("--accounting", "zcdp") == pytest.approx(base / 0.7283, rel=1e-3)
+    assert std("--neighbours", "zero-out") == pytest.approx(base / 2)
+    assert std("--participations", "4", "--separation", "20") == pytest.approx(2 * base, rel=1e-5)
+
+
+def test_rounds_objective_lowers_the_error_at_round_ends():
+    mean = plan("--mechanism", "optimal")["mechanisms"][0]
+    rounds = plan("--mechanism", "optimal", "--objective", "rounds")["mechanisms"][0]
+    assert rounds["error_round_ends"] < mean["error_round_ends"]
+    assert rounds["error_mean"] > mean["error_mean"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_figure_is_drawn(ending, tmp_path):
+    target = tmp_path / "deep" / f"error.{ending}"
+    done = veilstream("plan", *SMALL, "--figure", str(target))
+    assert done.returncode == 0, done.stderr
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert target.read_bytes().startswith(magic)
+    assert str(target) in done.stdout
+
+
+def test_demo_prints_and_draws(tmp_path):
+    done = veilstream("demo", "--rounds", "20", "--out", str(tmp_path / "demo"), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert len(result["mechanisms"]) == 9
+    assert (tmp_path / "demo" / "error-over-time.png").stat().st_size > 10_000
+    assert result["figure"].endswith("error-over-time.png")
+
+
+def test_long_horizons_leave_out_what_would_take_long():
+    done = veilstream("plan", "--epsilon", "1", "--delta", "1e-7", "--rounds", "30000", "--json")
+    result = json.loads(done.stdout)
+    assert result["left_out"] == ["optimal", "tree_full"]
+    assert len(result["mechanisms"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon", "-1"], "privacy.epsilon = -1.0: expected a finite number > 0"),
+        (["--epsilon", "nan"], "privacy.epsilon = nan"),
+        (["--delta", "0"], "privacy.delta = 0.0: expected in (0, 1)"),
+        (["--rounds", "0"], "rounds = 0: expected an integer >= 1"),
+        (["--clip-norm", "inf"], "clip_norm = inf"),
+        (["--mechanism", "toplitz"], "did you mean 'toeplitz'?"),
+        (["--accounting", "renyi"], "accounting = 'renyi'"),
+        (["--participations", "9", "--separation", "50"], "participation = (9, 50)"),
+        (["--figure", "picture.gif"], "a name ending in .png, .svg or .pdf"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):
+    done = veilstream("plan", *SMALL, *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_misplaced_objective_and_unknown_option_exit_2():
+    assert veilstream("plan", *SMALL, "--objective", "max").returncode == 2
+    assert veilstream("plan", *SMALL, "--colour").returncode == 2
+
+
+def test_help_teaches():
+    done = veilstream("plan", "--help")
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert "toeplitz_normalised" in done.stdout.replace("\n", "")
+    top = veilstream("--help").stdout
+    assert "Exit codes" in top
+    assert "demo" in top
+
+
+def test_version():
+    import veilstream as vs
+
+    assert veilstream("--version").stdout.strip() == f"veilstream {vs.__version__}"

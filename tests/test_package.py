@@ -1,0 +1,107 @@
+"""The package as a stranger meets it: names, import cost, errors, README."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import veilstream as vs
+from veilstream import errors
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_public_names_are_pinned():
+    assert sorted(vs.__all__) == [
+        "Budget", "Factorization", "Guarantee", "Participation", "VeilstreamError", "__version__",
+        "calibrate", "clip", "errors", "mechanisms", "privacy", "privacy_of",
+    ]  # fmt: skip
+    assert list(vs.mechanisms.MECHANISMS) == [
+        "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",
+        "toeplitz_normalised", "buffered", "banded",
+    ]  # fmt: skip
+    for module in (vs, vs.mechanisms, vs.privacy, vs.errors):
+        for name in module.__all__:
+            assert hasattr(module, name), name
+
+
+def test_import_is_light():
+    """Heavy packages stay out of the core; the CPU time itself is printed by benchmarks/."""
+    heavy = ("jax", "flwr", "nvflare", "matplotlib", "scipy.linalg", "scipy.optimize", "rich",
+             "typer", "pydantic")  # fmt: skip
+    code = f"import sys, veilstream; print([m for m in {heavy!r} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_names_of_the_design_work_as_written():
+    f = vs.mechanisms.toeplitz(64)
+    assert f.sensitivity() > 1
+    assert f.max_error() > f.mean_error()
+    assert f.decoder_matrix().shape == f.strategy_matrix().shape == (64, 64)
+    assert sum(1 for _ in f.noise(std=1.0, dim=100, seed=7)) == 64
+    std, guarantee = vs.calibrate(vs.Budget(2.0, 1e-3), f, clip_norm=1.0, accounting="exact")
+    assert guarantee.noise_std == std
+
+
+def documented_python(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/new-mechanism.md"])
+def test_documented_code_runs(page, tmp_path, monkeypatch):
+    blocks = documented_python(ROOT / page)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), namespace)
+
+
+def test_changelog_and_version_agree():
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == vs.__version__
+
+
+ALL_ERRORS = [
+    errors.InputError("privacy.epsilon", -1, "> 0", "try 1"),
+    errors.UnknownName("mechanism", "treee", ["tree", "optimal"]),
+    errors.MissingExtra("jax", "jax", "noise on a GPU"),
+    errors.PrivacyError("no"),
+    errors.HorizonExhausted(10, 10),
+    errors.SolverError("no"),
+]
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda e: type(e).__name__)
+def test_errors_share_a_root_survive_pickling_and_have_documented_codes(error):
+    assert isinstance(error, errors.VeilstreamError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert re.search(rf"{type(error).__name__}\b.* exit {error.exit_code}\b", errors.__doc__ or "")
+
+
+def test_error_message_names_field_value_rule_and_way_out():
+    message = str(errors.InputError("privacy.epsilon", -1, "> 0", "try 1"))
+    assert message == "privacy.epsilon = -1: expected > 0 (try 1)"
+
+
+def test_lock_files_pin_hashes_and_name_no_host():
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        text = lock.read_text()
+        assert "://" not in text
+        assert "--index-url" not in text
+        for requirement in re.findall(r"^\S+==.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL):
+            assert "--hash=sha256:" in requirement
+
+
+def test_run_lock_is_a_part_of_the_test_lock():
+    def pins(name):
+        return set(re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / name).read_text(), re.M))
+
+    assert pins("run.lock") <= pins("test.lock")
