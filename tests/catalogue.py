@@ -1,4 +1,4 @@
-"""Every mechanism in every variant, as functions of the horizon: what conformance tests run over."""
+"""Every mechanism in every variant, as functions of the horizon, for conformance tests."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from veilstream.mechanisms.checks import positive_number
 
 __all__ = ["Clipped", "clip"]
 
+_SMALLEST = 1e-150  # below, products of subnormal numbers could round up past the bound
+
 Clipped = NewType("Clipped", NDArray[np.floating])
 """Gradients whose norm is at most the clip norm. Made by `clip` alone."""
 
@@ -28,6 +30,8 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
       bound is returned unchanged, bit for bit.
     """
     bound = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
+    if bound < _SMALLEST:
+        raise InputError("clip_norm", clip_norm, f">= {_SMALLEST:g}", "scale the loss; try 1")
     raw = np.asarray(gradients)
     if raw.dtype not in (np.float32, np.float64):
         raise InputError("gradients", f"dtype {raw.dtype}", "float32 or float64", "cast them")
@@ -45,7 +49,7 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     slack = 64 * np.finfo(np.float64).eps + np.finfo(raw.dtype).eps
     with np.errstate(over="ignore"):
         inside = np.ldexp(root, exponent) * (1.0 + slack) <= bound
-    factor = bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root)
+    factor = np.where(inside, 0.0, bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root))
     scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
 
