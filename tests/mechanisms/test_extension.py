@@ -65,7 +65,10 @@ def test_dense_matrices_are_refused_for_long_horizons():
             matrix()
 
 
-@pytest.mark.parametrize("bad", [{"std": 0}, {"std": float("nan")}, {"dim": 0}, {"dim": 2.5}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"std": 0}, {"std": float("nan")}, {"std": 1e-20}, {"std": 1e16}, {"dim": 0}, {"dim": 2.5}],
+)
 def test_bad_noise_arguments_are_refused(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
         m.tree(4).noise(**({"dim": 3} | bad))
@@ -77,19 +80,27 @@ def test_block_length_must_be_positive():
 
 
 def test_std_is_rounded_up_never_down():
-    from veilstream.mechanisms.stream import _round_up
+    from veilstream.mechanisms.normals import round_up
 
     for std in (0.1, 1 / 3, 1.0, 2.89048, 1e-30, 3.4e5):
-        assert float(_round_up(std)) >= std
-        assert float(_round_up(std)) <= std * (1 + 2e-7)
+        assert float(round_up(std)) >= std
+        assert float(round_up(std)) <= std * (1 + 2e-7)
+
+
+@pytest.mark.parametrize("std", [1e-15, 0.37, 1.0, 5.57037, 1e15])
+def test_std_scales_the_noise(std):
+    f = m.tree(16)
+    one = np.array(list(f.noise(std=1.0, dim=50, seed=4)))
+    np.testing.assert_allclose(list(f.noise(std=std, dim=50, seed=4)), std * one, rtol=2e-6,
+                               atol=1e-6 * std)  # fmt: skip
 
 
 def test_memory_is_state_plus_block_plus_three_vectors():
     import tracemalloc
 
     dim = 61_482
-    for name in ("buffered", "tree", "optimal"):
-        f = m.build(name, 200)
+    for name in m.MECHANISMS:
+        f = m.build(name, 4000 if name == "toeplitz" else 200)
         program = f.program
         tracemalloc.start()
         stream = f.noise(dim=dim)

@@ -161,11 +161,11 @@ def test_smallest_words_reach_the_documented_tail():
 def test_small_radius_words_are_refined_by_the_reserve():
     """Radius word w and reserve word e give u = (w + (e + ½)·2^-32)·2^-32, in order."""
     words = np.zeros(2 * 4 + 32)
-    words[:4] = [5, 1 << 31, (1 << 18) - 1, 1 << 18]
+    words[:4] = [5, 1 << 31, (1 << 16) - 1, 1 << 16]
     words[8:12] = [1 << 31, 12345, 0, 0]
     out = np.empty(8, np.float32)
     NormalTiles().fill(_Scripted(words), out)
-    u = np.array([5 + 0.5, 2**31, 2**18 - 1 + 12345.5 / 2**32, 2**18]) / 2**32
+    u = np.array([5 + 0.5, 2**31, 2**16 - 1 + 12345.5 / 2**32, 2**16]) / 2**32
     np.testing.assert_allclose(out[:4], np.sqrt(-2 * np.log(u)), rtol=1e-6)
     np.testing.assert_array_equal(out[4:], 0)
 
@@ -179,4 +179,4 @@ def test_largest_words_give_a_finite_small_radius():
 def test_reserve_is_ample():
     """The stated chance that a tile needs more refinements than the reserve holds."""
     pairs, p = TILE // 2, float(normals._SMALL_RADIUS_WORD) / 2**32
-    assert stats.binom.sf(normals._RESERVE_WORDS, pairs, p) < 1e-40
+    assert stats.binom.sf(normals._RESERVE_WORDS, pairs, p) < 1e-50

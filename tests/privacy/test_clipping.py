@@ -53,6 +53,14 @@ def test_random_vectors_at_many_scales_and_sizes(dtype, bound):
             assert within(clip(g, bound), bound)
 
 
+def test_memory_order_does_not_matter():
+    rng = np.random.default_rng(4)
+    g = np.asfortranarray(rng.standard_normal((5, 100_000)))
+    for row in clip(g, 1.0):
+        assert within(row, 1.0)
+    np.testing.assert_array_equal(clip(g, 1.0), clip(np.ascontiguousarray(g), 1.0))
+
+
 def test_direction_and_length_are_kept():
     rng = np.random.default_rng(1)
     g = rng.standard_normal((50, 200)) * 1e200

@@ -175,11 +175,18 @@ class Factorization:
         key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
         return NoiseStream(
             self.program,
-            std=positive_number("std", std, "take it from veilstream.calibrate"),
+            std=_noise_std(std),
             dim=positive_integer("dim", dim, "the number of model parameters"),
             open_row=lambda step: open_row(key, step),
             private=key.private,
         )
+
+
+def _noise_std(value: object) -> float:
+    std = positive_number("std", value, "take it from veilstream.calibrate")
+    if not 1e-15 <= std <= 1e15:
+        raise InputError("std", value, "in [1e-15, 1e15]", "float32 noise; scale the gradients")
+    return std
 
 
 def normalised(factorization: Factorization, name: str) -> Factorization:

@@ -6,7 +6,7 @@ definition of the noise (changing it changes every seeded run); blocking and thr
 
 Precision and tail, in plain numbers:
 
-- radius r = sqrt(-2 ln u). u has 32 random bits; the 2^-14 smallest values of u, where 32 bits
+- radius r = sqrt(-2 ln u). u has 32 random bits; the 2^-16 smallest values of u, where 32 bits
   would be coarse, get 32 more from a reserve at the end of the tile. The largest |z| is therefore
   sqrt(2·65·ln 2) = 9.49; an exact normal exceeds that with probability 2.3e-21.
 - u is then a float32: near u = 1 it moves in steps of 2^-24, so a pair is exactly (0, 0) with
@@ -26,61 +26,84 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
 
-__all__ = ["TILE", "NormalTiles", "fill_normals"]
+__all__ = ["TILE", "NormalTiles", "fill_normals", "round_up"]
 
 Float32s = NDArray[np.float32]
 
-TILE = 16384
+TILE = 32768
 _PAIRS = TILE // 2
-_SMALL_RADIUS_WORD = np.uint32(1 << 18)
-_RESERVE_WORDS = 32  # a tile needs Binomial(8192, 2^-14) of them: more than 32 in 1e-46 of tiles
+_SMALL_RADIUS_WORD = np.uint32(1 << 16)
+_RESERVE_WORDS = 32  # a tile needs Binomial(16384, 2^-16) of them: more than 32 in 1e-56 of tiles
 
+_ZEROS = memoryview(bytes(4 * (2 * _PAIRS + _RESERVE_WORDS)))
 _UNIT = np.float32(2.0**-32)
 _TURN = np.float32(np.pi * 2.0**-31)
-_MINUS_TWO = np.float32(-2.0)
 
 
 class NormalTiles:
     """Scratch space that turns keystream into tiles of normals. One per thread."""
 
-    def __init__(self) -> None:
-        size = 4 * (2 * _PAIRS + _RESERVE_WORDS)
-        self._zeros = bytes(size)
-        self._bytes = bytearray(size)
-        self._words = np.frombuffer(self._bytes, dtype=np.uint32)
-        self._radius = np.empty(_PAIRS, np.float32)
-        self._angle = np.empty(_PAIRS, np.float32)
+    def __init__(self, largest: int = TILE) -> None:
+        pairs = (min(largest, TILE) + 1) // 2
+        self._bytes = memoryview(bytearray(4 * (2 * pairs + _RESERVE_WORDS)))
+        self._radius = np.empty(pairs, np.float32)
+        self._views: dict[int, _Views] = {}
 
-    def fill(self, row: CipherContext, out: Float32s) -> None:
-        """Write the row's next ``len(out)`` <= TILE normals into contiguous ``out``."""
+    def fill(self, row: CipherContext, out: Float32s, std: float = 1.0) -> None:
+        """Write the row's next ``len(out)`` <= TILE normals into contiguous ``out``.
+
+        ``std`` must be in [1e-15, 1e15]; it enters with the radius, rounded up.
+        """
         pairs = (len(out) + 1) // 2
-        used = 4 * (2 * pairs + _RESERVE_WORDS)
-        row.update_into(memoryview(self._zeros)[:used], memoryview(self._bytes)[:used])
-        words = self._words
-        radius, angle = self._radius[:pairs], self._angle[:pairs]
+        views = self._views.get(pairs)
+        if views is None:
+            views = self._views[pairs] = _Views(self._bytes, self._radius, pairs)
+        zeros, stream, radius_words, angle_words, reserve, radius = views.all
+        row.update_into(zeros, stream)
 
-        np.multiply(words[:pairs], _UNIT, out=radius, casting="unsafe", dtype=np.float32)
-        small = np.flatnonzero(words[:pairs] < _SMALL_RADIUS_WORD)
-        if small.size:
-            small = small[:_RESERVE_WORDS]
-            extra = words[2 * pairs : 2 * pairs + small.size]
-            refined = words[small] + (extra + 0.5) * 2.0**-32
+        np.copyto(radius, radius_words, casting="unsafe")
+        np.multiply(radius, _UNIT, out=radius)
+        if radius_words.min() < _SMALL_RADIUS_WORD:
+            small = np.flatnonzero(radius_words < _SMALL_RADIUS_WORD)[:_RESERVE_WORDS]
+            refined = radius_words[small] + (reserve[: len(small)] + 0.5) * 2.0**-32
             radius[small] = refined * 2.0**-32
         np.log(radius, out=radius)
-        np.multiply(radius, _MINUS_TWO, out=radius)
+        np.multiply(radius, -round_up(2.0 * std * std), out=radius)
         np.sqrt(radius, out=radius)
 
-        turn = words[pairs : 2 * pairs].view(np.int32)
-        np.multiply(turn, _TURN, out=angle, casting="unsafe", dtype=np.float32)
-        sines = len(out) - pairs
-        np.cos(angle, out=out[:pairs])
-        np.sin(angle[:sines], out=out[pairs:])
-        np.multiply(out[:pairs], radius, out=out[:pairs])
-        np.multiply(out[pairs:], radius[:sines], out=out[pairs:])
+        cosine, sine = out[:pairs], out[pairs:]
+        np.copyto(cosine, angle_words, casting="unsafe")
+        np.multiply(cosine, _TURN, out=cosine)
+        np.sin(cosine[: len(sine)], out=sine)
+        np.cos(cosine, out=cosine)
+        np.multiply(cosine, radius, out=cosine)
+        np.multiply(sine, radius[: len(sine)], out=sine)
+
+
+class _Views:
+    """A tile's parts of the scratch space, cut once per tile size."""
+
+    def __init__(self, scratch: memoryview, radius: Float32s, pairs: int) -> None:
+        used = 4 * (2 * pairs + _RESERVE_WORDS)
+        words = np.frombuffer(scratch[:used], dtype=np.uint32)
+        self.all = (
+            _ZEROS[:used],
+            scratch[:used],
+            words[:pairs],
+            words[pairs : 2 * pairs].view(np.int32),
+            words[2 * pairs :],
+            radius[:pairs],
+        )
+
+
+def round_up(value: float) -> np.float32:
+    """Nearest float32 that is not smaller: rounding never takes noise away."""
+    rounded = np.float32(value)
+    return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))
 
 
 def fill_normals(row: CipherContext, out: Float32s) -> None:
     """Fill a whole row, tile by tile. ``row`` must be freshly opened."""
-    tiles = NormalTiles()
+    tiles = NormalTiles(len(out))
     for start in range(0, len(out), TILE):
         tiles.fill(row, out[start : start + TILE])

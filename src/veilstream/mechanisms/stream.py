@@ -21,7 +21,7 @@ __all__ = ["NoiseStream"]
 Float32s = NDArray[np.float32]
 RowOpener = Callable[[int], CipherContext]
 
-_CHUNK = 2048  # coordinates per matrix product: the operands stay in cache
+_OPERAND = 1 << 16  # floats on the right of a matrix product: 256 KiB, so that it stays in cache
 
 
 class NoiseStream(Iterator[Float32s]):
@@ -40,11 +40,12 @@ class NoiseStream(Iterator[Float32s]):
         self.private = private
         """Whether the key came from the operating system."""
         self._open_row = open_row
-        self._tiles = NormalTiles()
+        self._tiles = NormalTiles(dim)
         self._state = np.zeros((program.state_size, dim), np.float32)
         self._increments = np.empty((program.block_length, dim), np.float32)
         rows = program.state_size + program.block_length
-        self._operand = np.empty((rows, min(_CHUNK, dim)), np.float32)
+        chunk = 0 if program.is_identity else min(max(512, _OPERAND // rows), dim)
+        self._operand = np.empty((rows, chunk), np.float32)
         self._next_block = 0
         self._ready = 0  # increments of the current block not yet handed out
         self._taken = 0
@@ -87,31 +88,28 @@ class NoiseStream(Iterator[Float32s]):
         if self._next_block == program.blocks:
             raise HorizonExhausted(program.horizon, self._taken)
         start, length = program.span(self._next_block)
-        k = program.state_size
-        fresh = self._increments[:length]
-        for t in range(length):
-            row = self._open_row(start + t)
-            for first in range(0, self.dim, TILE):
-                self._tiles.fill(row, fresh[t, first : first + TILE])
-        std = _round_up(self.std)
-        if program.is_identity:
-            np.multiply(fresh, std, out=fresh)
-        else:
-            matrix = program.matrix(self._next_block)
-            for first in range(0, self.dim, _CHUNK):
-                columns = slice(first, min(first + _CHUNK, self.dim))
+        rows = [self._open_row(start + t) for t in range(length)]
+        matrix = None if program.is_identity else program.matrix(self._next_block)
+        for first in range(0, self.dim, TILE):
+            fresh = self._increments[:length, first : first + TILE]
+            for t, row in enumerate(rows):
                 # The state carries the factor std along: the recurrence is linear.
-                operand = self._operand[: k + length, : columns.stop - first]
-                operand[:k] = self._state[:, columns]
-                np.multiply(fresh[:, columns], std, out=operand[k:])
-                advance(matrix[:length], operand, out=fresh[:, columns])
-                if k:
-                    advance(matrix[length:], operand, out=self._state[:, columns])
+                self._tiles.fill(row, fresh[t], self.std)
+            if matrix is not None:
+                self._correlate(matrix, self._state[:, first : first + TILE], fresh)
         self._next_block += 1
         self._ready = length
 
-
-def _round_up(std: float) -> np.float32:
-    """Nearest float32 that is not smaller: rounding never takes noise away."""
-    rounded = np.float32(std)
-    return rounded if float(rounded) >= std else np.nextafter(rounded, np.float32(np.inf))
+    def _correlate(self, matrix: Float32s, state: Float32s, fresh: Float32s) -> None:
+        """Turn fresh draws into increments, and the state into the next, in place."""
+        length, dim = fresh.shape
+        k = len(state)
+        chunk = self._operand.shape[1]
+        for first in range(0, dim, chunk):
+            columns = slice(first, min(first + chunk, dim))
+            operand = self._operand[: k + length, : columns.stop - first]
+            operand[:k] = state[:, columns]
+            operand[k:] = fresh[:, columns]
+            advance(matrix[:length], operand, out=fresh[:, columns])
+            if k:
+                advance(matrix[length:], operand, out=state[:, columns])

@@ -38,7 +38,8 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     if raw.ndim == 0:
         raise InputError("gradients", "a scalar", "vectors along the last axis", "reshape it")
     finite = np.isfinite(raw).all(axis=-1, keepdims=True)
-    x = np.where(finite, raw, 0.0).astype(np.float64)
+    # C order keeps the sums below pairwise along the last axis.
+    x = np.where(finite, raw, 0.0).astype(np.float64, order="C")
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
     # Powers of two change no digits; the sum of squares can then neither overflow nor vanish.
     _, exponent = np.frexp(largest)
