@@ -22,7 +22,6 @@ def calibrate(
     budget: Budget,
     factorization: Factorization,
     clip_norm: float,
-    *,
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,

@@ -11,8 +11,19 @@ from veilstream.reports.comparison import Comparison
 
 __all__ = ["draw_error_over_time"]
 
-# Okabe and Ito's colours, told apart by nearly everyone; independent noise is always grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#000000")
+# Okabe and Ito's colours, told apart by nearly everyone; a mechanism keeps its colour in every
+# figure, and independent noise is always grey.
+_COLOURS = {
+    "optimal": "#D55E00",
+    "buffered": "#0072B2",
+    "toeplitz_normalised": "#009E73",
+    "toeplitz": "#CC79A7",
+    "tree_full": "#E69F00",
+    "tree_online": "#56B4E9",
+    "tree": "#8C564B",
+    "banded": "#000000",
+    "independent": "0.5",
+}
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -25,26 +36,29 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
     except ImportError as error:
         raise MissingExtra("matplotlib", "figures", "drawing a figure") from error
 
     setting = comparison.setting
-    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     ends = np.arange(setting.local_steps, setting.horizon + 1, setting.local_steps)
-    colours = iter(_COLOURS * 2)
-    for row in comparison.rows:
-        plain = row.mechanism == "independent"
+    for row in sorted(comparison.rows, key=lambda row: -row.error_round_ends):
+        chosen = row is comparison.recommended
         axes.plot(
             ends / setting.local_steps,
             row.error_over_time[ends - 1],
-            color="0.5" if plain else next(colours),
-            linestyle="--" if plain else "-",
-            linewidth=2.2 if row is comparison.recommended else 1.2,
-            label=f"{row.mechanism} ({row.relative_to_independent:.3g}x)",
+            color=_COLOURS.get(row.mechanism, "C0"),
+            linestyle="--" if row.mechanism == "independent" else "-",
+            linewidth=2.4 if chosen else 1.0,
+            label=f"{row.mechanism}  {row.relative_to_independent:.3g}x{' *' if chosen else ''}",
         )
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.set_xlabel("round r")
     axes.set_ylabel("noise std in the averaged prefix sum, per coordinate")
     budget = setting.budget
@@ -55,7 +69,13 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
         fontsize="medium",
     )
     axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend(title="mechanism (error relative to independent)", fontsize="small", ncols=2)
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        title="error at round ends,\nrelative to independent\n(* recommended)",
+        loc="outside right upper",
+        fontsize="small",
+        title_fontsize="small",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
