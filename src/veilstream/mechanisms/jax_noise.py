@@ -79,7 +79,8 @@ class JaxNoise:
             raise HorizonExhausted(self.program.horizon, block * length)
         base = self._matrices[self._matrix_of_block[block]]
         matrix = base * self._row_scale[block][:, None]
-        out = advance(matrix, jnp.concatenate([state, draws]))
+        # By default a GPU multiplies in TF32, with ten bits: another mechanism than the program.
+        out = advance(matrix, jnp.concatenate([state, draws]), jnp.matmul, precision="highest")
         within = (jnp.asarray(block) >= 0) & (jnp.asarray(block) < blocks)
         out = jnp.where(within, out, jnp.nan)
         return out[length:], out[:length]

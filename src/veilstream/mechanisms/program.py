@@ -74,15 +74,13 @@ class NoiseProgram:
         )
 
 
-def advance(matrix: Any, state_and_noise: Any, out: Any = None) -> Any:
+def advance(matrix: Any, state_and_noise: Any, matmul: Any = np.matmul, **options: Any) -> Any:
     """Block step, written once: [W; S'] = M · [S; Z].
 
-    ``state_and_noise`` is (k + L, d) and the result (L + k, d), in NumPy or JAX; ``out`` is for
-    NumPy alone.
+    ``state_and_noise`` is (k + L, d) and the result (L + k, d). ``matmul`` is NumPy's or JAX's;
+    it must multiply in full float32, since the matrix is the mechanism.
     """
-    if out is None:
-        return matrix @ state_and_noise
-    return np.matmul(matrix, state_and_noise, out=out)
+    return matmul(matrix, state_and_noise, **options)
 
 
 def default_block_length(horizon: int, state_size: int) -> int:
