@@ -56,7 +56,7 @@ class UnknownName(InputError):
     def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
         self.known = tuple(known)
         close = difflib.get_close_matches(value, self.known, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else "see the list above"
+        hint = f"did you mean {close[0]!r}?" if close else "take one of these"
         super().__init__(field, value, "one of " + ", ".join(self.known), hint)
 
     def __reduce__(self) -> tuple[Any, ...]:

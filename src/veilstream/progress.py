@@ -10,6 +10,7 @@ from contextlib import contextmanager
 __all__ = ["SHOW_AFTER_S", "progress"]
 
 SHOW_AFTER_S = 2.0
+_shown = False
 
 
 @contextmanager
@@ -19,14 +20,21 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     Nothing is printed, and nothing imported, before two seconds have passed or when standard
     error is not a terminal.
     """
+    global _shown
     began = time.monotonic()
     done = 0
     bar = None
+    inner, _shown = _shown, True  # a bar within a bar would overwrite it
 
     def tick(amount: int) -> None:
         nonlocal done, bar
         done += amount
-        if bar is None and sys.stderr.isatty() and time.monotonic() - began > SHOW_AFTER_S:
+        if (
+            bar is None
+            and not inner
+            and sys.stderr.isatty()
+            and time.monotonic() - began > SHOW_AFTER_S
+        ):
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
@@ -42,5 +50,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     try:
         yield tick
     finally:
+        _shown = inner
         if bar is not None:
             bar.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -123,6 +124,8 @@ def test_long_horizons_leave_out_what_would_take_long():
         (["--accounting", "renyi"], "accounting = 'renyi'"),
         (["--participations", "9", "--separation", "50"], "participation = (9, 50)"),
         (["--figure", "picture.gif"], "a name ending in .png, .svg or .pdf"),
+        (["--epsilon", "1e300"], "privacy.epsilon = 1e+300: expected <= 1e6"),
+        (["--clip-norm", "1e-320"], "clip_norm = 1e-320"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):
@@ -132,6 +135,40 @@ def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_figure_in_the_way_of_a_folder_or_a_file_is_refused_before_the_work(tmp_path):
+    (tmp_path / "d.png").mkdir()
+    (tmp_path / "afile").write_text("in the way")
+    for target in ("d.png", "afile/x.png"):
+        done = veilstream("plan", *SMALL, "--figure", str(tmp_path / target))
+        assert done.returncode == 2
+        assert done.stderr.startswith("veilstream: figure = ")
+
+
+def test_absurd_horizon_is_one_clear_line():
+    done = veilstream("plan", "--epsilon", "1", "--delta", "1e-7", "--rounds", "1000000000000")
+    assert done.returncode == 1
+    assert "not enough memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_damaged_cache_is_a_notice_in_plain_words(tmp_path):
+    environment = {**os.environ, "VEILSTREAM_CACHE": str(tmp_path)}
+    veilstream("plan", *SMALL, "--mechanism", "optimal", env=environment)
+    (stored,) = tmp_path.iterdir()
+    stored.write_bytes(b"damaged")
+    done = veilstream("plan", *SMALL, "--mechanism", "optimal", env=environment)
+    assert done.returncode == 0
+    assert done.stderr.startswith("veilstream: cache file")
+    assert "rebuilding it" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_reader_who_leaves_early_is_no_error():
+    line = f"{sys.executable} -m veilstream plan {' '.join(SMALL)} --json | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, timeout=120)
+    assert done.stderr == b""
 
 
 def test_misplaced_objective_and_unknown_option_exit_2():

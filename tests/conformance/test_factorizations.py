@@ -112,9 +112,12 @@ def test_blocks_and_steps_can_be_mixed(build):
     f = build(37)
     one_by_one = np.array(list(f.noise(dim=4, seed=3)))
     stream = f.noise(dim=4, seed=3)
-    parts = [stream.step()[None], stream.step()[None]]
-    while stream.position < 37:
+    parts = [stream.step()[None], stream.take(5), stream.take(0)]
+    while stream.position < 30:
         parts.append(stream.next_block().copy())
+    with pytest.raises(HorizonExhausted):
+        stream.take(38 - stream.position)
+    parts.append(stream.take(37 - stream.position))
     np.testing.assert_array_equal(np.concatenate(parts), one_by_one)
 
 

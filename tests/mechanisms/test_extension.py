@@ -109,3 +109,70 @@ def test_memory_is_state_plus_block_plus_three_vectors():
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak <= 4 * dim * (program.state_size + program.block_length + 3), name
+
+
+def test_interrupted_block_makes_the_stream_unusable_not_wrong():
+    from veilstream.errors import PrivacyError
+
+    stream = m.toeplitz(64).noise(dim=40_000, seed=1)
+    stream.step()
+    stream.take(31)
+    calls = 0
+    fill = stream._tiles.fill
+
+    def interrupted(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise KeyboardInterrupt
+        fill(*arguments)
+
+    stream._tiles.fill = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        stream.step()
+    stream._tiles.fill = fill
+    for again in (stream.step, stream.next_block, lambda: next(stream)):
+        with pytest.raises(PrivacyError, match="interrupted half-way"):
+            again()
+
+
+def test_nothing_that_the_guarantee_rests_on_can_be_written_to():
+    f = m.toeplitz_normalised(32)
+    for array in (f.column_norms_squared(), f.row_norms_squared(), *f.program.matrices,
+                  f.program.row_scale):  # fmt: skip
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+@pytest.mark.parametrize(
+    "C",
+    [
+        1e-40 * np.eye(3),
+        1e46 * np.eye(3),
+        np.eye(90) - 3 * np.eye(90, k=-1),
+    ],
+)
+def test_matrices_that_float32_cannot_run_are_refused(C):
+    with pytest.raises(InputError, match="mechanism"):
+        vs.calibrate(vs.Budget(1.0, 1e-6), m.from_strategy_matrix("extreme", C), 1.0)
+
+
+def test_odd_names_and_objects_are_refused_clearly():
+    with pytest.raises(UnknownName, match="mechanism"):
+        m.build(None, 8)
+    with pytest.raises(UnknownName, match="mechanism"):
+        m.build(["tree"], 8)
+    with pytest.raises(InputError, match="factorization"):
+        vs.calibrate(vs.Budget(1.0, 1e-6), 100, 1.0)
+    with pytest.raises(InputError, match="horizon"):
+        m.Factorization("mine", 0, m.tree(4).steps)
+
+
+def test_numpy_integers_are_integers():
+    np.testing.assert_array_equal(
+        list(m.tree(4).noise(dim=np.int64(3), seed=np.int64(3))),
+        list(m.tree(4).noise(dim=3, seed=3)),
+    )
+    part = m.Participation(np.int8(20), np.int8(50))
+    assert type(part.times) is int
+    m.tree(2000).sensitivity(part)

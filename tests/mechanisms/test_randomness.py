@@ -6,6 +6,7 @@ All draws are seeded; the false-alarm rate stated with each test is over the cho
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -37,44 +38,27 @@ class _Scripted:
         return len(data)
 
 
-def test_keystream_matches_the_published_vectors_of_the_cipher():
-    """NIST SP 800-38A, F.5.5 CTR-AES256.Encrypt; its counter is f0f1...ff, one block a counter."""
+@pytest.mark.parametrize(
+    ("step", "block"),
+    [
+        (0, "dc95c078a2408989ad48a21492842087"),  # plaintext of zeros
+        (1 << 63, "ddc6bf790c15760d8d9aeb6f9a75fd4e"),  # VarTxt256, first bit set
+    ],
+)
+def test_rows_start_with_the_published_vectors_of_the_cipher(step, block):
+    """NIST's known answers for AES-256 under the zero key: our counter block is the plaintext."""
+    row = open_row(NoiseKey(bytes(32)), step)
+    assert row.update(bytes(16)).hex() == block
+
+
+def test_rows_count_cipher_blocks_as_nist_counters_do():
+    """Block j of a row is the cipher of (step, j): counter mode of SP 800-38A, by ECB."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    secret = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
-    text = bytes.fromhex(
-        "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
-        "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710"
-    )
-    expected = bytes.fromhex(
-        "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
-        "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
-    )
-    counter = bytes(range(0xF0, 0x100))
-    assert (
-        Cipher(algorithms.AES256(secret), modes.CTR(counter)).encryptor().update(text) == expected
-    )
-    # Our rows start at (step, block 0): the same step as the vector's high half, shifted back.
-    step = int.from_bytes(counter[:8], "big")
-    blocks = int.from_bytes(counter[8:], "big")
-    ours = open_row(NoiseKey(secret, private=False), step)
-    reference = Cipher(algorithms.AES256(secret), modes.CTR(counter[:8] + bytes(8))).encryptor()
-    assert ours.update(bytes(64)) == reference.update(bytes(64))
-    assert blocks > 0
-
-
-def test_fips_197_vector_through_a_row():
-    """FIPS 197 C.3 encrypts 00112233...ff; row 0x0011223344556677 reaches it at block 0x8899..."""
-    secret = bytes(range(32))
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    block = bytes.fromhex("00112233445566778899aabbccddeeff")
-    expected = bytes.fromhex("8ea2b7ca516745bfeafc49904b496089")
-    assert Cipher(algorithms.AES256(secret), modes.ECB()).encryptor().update(block) == expected
-    step = bytes.fromhex("0011223344556677")
-    first = Cipher(algorithms.AES256(secret), modes.ECB()).encryptor().update(step + bytes(8))
-    row = open_row(NoiseKey(secret, private=False), int.from_bytes(step, "big"))
-    assert row.update(bytes(16)) == first
+    secret, step = bytes(range(32)), 0x0011223344556677
+    row = open_row(NoiseKey(secret), step).update(bytes(16 * 300))
+    counters = b"".join(step.to_bytes(8, "big") + j.to_bytes(8, "big") for j in range(300))
+    assert row == Cipher(algorithms.AES256(secret), modes.ECB()).encryptor().update(counters)
 
 
 def test_rows_are_disjoint_and_continue_across_reads():
@@ -158,25 +142,77 @@ def test_smallest_words_reach_the_documented_tail():
     assert np.abs(out).max() == pytest.approx(math.sqrt(2 * 65 * math.log(2)), rel=1e-6)
 
 
-def test_small_radius_words_are_refined_by_the_reserve():
-    """Radius word w and reserve word e give u = (w + (e + ½)·2^-32)·2^-32, in order."""
-    words = np.zeros(2 * 4 + 32)
-    words[:4] = [5, 1 << 31, (1 << 16) - 1, 1 << 16]
-    words[8:12] = [1 << 31, 12345, 0, 0]
-    out = np.empty(8, np.float32)
+def test_words_near_both_ends_are_refined_by_the_reserve_in_order():
+    """Word w and reserve word e give ln u with u, or 1-u, = (distance + (e + ½)·2^-32)·2^-32."""
+    words = np.zeros(2 * 6 + 32)
+    words[:6] = [5, 1 << 31, (1 << 16) - 1, 1 << 16, 2**32 - 1, 2**32 - 7]
+    words[12:16] = [1 << 31, 12345, 3 << 30, 77]
+    out = np.empty(12, np.float32)
     NormalTiles().fill(_Scripted(words), out)
-    u = np.array([5 + 0.5, 2**31, 2**16 - 1 + 12345.5 / 2**32, 2**16]) / 2**32
-    np.testing.assert_allclose(out[:4], np.sqrt(-2 * np.log(u)), rtol=1e-6)
-    np.testing.assert_array_equal(out[4:], 0)
+    unit = 2.0**-32
+    expected = [
+        math.log((5 + (2**31 + 0.5) * unit) * unit),
+        math.log(0.5),
+        math.log((2**16 - 1 + 12345.5 * unit) * unit),
+        math.log(2**16 * unit),
+        math.log1p(-(0 + (3 * 2**30 + 0.5) * unit) * unit),
+        math.log1p(-(6 + 77.5 * unit) * unit),
+    ]
+    np.testing.assert_allclose(out[:6], np.sqrt(-2 * np.array(expected)), rtol=1e-6)
+    np.testing.assert_array_equal(out[6:], 0)
 
 
-def test_largest_words_give_a_finite_small_radius():
+def test_radius_keeps_the_resolution_of_its_word_everywhere():
+    """Words at all distances from both ends: r agrees with float64 to float32 accuracy."""
+    distance = np.unique(np.geomspace(2**16 + 1, 2**31 - 1, 700).astype(np.int64))
+    words = np.concatenate([distance, 2**32 - distance])
+    pairs = len(words)
+    out = np.empty(2 * pairs, np.float32)
+    NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(pairs + 32)])), out)
+    low_byte = words.astype(np.uint32).view(np.int8)[:: 4 if sys.byteorder == "little" else 1]
+    kept = np.float32(words).astype(np.int64) - (words - low_byte)  # what float32 keeps of the byte
+    effective = words + kept
+    exact = np.where(
+        effective < 2**31, np.log(effective / 2**32), np.log1p(-((2**32 - effective) / 2**32))
+    )
+    assert (np.abs(kept[words >= 2**31]) % 256 == 0).all()
+    np.testing.assert_allclose(out[:pairs], np.sqrt(-2 * exact), rtol=6e-7)
+
+
+def test_radius_is_uniform_at_the_scale_of_the_low_byte():
+    """All 2^20 words from a few places: effective u fills its range evenly, without gaps."""
+    for start in (2**16 + 2**12, 2**20, 2**24 - 2**9, 2**28, 2**30, 2**31 - 2**11, 2**32 - 2**17):
+        words = np.arange(start, start + 2**12)
+        out = np.empty(2**13, np.float32)
+        NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(2**12 + 32)])), out)
+        u = np.exp(-(out[: 2**12].astype(np.float64) ** 2) / 2) * 2**32
+        counts, _ = np.histogram(u, bins=8, range=(start, start + 2**12))
+        resolution = max(1.0, start * 3e-7)  # float32 results cannot show more
+        assert np.abs(counts - 512).max() <= 2 * (256 + resolution), start
+        assert u.min() > start - 300 - resolution
+        assert u.max() < start + 2**12 + 300 + resolution
+
+
+def test_small_radii_lie_on_no_rings(sample):
+    """Were u a float32 near one, (1-u)·2^24 would be whole for every small radius.
+
+    Pairs with r < 0.02: the fraction of 1-u in units of 2^-24 is uniform; false alarm 1e-4.
+    """
+    tiles = sample[: len(sample) // TILE * TILE].reshape(-1, 2, TILE // 2)
+    square = (tiles[:, 0] ** 2 + tiles[:, 1] ** 2).ravel()
+    v = -np.expm1(-square[square < 4e-4] / 2)
+    assert len(v) > 200
+    assert stats.kstest((v * 2**24) % 1, "uniform").pvalue > 1e-4
+
+
+def test_smallest_radius_is_tiny_and_not_zero():
+    words = np.concatenate([np.full(32, 2**32 - 1), np.zeros(32 + 32)])
     out = np.empty(64, np.float32)
-    NormalTiles().fill(_Scripted(np.full(2 * 32 + 32, 2**32 - 1)), out)
-    assert np.abs(out).max() < 4e-4
+    NormalTiles().fill(_Scripted(words), out)
+    assert 0 < out[:32].min() < 4e-10
 
 
 def test_reserve_is_ample():
     """The stated chance that a tile needs more refinements than the reserve holds."""
-    pairs, p = TILE // 2, float(normals._SMALL_RADIUS_WORD) / 2**32
-    assert stats.binom.sf(normals._RESERVE_WORDS, pairs, p) < 1e-50
+    pairs, p = TILE // 2, float(2 * normals._NEAR_END) / 2**32
+    assert stats.binom.sf(normals._RESERVE_WORDS, pairs, p) < 1e-45

@@ -115,3 +115,27 @@ def test_trade_off_curve_is_that_of_two_gaussians():
 
 def test_epsilon_is_zero_where_delta_alone_suffices():
     assert GaussianCurve(0.01).epsilon(0.5) == 0.0
+
+
+def test_trade_off_is_right_in_the_far_tail():
+    with mpmath.workdps(40):
+        for alpha in (1e-20, 1e-17, 1e-10, 0.5):
+            z = -mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(alpha) - 1)
+            exact = float(mpmath.ncdf(z - 10))
+            assert GaussianCurve(10.0).trade_off(alpha) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0, -1, math.nan, math.inf])
+def test_impossible_curves_are_refused(mu):
+    with pytest.raises(vs.errors.InputError, match="mu"):
+        GaussianCurve(mu)
+
+
+def test_impossible_questions_are_refused():
+    curve = GaussianCurve(1.0)
+    for epsilon in (-1, math.nan, math.inf, "1"):
+        with pytest.raises(vs.errors.InputError, match="epsilon"):
+            curve.delta(epsilon)
+    for delta in (0, 1, 2, math.nan):
+        with pytest.raises(vs.errors.InputError, match="delta"):
+            curve.epsilon(delta)

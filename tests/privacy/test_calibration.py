@@ -85,13 +85,18 @@ def test_bad_epsilon_is_refused(epsilon):
         vs.Budget(epsilon, 1e-3)
 
 
+def test_epsilon_that_protects_no_one_is_refused():
+    with pytest.raises(InputError, match="<= 1e6"):
+        vs.Budget(1e300, 1e-3)
+
+
 @pytest.mark.parametrize("delta", [0, 1, -1e-3, 2, math.nan, math.inf, "1e-3", True])
 def test_bad_delta_is_refused(delta):
     with pytest.raises(InputError, match=r"privacy\.delta = .*in \(0, 1\)"):
         vs.Budget(1.0, delta)
 
 
-@pytest.mark.parametrize("clip_norm", [0, -1, math.nan, math.inf, "1", None])
+@pytest.mark.parametrize("clip_norm", [0, -1, 1e-320, math.nan, math.inf, "1", None])
 def test_bad_clip_norm_is_refused(f, clip_norm):
     with pytest.raises(InputError, match="clip_norm"):
         vs.calibrate(BUDGET, f, clip_norm)

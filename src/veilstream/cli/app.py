@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from veilstream import __version__
@@ -50,11 +53,32 @@ app.command("demo")(demo.command)
 
 def main() -> None:
     """Run the command; deliberate errors become one clear line and a documented exit code."""
+    warnings.showwarning = _say_warning
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except VeilstreamError as error:
-        sys.stderr.write(f"veilstream: {error}\n")
+        _leave(str(error), error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("veilstream: interrupted; nothing half-written was left\n")
-        sys.exit(130)
+    except (KeyboardInterrupt, click.Abort):
+        _leave("interrupted; nothing half-written was left", 130)
+    except BrokenPipeError:
+        # Whoever read our output has enough; keep Python from complaining while it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except MemoryError:
+        _leave("not enough memory for this; try fewer rounds or a smaller dim", 1)
+    except OSError as error:
+        _leave(str(error), 1)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"veilstream: {message}\n")
+    sys.exit(code)
+
+
+def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
+    sys.stderr.write(f"veilstream: {message}\n")

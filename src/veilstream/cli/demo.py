@@ -11,6 +11,7 @@ from veilstream.cli.plan import compare_with_progress
 from veilstream.cli.tables import as_json, print_comparison, print_json
 from veilstream.privacy.guarantee import Budget
 from veilstream.reports.comparison import Setting
+from veilstream.reports.error_figure import check_figure_path, draw_error_over_time
 
 __all__ = ["command"]
 
@@ -27,8 +28,8 @@ def command(
     20 learners meet 4 clients each between two released models, 1000 times; every client has
     (2, 1e-3)-local differential privacy. The less noise reaches the model, the better it learns.
     """
-    from veilstream.reports.error_figure import draw_error_over_time
-
+    target = out / "error-over-time.png"
+    check_figure_path(target)
     setting = Setting(
         budget=Budget(epsilon, delta),
         rounds=rounds,
@@ -38,7 +39,7 @@ def command(
         dim=100,
     )
     comparison = compare_with_progress(setting, None)
-    figure = draw_error_over_time(comparison, out / "error-over-time.png")
+    figure = draw_error_over_time(comparison, target)
     if json:
         print_json(as_json(comparison) | {"figure": str(figure)})
         return

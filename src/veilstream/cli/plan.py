@@ -13,6 +13,7 @@ from veilstream.mechanisms.participation import Participation
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.progress import progress
 from veilstream.reports.comparison import Comparison, Setting, compare
+from veilstream.reports.error_figure import check_figure_path, draw_error_over_time
 
 __all__ = ["command", "compare_with_progress"]
 
@@ -75,11 +76,11 @@ def command(
             raise typer.BadParameter("goes with --mechanism optimal", param_hint="--objective")
         options = {"objective": objective, "local_steps": local_steps}
     names = None if mechanism is None else [mechanism]
+    if figure is not None:
+        check_figure_path(figure)
     comparison = compare_with_progress(setting, names, options)
     drawn = None
     if figure is not None:
-        from veilstream.reports.error_figure import draw_error_over_time
-
         drawn = draw_error_over_time(comparison, figure)
     if json:
         print_json(as_json(comparison) | ({"figure": str(drawn)} if drawn else {}))

@@ -65,6 +65,7 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
             start, _ = program.span(first + i)
             norms[start : start + length] = own[i] + np.einsum("kj,kj->j", G[i], later @ G[i])
             later = seen[i] + F[i].T @ later @ F[i]
+    norms.setflags(write=False)
     return norms
 
 
@@ -90,6 +91,7 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
                 "tk,tk->t", rows @ covariance, rows
             )
             covariance = move[i] @ covariance @ move[i].T + added[i]
+    norms.setflags(write=False)
     return norms
 
 

@@ -33,7 +33,7 @@ def banded(
     participation: Participation | tuple[int, int] | None = None,
     normalise: bool | None = None,
 ) -> Factorization:
-    """Best Toeplitz C with ``bands`` diagonals, or the best whose inverse has so many.
+    """Toeplitz C with ``bands`` diagonals, or with so many in its inverse, tuned for mean error.
 
     Args:
         horizon: number of steps T = R·τ.

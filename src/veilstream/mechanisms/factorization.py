@@ -49,7 +49,9 @@ class Factorization:
     """A = B·C for one horizon, with the noise program that realises it.
 
     Guarantees: `sensitivity` is computed in float64 from the float32 blocks of `program`, never
-    taken from a formula or a bound; so are the errors.
+    taken from a formula that the program might miss; so are the errors. (`tree_online` states the
+    larger, published sensitivity instead.) Calibrate on the object whose noise you use: another
+    block length has its own rounding.
     """
 
     bandwidth: int | None = None
@@ -59,7 +61,7 @@ class Factorization:
         self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None
     ) -> None:
         self.name = name
-        self.horizon = horizon
+        self.horizon = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
         self.steps = steps
         self._row_scale = row_scale
         self._block_length: int | None = None
@@ -73,7 +75,7 @@ class Factorization:
         return compile_program(self.steps, self.horizon, self._block_length, self._row_scale)
 
     def with_block_length(self, block_length: int) -> Self:
-        """The same mechanism in blocks of another length: other memory and speed, same noise."""
+        """The same mechanism in blocks of another length: other memory and speed."""
         other = copy.copy(self)
         for cached in ("program", "_column_norms_squared", "_row_norms_squared"):
             other.__dict__.pop(cached, None)
@@ -104,6 +106,10 @@ class Factorization:
         part = as_participation(participation)
         part.check_horizon(self.horizon)
         norms = self.column_norms_squared()
+        if not np.isfinite(norms).all():
+            raise InputError(
+                "mechanism", self.name, "columns of C with finite norms", "its C grows too fast"
+            )
         if part.times == 1:
             return Sensitivity(float(np.sqrt(norms.max())), True, "largest column norm")
         if self.horizon <= GRAM_LIMIT:
@@ -195,6 +201,7 @@ def normalised(factorization: Factorization, name: str) -> Factorization:
     C·diag(1/‖c_j‖) has N = diag(‖c_j‖)·C⁻¹: one factor per increment.
     """
     scale = np.sqrt(factorization.column_norms_squared()).astype(np.float32)
+    scale.setflags(write=False)
     result = Factorization(name, factorization.horizon, factorization.steps, row_scale=scale)
     result.bandwidth = factorization.bandwidth
     return result

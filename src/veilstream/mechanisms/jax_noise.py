@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from veilstream.errors import MissingExtra
+from veilstream.errors import HorizonExhausted, MissingExtra
 from veilstream.mechanisms.program import NoiseProgram, advance
 
 if TYPE_CHECKING:
@@ -73,10 +73,8 @@ class JaxNoise:
         import jax.numpy as jnp
 
         length, blocks = self.program.block_length, self.program.blocks
-        if isinstance(block, int) and not 0 <= block < blocks:
-            from veilstream.errors import HorizonExhausted
-
-            raise HorizonExhausted(self.program.horizon, block * length)
+        if isinstance(block, int | np.integer) and not 0 <= block < blocks:
+            raise HorizonExhausted(self.program.horizon, int(block) * length)
         base = self._matrices[self._matrix_of_block[block]]
         matrix = base * self._row_scale[block][:, None]
         # By default a GPU multiplies in TF32, with ten bits: another mechanism than the program.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
@@ -28,31 +29,32 @@ _SEED_DOMAIN = b"veilstream/simulation-seed/v1\0"
 class NoiseKey:
     """A 256-bit key and whether it may protect anyone.
 
-    Guarantees: only `from_operating_system` yields ``private=True``. A key made from a seed is
-    reproducible by whoever knows the seed, hence for simulation only. The key has no useful repr.
+    Guarantees: only `from_operating_system` yields ``private=True``. A key made from a seed, or
+    from given bytes, is known to whoever chose it, hence for simulation only. The key has no
+    useful repr.
     """
 
     secret: bytes = field(repr=False)
-    private: bool
+    private: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        if len(self.secret) != KEY_BYTES:
-            raise InputError(
-                "key", f"<{len(self.secret)} bytes>", "32 bytes", "use NoiseKey's makers"
-            )
+        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
+            raise InputError("key", "<not shown>", "32 bytes", "use NoiseKey's makers")
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
         """Fresh key from the operating system's generator: the only kind that protects people."""
-        return cls(secrets.token_bytes(KEY_BYTES), private=True)
+        key = cls(secrets.token_bytes(KEY_BYTES))
+        object.__setattr__(key, "private", True)
+        return key
 
     @classmethod
     def from_seed(cls, seed: int) -> NoiseKey:
         """Key of a reproducible simulation. **Not private**: the seed gives the noise away."""
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**128:
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**128:
             raise InputError("seed", seed, "an integer in [0, 2^128)", "try 0")
-        digest = hashlib.sha256(_SEED_DOMAIN + seed.to_bytes(16, "big")).digest()
-        return cls(digest, private=False)
+        digest = hashlib.sha256(_SEED_DOMAIN + int(seed).to_bytes(16, "big")).digest()
+        return cls(digest)
 
 
 def open_row(key: NoiseKey, step: int) -> CipherContext:

@@ -10,8 +10,8 @@ triangular, X = CᵀC with C and N = C⁻¹ causal. Along reversed time that is 
 y, which the Kalman filter with exact observations yields; transposing its whitening recurrence
 turns time round again and gives the steps of N.
 
-`reduce_order` then drops the state directions that the increments cannot see: N has Hankel blocks
-of low numerical rank.
+State directions that the increments cannot see are dropped on the way: N has Hankel blocks of low
+numerical rank.
 """
 
 from __future__ import annotations

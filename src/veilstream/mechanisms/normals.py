@@ -6,21 +6,27 @@ definition of the noise (changing it changes every seeded run); blocking and thr
 
 Precision and tail, in plain numbers:
 
-- radius r = sqrt(-2 ln u). u has 32 random bits; the 2^-16 smallest values of u, where 32 bits
-  would be coarse, get 32 more from a reserve at the end of the tile. The largest |z| is therefore
-  sqrt(2·65·ln 2) = 9.49; an exact normal exceeds that with probability 2.3e-21.
-- u is then a float32: near u = 1 it moves in steps of 2^-24, so a pair is exactly (0, 0) with
-  probability 2^-25 and the smallest other radius is 3.5e-4.
-- the angle has 32 random bits, rounded to float32 in (-π, π].
+- radius r = sqrt(-2 ln u), u uniform in 32 bits. A float32 holds 24 of them, so near u = 1 the
+  word's low byte, which rounding drops, is given back after the logarithm: ln u = ln û + byte/û.
+  (For u < ½ the float32 keeps part of that byte, and adding it again stretches blocks of 256 words
+  over their neighbours: u stays uniform.) The 2^-15 of words nearest to 0 or 1 get 32 more bits
+  from a reserve at the end of the tile. The largest |z| is sqrt(2·65·ln 2) = 9.49 (an exact normal
+  exceeds that with probability 2.3e-21); small radii go down to 3e-10. Without all this, radii
+  near zero would lie on visible rings, from which noise can be told and subtracted.
+- the angle has 32 random bits, rounded to float32 in [-π, π].
+- results are float32, so near |z| = 1 they move in steps of about 1e-7. Whoever releases sums of
+  noise and data must round them to a grid that is coarser than that times std.
 - cos, sin, log and sqrt are NumPy's float32 kernels, good to a few units in the last place.
   The result is reproducible to the bit on one machine and NumPy build; another instruction set
   may differ in the last place.
 
-`tests/mechanisms/test_normals.py` holds the distribution to Kolmogorov-Smirnov, moment,
-tail-count and correlation tests.
+`tests/mechanisms/test_randomness.py` holds the distribution to Kolmogorov-Smirnov, moment,
+tail-count, ring and correlation tests.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -32,10 +38,11 @@ Float32s = NDArray[np.float32]
 
 TILE = 32768
 _PAIRS = TILE // 2
-_SMALL_RADIUS_WORD = np.uint32(1 << 16)
-_RESERVE_WORDS = 32  # a tile needs Binomial(16384, 2^-16) of them: more than 32 in 1e-56 of tiles
+_NEAR_END = np.uint32(1 << 16)  # words this close to 0 or 2^32 are refined
+_RESERVE_WORDS = 32  # a tile needs Binomial(16384, 2^-15) of them: more than 32 in 1e-46 of tiles
 
 _ZEROS = memoryview(bytes(4 * (2 * _PAIRS + _RESERVE_WORDS)))
+_LOW_BYTE = 0 if sys.byteorder == "little" else 3
 _UNIT = np.float32(2.0**-32)
 _TURN = np.float32(np.pi * 2.0**-31)
 
@@ -47,6 +54,7 @@ class NormalTiles:
         pairs = (min(largest, TILE) + 1) // 2
         self._bytes = memoryview(bytearray(4 * (2 * pairs + _RESERVE_WORDS)))
         self._radius = np.empty(pairs, np.float32)
+        self._spare = np.empty(pairs, np.float32)
         self._views: dict[int, _Views] = {}
 
     def fill(self, row: CipherContext, out: Float32s, std: float = 1.0) -> None:
@@ -57,17 +65,26 @@ class NormalTiles:
         pairs = (len(out) + 1) // 2
         views = self._views.get(pairs)
         if views is None:
-            views = self._views[pairs] = _Views(self._bytes, self._radius, pairs)
-        zeros, stream, radius_words, angle_words, reserve, radius = views.all
+            views = self._views[pairs] = _Views(self._bytes, self._radius, self._spare, pairs)
+        zeros, stream, words, low_bytes, angle_words, reserve, radius, spare, spare_words = (
+            views.all
+        )
         row.update_into(zeros, stream)
 
-        np.copyto(radius, radius_words, casting="unsafe")
+        np.add(words, _NEAR_END, out=spare_words)  # wraps: both ends become small numbers
+        ends = None
+        if spare_words.min() < 2 * _NEAR_END:
+            ends = np.flatnonzero(spare_words < 2 * _NEAR_END)[:_RESERVE_WORDS]
+        np.copyto(radius, words, casting="unsafe")
+        np.copyto(spare, low_bytes, casting="unsafe")
+        if ends is not None:
+            radius[ends] = 1.0  # away from zero; refined below
+        np.divide(spare, radius, out=spare)
         np.multiply(radius, _UNIT, out=radius)
-        if radius_words.min() < _SMALL_RADIUS_WORD:
-            small = np.flatnonzero(radius_words < _SMALL_RADIUS_WORD)[:_RESERVE_WORDS]
-            refined = radius_words[small] + (reserve[: len(small)] + 0.5) * 2.0**-32
-            radius[small] = refined * 2.0**-32
         np.log(radius, out=radius)
+        np.add(radius, spare, out=radius)
+        if ends is not None:
+            radius[ends] = _log_near_ends(words[ends], reserve[: len(ends)])
         np.multiply(radius, -round_up(2.0 * std * std), out=radius)
         np.sqrt(radius, out=radius)
 
@@ -83,17 +100,29 @@ class NormalTiles:
 class _Views:
     """A tile's parts of the scratch space, cut once per tile size."""
 
-    def __init__(self, scratch: memoryview, radius: Float32s, pairs: int) -> None:
+    def __init__(self, scratch: memoryview, radius: Float32s, spare: Float32s, pairs: int) -> None:
         used = 4 * (2 * pairs + _RESERVE_WORDS)
         words = np.frombuffer(scratch[:used], dtype=np.uint32)
         self.all = (
             _ZEROS[:used],
             scratch[:used],
             words[:pairs],
+            words[:pairs].view(np.int8)[_LOW_BYTE::4],
             words[pairs : 2 * pairs].view(np.int32),
             words[2 * pairs :],
             radius[:pairs],
+            spare[:pairs],
+            spare[:pairs].view(np.uint32),
         )
+
+
+def _log_near_ends(words: NDArray[np.uint32], extra: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Ln u of 64-bit u, for words within 2^16 of either end."""
+    low = words < _NEAR_END
+    distance = np.where(low, words, ~words) + (extra + 0.5) * 2.0**-32
+    v = distance * 2.0**-32
+    logarithm: NDArray[np.float64] = np.where(low, np.log(v), np.log1p(-v))
+    return logarithm
 
 
 def round_up(value: float) -> np.float32:

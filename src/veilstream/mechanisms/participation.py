@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 GRAM_LIMIT = 4096
 """Longest horizon for which X = CᵀC is formed."""
 _PATTERN_WORK = 20_000_000
+_NESTED_WORK = 20_000_000_000
 _SAME = 1e-6
 
 
@@ -50,8 +51,12 @@ class Participation:
     min_separation: int = 1
 
     def __post_init__(self) -> None:
-        positive_integer("participation.times", self.times, "1 means once")
-        positive_integer("participation.min_separation", self.min_separation, "1 means any steps")
+        times = positive_integer("participation.times", self.times, "1 means once")
+        apart = positive_integer(
+            "participation.min_separation", self.min_separation, "1 means any steps"
+        )
+        object.__setattr__(self, "times", times)
+        object.__setattr__(self, "min_separation", apart)
 
     def __str__(self) -> str:
         if self.times == 1:
@@ -65,9 +70,9 @@ class Participation:
             raise InputError(
                 "participation",
                 (self.times, self.min_separation),
-                f"{self.times} appearances {self.min_separation} steps apart to fit in a horizon "
-                f"of {horizon} steps (they need {max(needed, self.min_separation)})",
-                "fewer appearances or a smaller separation",
+                f"visits and separation that fit in a horizon of {horizon} steps "
+                f"(these need {max(needed, self.min_separation)})",
+                "fewer visits or a smaller separation",
             )
 
 
@@ -110,6 +115,9 @@ def gram_sensitivity(C: Floats, participation: Participation) -> Sensitivity:
     shifted = _left_most_toeplitz(C, k, b)
     if shifted is not None:
         return Sensitivity(shifted, True, "left-most pattern of a decreasing Toeplitz matrix")
+    if k * len(X) ** 2 > _NESTED_WORK:
+        largest = k * math.sqrt(float(X.diagonal().max()))
+        return Sensitivity(largest, False, "times x largest column norm (too many patterns)")
     # Steps of one pattern are b apart: nothing nearer than that ever meets, but a step itself.
     upper, pattern = _nested_bound(np.where(apart | (distance == 0), size, 0.0), k, b)
     attained = float(size[np.ix_(pattern, pattern)].sum())
@@ -196,6 +204,6 @@ def heaviest_pattern(weights: Floats, k: int, b: int) -> tuple[float, list[int]]
 
 def _nested_bound(X: Floats, k: int, b: int) -> tuple[float, list[int]]:
     per_step = np.concatenate(
-        [_best_patterns(X[:, i : i + 256], k, b) for i in range(0, len(X), 256)]
+        [_best_patterns(X[:, i : i + 2048], k, b) for i in range(0, len(X), 2048)]
     )
     return heaviest_pattern(per_step, k, b)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.steps import Steps
 
@@ -109,11 +110,28 @@ def compile_program(
         kind = steps.kind(start, here)
         if kind not in known:
             known[kind] = len(matrices)
-            matrices.append(_keep_live(steps.block(start, here), here, live).astype(np.float32))
+            block_matrix = _keep_live(steps.block(start, here), here, live)
+            matrices.append(_as_float32(block_matrix, here, live.stop - live.start))
         matrix_of_block[block] = known[kind]
     return NoiseProgram(
         horizon, length, live.stop - live.start, tuple(matrices), matrix_of_block, row_scale
     )
+
+
+def _as_float32(matrix: Floats, length: int, state_size: int) -> Float32s:
+    """The matrix that runs: finite, with draws that reach their own increments, read-only."""
+    with np.errstate(over="ignore"):
+        rounded = matrix.astype(np.float32)
+    own = np.abs(rounded[:length, state_size:].diagonal())
+    if not np.isfinite(rounded).all() or own.min() < np.finfo(np.float32).tiny:
+        raise InputError(
+            "mechanism",
+            f"increments with coefficients from {own.min():.2g} to {np.abs(matrix).max():.2g}",
+            "coefficients that float32 can hold",
+            "scale C; or C grows or decays too fast for its inverse to be run",
+        )
+    rounded.setflags(write=False)
+    return rounded
 
 
 def _keep_live(full: Floats, length: int, live: slice) -> Floats:

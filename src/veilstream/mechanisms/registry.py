@@ -34,6 +34,6 @@ MECHANISMS: dict[str, Callable[..., Factorization]] = {
 
 def build(name: str, horizon: int, **options: Any) -> Factorization:
     """The mechanism of this name; an unknown one is refused with the nearest name."""
-    if name not in MECHANISMS:
-        raise UnknownName("mechanism", name, MECHANISMS)
+    if not isinstance(name, str) or name not in MECHANISMS:
+        raise UnknownName("mechanism", str(name), MECHANISMS)
     return MECHANISMS[name](horizon, **options)

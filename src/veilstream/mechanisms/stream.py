@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
 
-from veilstream.errors import HorizonExhausted
+from veilstream.errors import HorizonExhausted, PrivacyError
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
 
@@ -21,14 +21,15 @@ __all__ = ["NoiseStream"]
 Float32s = NDArray[np.float32]
 RowOpener = Callable[[int], CipherContext]
 
-_OPERAND = 1 << 16  # floats on the right of a matrix product: 256 KiB, so that it stays in cache
+_OPERAND = 48 << 10  # floats on the right of a matrix product: 192 KiB, to stay in cache
 
 
 class NoiseStream(Iterator[Float32s]):
     """The T increments of a mechanism, in order, each exactly once.
 
     Iteration ends after the horizon. `step` and `next_block` raise `HorizonExhausted` there:
-    noise is never repeated, clamped or made up.
+    noise is never repeated, clamped or made up. An interrupted block leaves the stream unusable.
+    A stream belongs to one thread of one process.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class NoiseStream(Iterator[Float32s]):
         self._next_block = 0
         self._ready = 0  # increments of the current block not yet handed out
         self._taken = 0
+        self._broken = False  # true while a block is being computed
 
     @property
     def position(self) -> int:
@@ -70,13 +72,27 @@ class NoiseStream(Iterator[Float32s]):
 
     def step(self) -> Float32s:
         """The next increment, as an array of its own."""
-        if self._ready == 0:
-            self._compute_block()
-        _, length = self.program.span(self._next_block - 1)
-        increment: Float32s = self._increments[length - self._ready].copy()
-        self._ready -= 1
-        self._taken += 1
+        increment: Float32s = self.take(1)[0]
         return increment
+
+    def take(self, count: int, out: Float32s | None = None) -> Float32s:
+        """The next ``count`` increments as (count, dim), into ``out`` if given."""
+        if self._taken + count > self.program.horizon:
+            raise HorizonExhausted(self.program.horizon, self._taken + count - 1)
+        if out is None:
+            out = np.empty((count, self.dim), np.float32)
+        done = 0
+        while done < count:
+            if self._ready == 0:
+                self._compute_block()
+            _, length = self.program.span(self._next_block - 1)
+            now = min(self._ready, count - done)
+            first = length - self._ready
+            out[done : done + now] = self._increments[first : first + now]
+            self._ready -= now
+            self._taken += now
+            done += now
+        return out
 
     def __next__(self) -> Float32s:
         if self._taken == self.program.horizon:
@@ -85,8 +101,14 @@ class NoiseStream(Iterator[Float32s]):
 
     def _compute_block(self) -> None:
         program = self.program
+        if self._broken:
+            raise PrivacyError(
+                "an earlier block was interrupted half-way, so the state is not the mechanism's: "
+                "nothing was released (start the run again, or resume it from its checkpoint)"
+            )
         if self._next_block == program.blocks:
             raise HorizonExhausted(program.horizon, self._taken)
+        self._broken = True
         start, length = program.span(self._next_block)
         rows = [self._open_row(start + t) for t in range(length)]
         matrix = None if program.is_identity else program.matrix(self._next_block)
@@ -99,6 +121,7 @@ class NoiseStream(Iterator[Float32s]):
                 self._correlate(matrix, self._state[:, first : first + TILE], fresh)
         self._next_block += 1
         self._ready = length
+        self._broken = False
 
     def _correlate(self, matrix: Float32s, state: Float32s, fresh: Float32s) -> None:
         """Turn fresh draws into increments, and the state into the next, in place."""

@@ -34,8 +34,8 @@ def tree_online(horizon: int) -> Factorization:
     """The tree with Honaker's online estimator: each closed node is averaged with its subtree.
 
     A closed node of level v is estimated by a_v times its own noisy sum plus (1 - a_v) times the
-    estimates of its two halves, with the weight a_v = 1/(2 - 2^-v)... that minimises the variance
-    V_v = 2^v / (2^(v+1) - 1). All complete nodes carry noise, so the published sensitivity is that
+    estimates of its two halves. The weight a_v = 2^v / (2^(v+1) - 1) minimises the variance, which
+    is then a_v too. All complete nodes carry noise, so the published sensitivity is that
     of the plain tree, floor(log2 T) + 1, and it is what `sensitivity` reports. The right halves
     are never seen alone: one fresh draw a step has the law of them all, and the sensitivity of
     that law, `released_sensitivity`, is smaller.

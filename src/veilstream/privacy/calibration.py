@@ -9,6 +9,7 @@ from veilstream.mechanisms.checks import positive_number
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.participation import Participation, as_participation
 from veilstream.privacy import gaussian, zcdp
+from veilstream.privacy.clipping import checked_clip_norm
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
 
@@ -33,15 +34,19 @@ def calibrate(
     """
     if not isinstance(budget, Budget):
         raise InputError("budget", budget, "a Budget", "Budget(epsilon=1.0, delta=1e-6)")
-    clip = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
+    if not isinstance(factorization, Factorization):
+        raise InputError(
+            "factorization", factorization, "a Factorization", "mechanisms.optimal(1000)"
+        )
+    clip = checked_clip_norm(clip_norm)
     near, how = Neighbours.of(neighbours), Accounting.of(accounting)
     part = as_participation(participation)
     report = factorization.sensitivity_report(part)
     sensitivity = near.reach * clip * report.value
     mu_for = gaussian.mu_for if how is Accounting.EXACT else zcdp.mu_for
     std = sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
-    if not math.isfinite(std):
-        raise InputError("clip_norm", clip_norm, "small enough for finite noise", "try 1")
+    if not (math.isfinite(std) and std > 0.0):
+        raise InputError("noise std", std, "finite and > 0", "another clip norm; try 1")
     return std, Guarantee(
         epsilon=float(budget.epsilon),
         delta=float(budget.delta),
@@ -67,6 +72,6 @@ def privacy_of(
 ) -> GaussianCurve:
     """The inverse question: what noise of this ``std`` gives, as a whole privacy curve."""
     noise = positive_number("std", std, "take it from veilstream.calibrate")
-    clip = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
+    clip = checked_clip_norm(clip_norm)
     reach = Neighbours.of(neighbours).reach
     return GaussianCurve(reach * clip * factorization.sensitivity(participation) / noise)

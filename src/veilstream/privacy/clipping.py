@@ -10,12 +10,20 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["Clipped", "clip"]
+__all__ = ["Clipped", "checked_clip_norm", "clip"]
 
 _SMALLEST = 1e-150  # below, products of subnormal numbers could round up past the bound
 
 Clipped = NewType("Clipped", NDArray[np.floating])
 """Gradients whose norm is at most the clip norm. Made by `clip` alone."""
+
+
+def checked_clip_norm(clip_norm: object) -> float:
+    """``clip_norm`` as a float that clipping and calibration can keep."""
+    bound = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
+    if bound < _SMALLEST:
+        raise InputError("clip_norm", clip_norm, f">= {_SMALLEST:g}", "scale the loss; try 1")
+    return bound
 
 
 def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
@@ -29,9 +37,7 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     - a finite vector keeps its direction, however large or small; one that is safely inside the
       bound is returned unchanged, bit for bit.
     """
-    bound = positive_number("clip_norm", clip_norm, "the norm gradients are clipped to; try 1")
-    if bound < _SMALLEST:
-        raise InputError("clip_norm", clip_norm, f">= {_SMALLEST:g}", "scale the loss; try 1")
+    bound = checked_clip_norm(clip_norm)
     raw = np.asarray(gradients)
     if raw.dtype not in (np.float32, np.float64):
         raise InputError("gradients", f"dtype {raw.dtype}", "float32 or float64", "cast them")

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.mechanisms.checks import positive_number
 
 __all__ = ["GaussianCurve", "mu_for"]
 
@@ -96,14 +100,21 @@ class GaussianCurve:
 
     mu: float
 
+    def __post_init__(self) -> None:
+        positive_number("mu", self.mu, "sensitivity / noise std")
+
     def delta(self, epsilon: float) -> float:
         """Smallest δ at this ε >= 0."""
+        if not (isinstance(epsilon, Real) and 0.0 <= epsilon < math.inf):
+            raise InputError("privacy.epsilon", epsilon, "a finite number >= 0", "try 1")
         return math.exp(_log_delta(epsilon, self.mu))
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 at this δ."""
         from scipy.optimize import brentq
 
+        if not (isinstance(delta, Real) and 0.0 < delta < 1.0):
+            raise InputError("privacy.delta", delta, "in (0, 1)", "try 1e-6")
         target = math.log(delta)
         if _log_delta(0.0, self.mu) <= target:
             return 0.0
@@ -124,7 +135,7 @@ class GaussianCurve:
         """Least miss rate of any test that tells neighbours apart with false-alarm rate α."""
         from scipy.special import ndtr, ndtri
 
-        beta = ndtr(ndtri(1.0 - np.asarray(alpha, dtype=np.float64)) - self.mu)
+        beta = ndtr(-ndtri(np.asarray(alpha, dtype=np.float64)) - self.mu)
         return float(beta) if np.ndim(alpha) == 0 else np.asarray(beta, dtype=np.float64)
 
 

@@ -67,7 +67,13 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        positive_number("privacy.epsilon", self.epsilon, "lower means more private; try 1")
+        epsilon = positive_number(
+            "privacy.epsilon", self.epsilon, "lower means more private; try 1"
+        )
+        if epsilon > 1e6:
+            raise InputError(
+                "privacy.epsilon", self.epsilon, "<= 1e6", "that protects no one; try 1"
+            )
         delta = self.delta
         if (
             isinstance(delta, bool)
@@ -114,12 +120,10 @@ class Guarantee:
 
     def epsilon_at(self, delta: float) -> float:
         """The ε that this noise really gives at another δ."""
-        Budget(1.0, delta)
         return self.curve.epsilon(delta)
 
     def delta_at(self, epsilon: float) -> float:
         """The δ that this noise really gives at another ε."""
-        positive_number("privacy.epsilon", epsilon, "lower means more private; try 1")
         return self.curve.delta(epsilon)
 
     @property

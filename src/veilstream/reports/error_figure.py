@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from veilstream.errors import InputError, MissingExtra
 from veilstream.reports.comparison import Comparison
 
-__all__ = ["draw_error_over_time"]
+__all__ = ["check_figure_path", "draw_error_over_time"]
 
 # Okabe and Ito's colours, told apart by nearly everyone; a mechanism keeps its colour in every
 # figure, and independent noise is always grey.
@@ -27,12 +28,22 @@ _COLOURS = {
 _FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
-    """Draw and save; the format follows from the file's ending (.png, .svg or .pdf)."""
+def check_figure_path(path: Path) -> None:
+    """Refuse, before any work is done, what could not be written afterwards."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(
             "figure", str(path), "a name ending in .png, .svg or .pdf", "try error.png"
         )
+    if path.is_dir():
+        raise InputError("figure", str(path), "a file, not a folder", "name a file in it")
+    inside = next(parent for parent in path.absolute().parents if parent.exists())
+    if not inside.is_dir() or not os.access(inside, os.W_OK):
+        raise InputError("figure", str(path), "in a folder that can be written", "try error.png")
+
+
+def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
+    """Draw and save, whole or not at all; the format follows from the file's ending."""
+    check_figure_path(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -77,5 +88,10 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
         title_fontsize="small",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    try:
+        figure.savefig(partial, dpi=150)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path

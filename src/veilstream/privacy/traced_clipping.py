@@ -1,0 +1,49 @@
+"""Clipping inside JAX: float32, traceable, for simulation and compiled learners.
+
+The same promise as `veilstream.clip`, without float64: sums of squares are taken in short runs, the
+worst that float32 summation can do to them is bounded, and the scale is lowered by that much.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["clip_traced"]
+
+_RUN = 256
+
+
+def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
+    """Scale each float32 vector along the last axis to norm at most ``clip_norm``.
+
+    Guarantees: the exact norm of each result is at most ``clip_norm``; a vector with an entry that
+    is not finite becomes zero. Unlike `veilstream.clip`, a vector within some 1e-5 of the bound is
+    scaled too.
+    """
+    import jax.numpy as jnp
+
+    dim = gradients.shape[-1]
+    finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
+    x = jnp.where(finite, gradients, 0.0)
+    largest = jnp.abs(x).max(axis=-1, keepdims=True, initial=0.0)
+    unit = x / jnp.where(largest > 0.0, largest, 1.0)
+    square = unit * unit
+    terms = 1
+    while square.shape[-1] > 1:
+        run = min(_RUN, square.shape[-1])
+        padded = -(-square.shape[-1] // run) * run - square.shape[-1]
+        square = jnp.pad(square, [(0, 0)] * (square.ndim - 1) + [(0, padded)])
+        square = square.reshape(*square.shape[:-1], -1, run).sum(axis=-1)
+        terms += run
+    norm = largest * jnp.sqrt(square) if dim else largest
+    # Each of `terms` additions, and a dozen other roundings, errs by at most one unit.
+    slack = (terms + 12) * float(np.finfo(np.float32).eps)
+    inside = norm * (1.0 + slack) <= clip_norm
+    root = jnp.sqrt(square) if dim else jnp.ones_like(largest)
+    scaled = unit * (clip_norm * (1.0 - slack) / jnp.where(inside, 1.0, root))
+    return jnp.where(inside, x, scaled)
