@@ -1,0 +1,281 @@
+"""All seeds, learners and methods at once: Algorithm 1 mapped over arrays.
+
+The same `local_round` and `server_update` as everywhere, compiled over a block of rounds. Noise
+comes from the mechanisms' own streams, one per (method, seed), so a seed's noise does not depend on
+which others run beside it. Memory is bounded by the block (`run.memory_mib`), not by the horizon;
+the block changes nothing in the numbers but float32 rounding.
+
+What is measured here (losses and accuracies on clients' data) is an oracle's view, for simulation:
+a deployed learner never sends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.engines.build import Prepared, Stream, stream_of, task_of
+from veilstream.engines.plan import Plan, decayed
+from veilstream.learning.algorithm import local_round, server_update
+from veilstream.learning.tasks import Sample, Task
+from veilstream.mechanisms import NoiseStream
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["METRICS", "Progress", "Simulation", "clients_of"]
+
+Float32s = NDArray[np.float32]
+
+METRICS = ("loss", "accuracy", "noise", "distance")
+"""Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
+averaged release, distance of x^r to the noise-free x^r."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    round: int
+    rounds: int
+    methods: tuple[str, ...]
+    accuracy: float | None
+    """Prequential, over the last block, of the first method shown."""
+
+
+def noise_seed(seed: int, name: str) -> int:
+    """A simulation seed for one method of one run; simulation only, as all seeds are."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "big")
+
+
+def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> Sample:
+    """Clients of some rounds, as features (rounds, seeds, n, clients, d) and targets."""
+    drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
+    features = np.array([[s.features for s in row] for row in drawn])
+    return Sample(features, np.array([[s.target for s in row] for row in drawn]))
+
+
+@dataclass
+class _Group:
+    """Methods of one shape, and where they stand."""
+
+    methods: list[int]
+    prepared: list[Prepared]
+    x: Any  # (methods, seeds, d)
+    noise: list[list[NoiseStream | None]]  # [method][seed]
+    run_block: Callable[..., Any] = field(repr=False)
+
+
+class Simulation:
+    """A plan in motion: `advance` runs the next block of rounds."""
+
+    def __init__(self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int]) -> None:
+        self.plan = plan
+        self.task = task_of(plan)
+        self.stream = stream_of(plan)
+        self.seeds = tuple(seeds)
+        self.round = 0
+        self._prepared = list(prepared)
+        R = plan.learning.rounds
+        shape = (len(self._prepared), len(self.seeds), R)
+        self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
+        self.evaluated = [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
+        self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
+        self._held_out = [self.stream.held_out(s, plan.data.held_out) for s in self.seeds]
+        self._groups = [self._group(indices) for indices in self._shapes()]
+        self.block_rounds = self._rounds_per_block()
+
+    def _shapes(self) -> Iterator[list[int]]:
+        by_shape: dict[tuple[int, int, bool], list[int]] = {}
+        for index, prepared in enumerate(self._prepared):
+            by_shape.setdefault(prepared.shape, []).append(index)
+        yield from by_shape.values()
+
+    def _group(self, indices: list[int]) -> _Group:
+        import jax
+        import jax.numpy as jnp
+
+        members = [self._prepared[i] for i in indices]
+        n, d = self.plan.learning.learners, self.task.dim
+        start = jnp.broadcast_to(self.task.init(), (len(indices), len(self.seeds), d))
+        streams = [[self._noise_stream(p, seed, n * d) for seed in self.seeds] for p in members]
+        noise_free = next((i for i, p in enumerate(members) if p.factorization is None), None)
+        run_block = jax.jit(partial(_run_block, self.task, members[0], noise_free))
+        return _Group(indices, members, start, streams, run_block)
+
+    @staticmethod
+    def _noise_stream(prepared: Prepared, seed: int, dim: int) -> NoiseStream | None:
+        if prepared.factorization is None:
+            return None
+        chosen = noise_seed(seed, prepared.plan.name)
+        return prepared.factorization.noise(std=prepared.noise_std, dim=dim, seed=chosen)
+
+    def _rounds_per_block(self) -> int:
+        n, d = self.plan.learning.learners, self.task.dim
+        floats = max(
+            len(g.methods) * len(self.seeds) * n * d * g.prepared[0].steps for g in self._groups
+        )
+        allowed = self.plan.run.memory_mib * 2**20 // (4 * floats)
+        return int(min(self.plan.learning.rounds, max(1, allowed)))
+
+    @property
+    def done(self) -> bool:
+        """Whether every round has been run."""
+        return self.round >= self.plan.learning.rounds
+
+    def advance(self) -> Progress:
+        """Run the next block of rounds."""
+        first, R = self.round, self.plan.learning.rounds
+        count = min(self.block_rounds, R - first)
+        clients = clients_of(self.stream, self.seeds, first, count)
+        for group in self._groups:
+            self._advance_group(group, clients, first, count)
+        self.round = first + count
+        accuracy = float(np.nanmean(self.history["accuracy"][0, :, first : self.round]))
+        return Progress(
+            self.round, R, tuple(p.plan.name for p in self._prepared),
+            accuracy if self.task.classifies else None,
+        )  # fmt: skip
+
+    def _advance_group(self, group: _Group, clients: Sample, first: int, count: int) -> None:
+        steps, per_step, _ = group.prepared[0].shape
+        shape = (*clients.target.shape[:3], steps, per_step)
+        shaped = Sample(clients.features.reshape(*shape, -1), clients.target.reshape(shape))
+        sizes = self._step_sizes(group, first, count)
+        noise = self._noise(group, count)
+        group.x, measured, released = group.run_block(group.x, shaped, noise, *sizes)
+        span = slice(first, first + count)
+        for name in METRICS:
+            values = np.moveaxis(np.asarray(measured[name]), 0, -1)
+            self.history[name][group.methods, :, span] = values
+        self._evaluate(group, np.asarray(released), first, count)
+
+    def _step_sizes(self, group: _Group, first: int, count: int) -> tuple[Float32s, Float32s]:
+        """η and η̃ of each round and method, (count, methods)."""
+        R = self.plan.learning.rounds
+        both = []
+        for p in group.prepared:
+            local = decayed(p.plan.step_size, p.plan.step_decay, R)[first : first + count]
+            both.append((local, [eta * p.plan.server_step_size * p.steps for eta in local]))
+        sizes = np.array(both, np.float32)  # (methods, 2, count)
+        return sizes[:, 0].T, sizes[:, 1].T
+
+    def _noise(self, group: _Group, count: int) -> Float32s:
+        """(count, methods, seeds, steps, n, d)."""
+        steps = group.prepared[0].steps
+        n, d = self.plan.learning.learners, self.task.dim
+        out = np.zeros((count, len(group.methods), len(self.seeds), steps, n, d), np.float32)
+
+        for m, streams in enumerate(group.noise):
+            for i, stream in enumerate(streams):
+                if stream is not None:
+                    out[:, m, i] = stream.take(count * steps).reshape(count, steps, n, d)
+        return out
+
+    def _evaluate(self, group: _Group, released: Float32s, first: int, count: int) -> None:
+        """Held-out accuracy of x^r for the rounds that are looked at, and of the last model."""
+        if not self.task.classifies:
+            return
+        models = {first + i: released[i] for i in range(count)}
+        models[first + count] = np.asarray(group.x)
+        for column, r in enumerate(self.evaluated):
+            if first <= r < first + count or (r == first + count == self.plan.learning.rounds):
+                for s, held_out in enumerate(self._held_out):
+                    scores = held_out.features @ models[r][:, s].T  # (count, methods)
+                    right = np.where(scores >= 0, 1.0, -1.0) == held_out.target[:, None]
+                    self.held_out_accuracy[group.methods, s, column] = right.mean(axis=0)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Arrays from which `restore` goes on to the same numbers."""
+        models = {f"x{i}": np.asarray(group.x) for i, group in enumerate(self._groups)}
+        return {
+            "round": np.array(self.round),
+            "held_out_accuracy": self.held_out_accuracy,
+            **models,
+            **{f"history_{name}": values for name, values in self.history.items()},
+        }
+
+    def restore(self, state: Any) -> None:
+        """Continue from a checkpoint: noise streams are run forward to where they stood."""
+        import jax.numpy as jnp
+
+        self.round = int(state["round"])
+        self.held_out_accuracy[...] = state["held_out_accuracy"]
+        for name in METRICS:
+            self.history[name][...] = state[f"history_{name}"]
+        for i, group in enumerate(self._groups):
+            group.x = jnp.asarray(state[f"x{i}"])
+            passed = self.round * group.prepared[0].steps
+            for row in group.noise:
+                for stream in row:
+                    if stream is not None:
+                        _skip(stream, passed)
+
+
+def _skip(stream: NoiseStream, count: int) -> None:
+    while count:
+        now = min(count, 256)
+        stream.take(now)
+        count -= now
+
+
+def _run_block(
+    task: Task,
+    member: Prepared,
+    noise_free: int | None,
+    x: Array,
+    clients: Sample,
+    noise: Array,
+    step_size: Array,
+    effective_step_size: Array,
+) -> tuple[Array, dict[str, Array], Array]:
+    """A block of rounds: final models, what was measured, and the models that were released."""
+    import jax
+    import jax.numpy as jnp
+
+    learner = partial(local_round, task, member.rule)
+    # noise is (steps, n, d) for one method and seed: learners are its second axis
+    learners = jax.vmap(learner, in_axes=(None, 0, 1, None))
+    seeds = jax.vmap(learners, in_axes=(0, 0, 0, None))
+    methods = jax.vmap(seeds, in_axes=(0, None, 0, 0))
+    update = jax.vmap(
+        jax.vmap(partial(server_update, member.rule), in_axes=(0, 0, None)), in_axes=(0, 0, 0)
+    )
+
+    def losses(params: Array, samples: Sample) -> tuple[Array, Array]:
+        flat = Sample(
+            samples.features.reshape(-1, samples.features.shape[-1]), samples.target.reshape(-1)
+        )
+        loss = jax.vmap(task.loss, in_axes=(None, 0))(params, flat).mean()
+        if not task.classifies:
+            return loss, jnp.nan
+        return loss, (task.predict(params, flat.features) == flat.target).mean()
+
+    measure = jax.vmap(jax.vmap(losses, in_axes=(0, 0)), in_axes=(0, None))
+
+    def one_round(x: Array, inputs: tuple[Sample, Array, Array, Array]) -> tuple[Array, Any]:
+        clients, noise, eta, effective = inputs
+        loss, accuracy = measure(x, clients)
+        releases = methods(x, clients, noise, eta)
+        injected = noise.mean(axis=(2, 3))
+        apart = x - x[noise_free] if noise_free is not None else jnp.full_like(x, jnp.nan)
+        measured = {
+            "loss": loss,
+            "accuracy": accuracy,
+            "noise": jnp.sqrt((injected**2).sum(axis=-1)),
+            "distance": jnp.sqrt((apart**2).sum(axis=-1)),
+        }
+        return update(x, releases, effective), (measured, x)
+
+    x, (measured, released) = jax.lax.scan(
+        one_round, x, (clients, noise, step_size, effective_step_size)
+    )
+    return x, measured, released

@@ -1,0 +1,1 @@
+"""The algorithm, once: local round, server update, tasks, methods, regret, theory."""

@@ -1,0 +1,86 @@
+"""Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
+
+Pure functions of arrays. Simulation maps them over seeds, learners and methods; a deployed learner
+calls `local_step` client by client. Only the source of `noise` differs between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veilstream.learning.tasks import Sample, Task
+from veilstream.privacy.traced_clipping import clip_traced
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["Rule", "local_round", "local_step", "server_update"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a step does besides following the gradient."""
+
+    clip_norm: float
+    """B_g: every client's gradient is clipped to it, always."""
+    projection_radius: float | None = None
+    """Keep models in this ball around zero: post-processing, so no cost in privacy."""
+    unit_steps: bool = False
+    """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
+
+
+def local_step(
+    task: Task, rule: Rule, z: Array, clients: Sample, noise: Array, step_size: Array
+) -> tuple[Array, Array]:
+    """Next local model and the noisy gradient that led to it.
+
+    ``clients`` has a leading axis: usually one client, or several whose clipped gradients are
+    averaged (then one client moves the average by at most 2·clip_norm / clients).
+    """
+    import jax
+    import jax.numpy as jnp
+
+    gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
+    gradient = clip_traced(gradients, rule.clip_norm).mean(axis=0)
+    if rule.unit_steps:
+        length = jnp.sqrt((gradient**2).sum())
+        gradient = gradient / jnp.where(length > 0.0, length, 1.0)
+    noisy = gradient + noise
+    return _project(z - step_size * noisy, rule), noisy
+
+
+def local_round(
+    task: Task, rule: Rule, x: Array, clients: Sample, noise: Array, step_size: Array
+) -> Array:
+    """ĝ of one learner: the average of its τ noisy gradients.
+
+    ``clients`` and ``noise`` have the τ steps as their first axis. The noisy gradients are summed
+    as they are: recovering them as (x - z)/(ητ) would cancel in float32.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def body(
+        carry: tuple[Array, Array], step: tuple[Sample, Array]
+    ) -> tuple[tuple[Array, Array], None]:
+        z, total = carry
+        z, noisy = local_step(task, rule, z, step[0], step[1], step_size)
+        return (z, total + noisy), None
+
+    (_, total), _ = jax.lax.scan(body, (x, jnp.zeros_like(x)), (clients, noise))
+    return total / noise.shape[0]
+
+
+def server_update(rule: Rule, x: Array, releases: Array, effective_step_size: Array) -> Array:
+    """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
+    return _project(x - effective_step_size * releases.mean(axis=0), rule)
+
+
+def _project(x: Array, rule: Rule) -> Array:
+    import jax.numpy as jnp
+
+    if rule.projection_radius is None:
+        return x
+    length = jnp.sqrt((x**2).sum())
+    return x * jnp.minimum(1.0, rule.projection_radius / jnp.where(length > 0.0, length, 1.0))

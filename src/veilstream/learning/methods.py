@@ -1,0 +1,96 @@
+"""Every row of the paper's comparison table (tab) as a value: whose, which noise, which steps.
+
+A method says what it protects. Only one whose noise is calibrated to a budget protects anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from veilstream.errors import UnknownName
+
+__all__ = ["METHODS", "Method", "method_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How one method runs a round."""
+
+    kind: str
+    source: str
+    private: bool
+    """Whether it adds noise that is calibrated to a budget."""
+    default_mechanism: str | None = None
+    fixed_mechanism: bool = False
+    """Whether the method stands or falls with that mechanism."""
+    local_updates: bool = True
+    """τ steps on τ clients, or one step on all τ of them."""
+    one_machine: bool = False
+    """Whether it is for a single learner that releases after every client (n = 1, τ = 1)."""
+    unit_steps: bool = False
+    """Whether gradients are scaled to length one."""
+
+    def steps_and_clients(self, local_steps: int, clients_per_step: int) -> tuple[int, int]:
+        """Steps in a round and clients in a step."""
+        if self.local_updates:
+            return local_steps, clients_per_step
+        return 1, local_steps * clients_per_step
+
+    @property
+    def protects(self) -> str:
+        """What a client gets."""
+        return "every client, by local differential privacy" if self.private else "nothing"
+
+
+METHODS: dict[str, Method] = {
+    method.kind: method
+    for method in (
+        Method(
+            kind="ours",
+            source="Zhang, Zhu, Fay and Johansson, Algorithm 1",
+            private=True,
+            default_mechanism="optimal",
+        ),
+        Method(
+            kind="independent",
+            source="the paper's baseline: Algorithm 1 with independent noise",
+            private=True,
+            default_mechanism="independent",
+            fixed_mechanism=True,
+        ),
+        Method(
+            kind="liu",
+            source="Liu et al. 2023: one mini-batch update a round, independent noise",
+            private=True,
+            default_mechanism="independent",
+            fixed_mechanism=True,
+            local_updates=False,
+        ),
+        Method(
+            kind="dp-ftrl",
+            source="Denisov et al. 2022 (optimal) and Kairouz et al. 2021 (tree): one machine",
+            private=True,
+            default_mechanism="optimal",
+            one_machine=True,
+        ),
+        Method(
+            kind="noise-free",
+            source="Mitra et al. 2021: online federated learning with local updates, no privacy",
+            private=False,
+        ),
+        Method(
+            kind="gao",
+            source="Gao et al. 2018: online normalised gradient descent on one machine, no privacy",
+            private=False,
+            one_machine=True,
+            unit_steps=True,
+        ),
+    )
+}
+
+
+def method_of(kind: str) -> Method:
+    """The method of this kind; an unknown one is refused with the nearest name."""
+    if kind not in METHODS:
+        raise UnknownName("methods.kind", kind, METHODS)
+    return METHODS[kind]

@@ -1,0 +1,147 @@
+"""What is learned: a loss on a flat parameter vector, with its per-client gradient by JAX.
+
+A client's data is a `Sample`. A task sees one sample at a time; engines vectorise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from veilstream.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["LeastSquares", "Logistic", "Ripple", "Sample", "Task"]
+
+
+class Sample(NamedTuple):
+    """One client's record, or arrays of many."""
+
+    features: Any
+    target: Any
+
+
+class Task(Protocol):
+    """A loss and what follows from it."""
+
+    dim: int
+    classifies: bool
+
+    def init(self) -> Array:
+        """x⁰: public, independent of any data."""
+
+    def loss(self, params: Array, sample: Sample) -> Array:
+        """Loss of one client."""
+
+    def gradient(self, params: Array, sample: Sample) -> Array:
+        """Gradient of `loss`, before clipping."""
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """What the model says."""
+
+
+class _FromLoss:
+    """Gradient by automatic differentiation, start at zero."""
+
+    dim: int
+
+    def init(self) -> Array:
+        return _jnp().zeros(self.dim, _jnp().float32)
+
+    def gradient(self, params: Array, sample: Sample) -> Array:
+        import jax
+
+        gradient: Array = jax.grad(self.loss)(params, sample)
+        return gradient
+
+    def loss(self, params: Array, sample: Sample) -> Array:
+        raise NotImplementedError
+
+
+class Logistic(_FromLoss):
+    """log(1 + exp(-y·a·x)) + ridge/2·‖x‖², labels y in {-1, +1}.
+
+    With ‖a‖ <= 1: smooth with L = 1/4 + ridge; without ridge the gradient is at most ‖a‖, and the
+    infimum over separable data is 0 and is not attained. With ridge it is strongly convex.
+    """
+
+    classifies = True
+
+    def __init__(self, dim: int, ridge: float = 0.0) -> None:
+        self.dim, self.ridge = dim, ridge
+
+    def loss(self, params: Array, sample: Sample) -> Array:
+        """Loss of one client."""
+        jnp = _jnp()
+        margin = sample.target * (sample.features @ params)
+        value: Array = jnp.logaddexp(0.0, -margin)
+        if self.ridge:
+            value = value + 0.5 * self.ridge * (params @ params)
+        return value
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """Label, -1 or +1."""
+        jnp = _jnp()
+        label: Array = jnp.where(features @ params >= 0, 1.0, -1.0)
+        return label
+
+
+class LeastSquares(_FromLoss):
+    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge."""
+
+    classifies = False
+
+    def __init__(self, dim: int, ridge: float = 0.0) -> None:
+        self.dim, self.ridge = dim, ridge
+
+    def loss(self, params: Array, sample: Sample) -> Array:
+        """Loss of one client."""
+        value: Array = 0.5 * (sample.features @ params - sample.target) ** 2
+        if self.ridge:
+            value = value + 0.5 * self.ridge * (params @ params)
+        return value
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """Fitted value."""
+        return features @ params
+
+
+class Ripple(_FromLoss):
+    """A nonconvex loss that satisfies asm-noncvx: Σ_j h(x_j - θ_j), h(u) = (u² + 3·sin² u)/2.
+
+    The client's features are θ. Where the clients of a round share θ, so do the minimiser and the
+    constants: h'' runs from -2 to 4 (L = 4, weakly convex with 2), and
+
+        u·h'(u) >= alpha·h(u) + mu/2·u²   for all u, with alpha = 0.4 and mu = 0.2.
+
+    (h itself is half of the classic example u² + 3·sin² u of a function that is not convex and
+    satisfies the Polyak-Łojasiewicz inequality; Karimi, Nutini and Schmidt 2016.)
+    """
+
+    classifies = False
+    smoothness = 4.0
+    alpha = 0.4
+    mu = 0.2
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def loss(self, params: Array, sample: Sample) -> Array:
+        """Loss of one client."""
+        jnp = _jnp()
+        u = params - sample.features
+        value: Array = 0.5 * (u**2 + 3.0 * jnp.sin(u) ** 2).sum()
+        return value
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """The parameters themselves: the estimate of θ."""
+        return params
+
+
+def _jnp() -> Any:
+    try:
+        import jax.numpy as jnp
+    except ImportError as error:
+        raise MissingExtra("jax", "jax", "computing losses and gradients") from error
+    return jnp
