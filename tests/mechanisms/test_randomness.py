@@ -6,7 +6,6 @@ All draws are seeded; the false-alarm rate stated with each test is over the cho
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -30,11 +29,14 @@ def sample() -> np.ndarray:
 class _Scripted:
     """A cipher context that returns chosen words."""
 
-    def __init__(self, words: np.ndarray) -> None:
+    def __init__(self, words: np.ndarray, fine: np.ndarray | None = None) -> None:
+        pairs = (len(words) - 32) // 2
         self._bytes = words.astype(np.uint32).tobytes()
+        self._bytes += bytes(pairs) if fine is None else fine.tobytes()
 
     def update_into(self, data, out) -> int:
-        out[: len(data)] = self._bytes[: len(data)]
+        assert len(data) == len(self._bytes)
+        out[:] = self._bytes
         return len(data)
 
 
@@ -167,30 +169,18 @@ def test_radius_keeps_the_resolution_of_its_word_everywhere():
     distance = np.unique(np.geomspace(2**16 + 1, 2**31 - 1, 700).astype(np.int64))
     words = np.concatenate([distance, 2**32 - distance])
     pairs = len(words)
+    rng = np.random.default_rng(0)
+    fine = rng.integers(-128, 128, pairs).astype(np.int8)
     out = np.empty(2 * pairs, np.float32)
-    NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(pairs + 32)])), out)
-    low_byte = words.astype(np.uint32).view(np.int8)[:: 4 if sys.byteorder == "little" else 1]
-    kept = np.float32(words).astype(np.int64) - (words - low_byte)  # what float32 keeps of the byte
-    effective = words + kept
+    NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(pairs + 32)]), fine), out)
+    effective = np.float32(words).astype(np.float64) + fine
     exact = np.where(
         effective < 2**31, np.log(effective / 2**32), np.log1p(-((2**32 - effective) / 2**32))
     )
-    assert (np.abs(kept[words >= 2**31]) % 256 == 0).all()
-    np.testing.assert_allclose(out[:pairs], np.sqrt(-2 * exact), rtol=6e-7)
-
-
-def test_radius_is_uniform_at_the_scale_of_the_low_byte():
-    """All 2^20 words from a few places: effective u fills its range evenly, without gaps."""
-    for start in (2**16 + 2**12, 2**20, 2**24 - 2**9, 2**28, 2**30, 2**31 - 2**11, 2**32 - 2**17):
-        words = np.arange(start, start + 2**12)
-        out = np.empty(2**13, np.float32)
-        NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(2**12 + 32)])), out)
-        u = np.exp(-(out[: 2**12].astype(np.float64) ** 2) / 2) * 2**32
-        counts, _ = np.histogram(u, bins=8, range=(start, start + 2**12))
-        resolution = max(1.0, start * 3e-7)  # float32 results cannot show more
-        assert np.abs(counts - 512).max() <= 2 * (256 + resolution), start
-        assert u.min() > start - 300 - resolution
-        assert u.max() < start + 2**12 + 300 + resolution
+    # First order in byte/word, which is at most 2^-9.
+    np.testing.assert_allclose(out[:pairs], np.sqrt(-2 * exact), rtol=1.5e-6)
+    near_one = words > 2**31
+    np.testing.assert_allclose(out[:pairs][near_one], np.sqrt(-2 * exact[near_one]), rtol=4e-7)
 
 
 def test_small_radii_lie_on_no_rings(sample):

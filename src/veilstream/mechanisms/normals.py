@@ -6,13 +6,13 @@ definition of the noise (changing it changes every seeded run); blocking and thr
 
 Precision and tail, in plain numbers:
 
-- radius r = sqrt(-2 ln u), u uniform in 32 bits. A float32 holds 24 of them, so near u = 1 the
-  word's low byte, which rounding drops, is given back after the logarithm: ln u = ln û + byte/û.
-  (For u < ½ the float32 keeps part of that byte, and adding it again stretches blocks of 256 words
-  over their neighbours: u stays uniform.) The 2^-15 of words nearest to 0 or 1 get 32 more bits
-  from a reserve at the end of the tile. The largest |z| is sqrt(2·65·ln 2) = 9.49 (an exact normal
-  exceeds that with probability 2.3e-21); small radii go down to 3e-10. Without all this, radii
-  near zero would lie on visible rings, from which noise can be told and subtracted.
+- radius r = sqrt(-2 ln u), u from 32 random bits. A float32 û holds 24 of them, so near u = 1 it
+  moves in steps of 2^-24. Eight more bits, a byte in [-128, 128) times 2^-32, are added after the
+  logarithm: ln u = ln û + byte·2^-32/û. They fill the steps there and blur u by less than a part in
+  500 anywhere; u stays uniform. The 2^-15 of words nearest to 0 or 1 get 32 more bits from
+  a reserve instead. The largest |z| is sqrt(2·65·ln 2) = 9.49 (an exact normal exceeds that with
+  probability 2.3e-21); small radii go down to 3e-10. Without all this, radii near zero would lie
+  on visible rings, from which noise can be told and subtracted.
 - the angle has 32 random bits, rounded to float32 in [-π, π].
 - results are float32, so near |z| = 1 they move in steps of about 1e-7. Whoever releases sums of
   noise and data must round them to a grid that is coarser than that times std.
@@ -25,8 +25,6 @@ tail-count, ring and correlation tests.
 """
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -41,8 +39,6 @@ _PAIRS = TILE // 2
 _NEAR_END = np.uint32(1 << 16)  # words this close to 0 or 2^32 are refined
 _RESERVE_WORDS = 32  # a tile needs Binomial(16384, 2^-15) of them: more than 32 in 1e-46 of tiles
 
-_ZEROS = memoryview(bytes(4 * (2 * _PAIRS + _RESERVE_WORDS)))
-_LOW_BYTE = 0 if sys.byteorder == "little" else 3
 _UNIT = np.float32(2.0**-32)
 _TURN = np.float32(np.pi * 2.0**-31)
 
@@ -52,7 +48,7 @@ class NormalTiles:
 
     def __init__(self, largest: int = TILE) -> None:
         pairs = (min(largest, TILE) + 1) // 2
-        self._bytes = memoryview(bytearray(4 * (2 * pairs + _RESERVE_WORDS)))
+        self._bytes = memoryview(bytearray(_tile_bytes(pairs)))
         self._radius = np.empty(pairs, np.float32)
         self._spare = np.empty(pairs, np.float32)
         self._views: dict[int, _Views] = {}
@@ -66,9 +62,7 @@ class NormalTiles:
         views = self._views.get(pairs)
         if views is None:
             views = self._views[pairs] = _Views(self._bytes, self._radius, self._spare, pairs)
-        zeros, stream, words, low_bytes, angle_words, reserve, radius, spare, spare_words = (
-            views.all
-        )
+        zeros, stream, words, fine, angle_words, reserve, radius, spare, spare_words = views.all
         row.update_into(zeros, stream)
 
         np.add(words, _NEAR_END, out=spare_words)  # wraps: both ends become small numbers
@@ -76,7 +70,7 @@ class NormalTiles:
         if spare_words.min() < 2 * _NEAR_END:
             ends = np.flatnonzero(spare_words < 2 * _NEAR_END)[:_RESERVE_WORDS]
         np.copyto(radius, words, casting="unsafe")
-        np.copyto(spare, low_bytes, casting="unsafe")
+        np.copyto(spare, fine, casting="unsafe")
         if ends is not None:
             radius[ends] = 1.0  # away from zero; refined below
         np.divide(spare, radius, out=spare)
@@ -97,23 +91,34 @@ class NormalTiles:
         np.multiply(sine, radius[: len(sine)], out=sine)
 
 
+_ZEROS = memoryview(bytes(4 * (2 * _PAIRS + _RESERVE_WORDS) + _PAIRS))
+
+
 class _Views:
-    """A tile's parts of the scratch space, cut once per tile size."""
+    """A tile's parts of the scratch space, cut once per tile size.
+
+    In the keystream: ``pairs`` radius words, ``pairs`` angle words, the reserve, ``pairs`` bytes.
+    """
 
     def __init__(self, scratch: memoryview, radius: Float32s, spare: Float32s, pairs: int) -> None:
-        used = 4 * (2 * pairs + _RESERVE_WORDS)
-        words = np.frombuffer(scratch[:used], dtype=np.uint32)
+        used = _tile_bytes(pairs)
+        whole = 4 * (2 * pairs + _RESERVE_WORDS)
+        words = np.frombuffer(scratch[:whole], dtype=np.uint32)
         self.all = (
             _ZEROS[:used],
             scratch[:used],
             words[:pairs],
-            words[:pairs].view(np.int8)[_LOW_BYTE::4],
+            np.frombuffer(scratch[whole:used], dtype=np.int8),
             words[pairs : 2 * pairs].view(np.int32),
             words[2 * pairs :],
             radius[:pairs],
             spare[:pairs],
             spare[:pairs].view(np.uint32),
         )
+
+
+def _tile_bytes(pairs: int) -> int:
+    return 4 * (2 * pairs + _RESERVE_WORDS) + pairs
 
 
 def _log_near_ends(words: NDArray[np.uint32], extra: NDArray[np.uint32]) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ Float32s = NDArray[np.float32]
 
 RowOpener = Callable[[int], CipherContext]
 
-_OPERAND = 48 << 10  # floats on the right of a matrix product: 192 KiB, to stay in cache
+_OPERAND = 40 << 10  # floats on the right of a matrix product: 160 KiB, to stay in cache
 
 
 class NoiseStream(Iterator[Float32s]):
