@@ -24,6 +24,7 @@ blocking, by any process, and gives the same clients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class SyntheticStream:
             f"features of norm {self.feature_norm:g}, drift {self.drift}"
         )
 
+    @lru_cache(maxsize=64)  # noqa: B019 - frozen, few, and asked for every round
     def _world(self, seed: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Models w (2, n, d), c (2, n), centres (n, d) and feature scales (d,) of one seed."""
         rng = np.random.default_rng([seed, _WORLD])

@@ -1,0 +1,142 @@
+"""A run is a folder: plan, guarantees, history, summary, versions. Figures are drawn from it alone.
+
+    plan.toml        what was asked
+    guarantee.json   what each method promises
+    history.csv      one row per method, seed and round
+    accuracy.csv     held-out accuracy at the rounds that were looked at
+    summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
+    versions.json    what ran
+    checkpoint.npz   only while a run is not complete
+
+Files are written whole under another name and then moved into place.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.engines.plan import Plan
+from veilstream.errors import InputError
+
+__all__ = ["Run", "claim_folder", "write_file"]
+
+Float32s = NDArray[np.float32]
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def claim_folder(path: Path, plan: Plan, *, resume: bool) -> None:
+    """Make the folder this plan's own; refuse one that holds another run, or a finished one."""
+    text = plan.to_toml()
+    stored = path / "plan.toml"
+    if stored.exists():
+        if stored.read_text() != text:
+            raise InputError("out", str(path), "a folder without another run", "name a new folder")
+        if not resume:
+            raise InputError(
+                "out", str(path), "a folder without a run", "--resume continues it; or name another"
+            )
+        return
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError("out", str(path), "a new or empty folder", "name another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    write_file(stored, text)
+
+
+class Run:
+    """A run folder, read."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "plan.toml").exists():
+            raise InputError(
+                "run", str(path), "a folder with a plan.toml", "veilstream run makes one"
+            )
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked."""
+        return Plan.load(self.path / "plan.toml")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Per method, and at the top the first private method's own figures."""
+        return self._json("summary.json")
+
+    @property
+    def guarantees(self) -> dict[str, Any]:
+        """What each method promises."""
+        return self._json("guarantee.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text())
+        return content
+
+    def history(self, column: str) -> dict[str, Float32s]:
+        """One column of the history: an array (seeds, rounds) per method."""
+        return self._table("history.csv", column)
+
+    def held_out_accuracy(self) -> tuple[list[int], dict[str, Float32s]]:
+        """Rounds that were looked at, and an array (seeds, those rounds) per method."""
+        with (self.path / "accuracy.csv").open() as file:
+            rounds = sorted({int(row["round"]) for row in csv.DictReader(file)})
+        return rounds, self._table("accuracy.csv", "accuracy")
+
+    def _table(self, name: str, column: str) -> dict[str, Float32s]:
+        values: dict[str, dict[int, list[float]]] = {}
+        with (self.path / name).open() as file:
+            for row in csv.DictReader(file):
+                seeds = values.setdefault(row["method"], {})
+                seeds.setdefault(int(row["seed"]), []).append(float(row[column] or "nan"))
+        return {m: np.array(list(by_seed.values()), np.float32) for m, by_seed in values.items()}
+
+
+def history_csv(
+    names: list[str], seeds: list[int], columns: dict[str, NDArray[Any]], rounds: list[int]
+) -> str:
+    """CSV of arrays (methods, seeds, rounds); NaN becomes an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seed", "round", *columns])
+    stacked = np.stack([np.asarray(values, np.float64) for values in columns.values()], axis=-1)
+    for m, name in enumerate(names):
+        for s, seed in enumerate(seeds):
+            for r, round_ in enumerate(rounds):
+                cells = ["" if np.isnan(v) else f"{v:.7g}" for v in stacked[m, s, r]]
+                writer.writerow([name, seed, round_, *cells])
+    return out.getvalue()
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": sys.version.split()[0], "machine": platform.machine()}
+    for package in ("veilstream", "numpy", "scipy", "jax", "jaxlib", "cryptography"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
