@@ -12,6 +12,7 @@ import typer
 
 from veilstream import __version__
 from veilstream.cli import demo, plan
+from veilstream.cli.run import reproduce_command, run_command
 from veilstream.errors import VeilstreamError
 
 __all__ = ["main"]
@@ -49,6 +50,8 @@ def _root(
 
 app.command("plan")(plan.command)
 app.command("demo")(demo.command)
+app.command("run")(run_command)
+app.command("reproduce")(reproduce_command)
 
 
 def main() -> None:

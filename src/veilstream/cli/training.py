@@ -1,0 +1,87 @@
+"""Running a plan from the command line: guarantee first, a live bar, a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from veilstream.cli.tables import print_json
+from veilstream.engines.build import Prepared
+from veilstream.engines.plan import Plan
+from veilstream.engines.run_folder import Run
+from veilstream.engines.runner import run
+
+__all__ = ["run_with_progress", "show_run"]
+
+
+def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Run:
+    """Run the plan; everything that is not a result goes to stderr."""
+    console = Console(stderr=True, highlight=False)
+
+    def promise(prepared: list[Prepared]) -> None:
+        if quiet:
+            return
+        for p in prepared:
+            text = str(p.guarantee) if p.guarantee else f"protects nothing ({p.plan.kind})"
+            console.print(f"[bold]{p.plan.name}[/bold]: {text}", soft_wrap=True)
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        training = bar.add_task("rounds", total=plan.learning.rounds)
+        solving = bar.add_task("regret", total=plan.run.seeds if plan.run.regret else 0)
+
+        def advanced(progress: Any) -> None:
+            shown = "" if progress.accuracy is None else f", accuracy {progress.accuracy:.3f}"
+            bar.update(training, completed=progress.round, description=f"rounds{shown}")
+
+        return run(
+            plan, out, resume=resume, on_prepared=promise, on_progress=advanced,
+            on_solving=lambda n: bar.advance(solving, n),
+        )  # fmt: skip
+
+
+def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
+    """The comparison, on stdout."""
+    summary = finished.summary
+    if json:
+        print_json(summary | {"folder": str(finished.path), "figures": [str(f) for f in figures]})
+        return
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("method", "protects", "noise std"):
+        table.add_column(name, overflow="fold")
+    for name in ("accuracy", "average loss", "dynamic regret", "static regret"):
+        table.add_column(name, justify="right")
+    for name, method in summary["methods"].items():
+        promise = method["guarantee"]
+        final = method["final"]
+        table.add_row(
+            name,
+            f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "nothing",
+            f"{promise['noise_std']:.3g}" if promise else "0",
+            *(_figure(final[key]) for key in
+              ("accuracy", "average_loss", "dynamic_regret", "static_regret")),
+        )  # fmt: skip
+    console.print(table)
+    seeds = len(summary["seeds"])
+    console.print(f"[dim]mean ± std over {seeds} seeds; regret per step; {summary['data']}[/dim]")
+    for remark in (summary["comparators"] or {}).get("remarks", []):
+        console.print(f"[dim]note: {remark}[/dim]")
+    if not summary["complete"]:
+        console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
+    console.print(f"Run: {finished.path}")
+    for path in figures:
+        console.print(f"Figure: {path}")
+
+
+def _figure(value: dict[str, Any] | None) -> str:
+    return "-" if value is None else f"{value['mean']:.4f} ± {value['std']:.4f}"

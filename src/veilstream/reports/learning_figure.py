@@ -1,0 +1,102 @@
+"""What a run shows: accuracy and loss over rounds, a panel per budget, drawn from its folder alone.
+
+Every band is mean ± one standard deviation over seeds. Methods without privacy are in every panel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilstream.engines.run_folder import Run
+from veilstream.errors import MissingExtra
+
+__all__ = ["draw_run"]
+
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
+
+
+def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
+    """Save ``name``.png and .svg into the run's folder."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "figures", "drawing a figure") from error
+
+    summary = run.summary
+    panels = _panels(summary)
+    classifies = any(m["final"]["accuracy"] for m in summary["methods"].values())
+    rows = 2 if classifies else 1
+    figure = Figure(figsize=(5.2 * len(panels) + 0.6, 3.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, len(panels), squeeze=False, sharex=True, sharey="row")
+    losses = run.history("loss")
+    for column, (title, names) in enumerate(panels.items()):
+        if classifies:
+            rounds, accuracy = run.held_out_accuracy()
+            _curves(axes[0][column], np.array(rounds), accuracy, names, summary)
+            axes[0][column].set_title(title, fontsize="medium")
+        below = axes[-1][column]
+        running = {
+            n: np.cumsum(v, axis=1) / np.arange(1, v.shape[1] + 1) for n, v in losses.items()
+        }
+        _curves(below, np.arange(1, summary["rounds"] + 1), running, names, summary)
+        below.set_xlabel("round r")
+        below.set_yscale("log")
+        if not classifies:
+            below.set_title(title, fontsize="medium")
+    if classifies:
+        axes[0][0].set_ylabel("accuracy of x^r, held out")
+    axes[-1][0].set_ylabel(_loss_label(summary))
+    for panel in axes[0]:
+        panel.legend(fontsize="small")
+    paths = [run.path / f"{name}.png", run.path / f"{name}.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=140)
+    return paths
+
+
+def _loss_label(summary: dict[str, Any]) -> str:
+    compared = summary["comparators"]
+    if compared and compared["separable_rounds"] == 1.0:
+        return (
+            "average loss so far = dynamic regret per step\n(every round is separable: best loss 0)"
+        )
+    return "average prequential loss so far"
+
+
+def _panels(summary: dict[str, Any]) -> dict[str, list[str]]:
+    """Names per panel: methods of one budget and accounting, with the unprotected ones."""
+    free = [n for n, m in summary["methods"].items() if m["guarantee"] is None]
+    panels: dict[str, list[str]] = {}
+    for name, method in summary["methods"].items():
+        promise = method["guarantee"]
+        if promise:
+            title = (
+                f"({promise['epsilon']:g}, {promise['delta']:g})-LDP, "
+                f"{'the paper’s' if promise['accounting'] == 'zcdp' else 'exact'} accounting"
+            )
+            panels.setdefault(title, [*free]).append(name)
+    return panels or {"no privacy": free}
+
+
+def _curves(
+    axes: Any, rounds: Any, values: dict[str, Any], names: list[str], summary: dict[str, Any]
+) -> None:
+    colours = iter(_COLOURS * 3)
+    for name in names:
+        method = summary["methods"][name]
+        if method["guarantee"] is None:
+            style = {"color": "black", "linestyle": ":"}
+        elif method["mechanism"] == "independent":
+            style = {"color": "0.5", "linestyle": "--"}
+        else:
+            style = {"color": next(colours)}
+        mean, std = values[name].mean(axis=0), values[name].std(axis=0)
+        label = name.split(" @")[0]
+        axes.plot(rounds, mean, linewidth=1.4, label=label, **style)
+        axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
+    axes.grid(visible=True, alpha=0.2)
