@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 
 def test_public_names_are_pinned():
     assert sorted(vs.__all__) == [
-        "Budget", "Factorization", "Guarantee", "Participation", "VeilstreamError", "__version__",
-        "calibrate", "clip", "errors", "mechanisms", "privacy", "privacy_of",
+        "Budget", "Factorization", "Guarantee", "Participation", "Plan", "Run", "VeilstreamError",
+        "__version__", "calibrate", "clip", "errors", "mechanisms", "privacy", "privacy_of", "run",
     ]  # fmt: skip
     assert list(vs.mechanisms.MECHANISMS) == [
         "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",
@@ -49,11 +49,21 @@ def test_names_of_the_design_work_as_written():
     assert guarantee.noise_std == std
 
 
+def test_a_plan_runs_from_python(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(SMALL_PLAN)
+    run = vs.run(plan, out=tmp_path / "out")
+    assert 0.0 <= run.summary["final"]["accuracy"]["mean"] <= 1.0
+    assert run.summary["main_method"] == "tree"
+
+
 def documented_python(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/new-mechanism.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/new-mechanism.md", "docs/algorithm-by-hand.md"]
+)
 def test_documented_code_runs(page, tmp_path, monkeypatch):
     blocks = documented_python(ROOT / page)
     assert blocks
@@ -68,6 +78,29 @@ def test_changelog_and_version_agree():
     assert newest is not None
     assert newest[1] == vs.__version__
 
+
+SMALL_PLAN = """
+[learning]
+rounds = 12
+local_steps = 2
+learners = 3
+[data]
+dim = 5
+held_out = 40
+[privacy]
+epsilon = 2.0
+delta = 1e-3
+[run]
+seeds = 2
+[[methods]]
+name = "free"
+kind = "noise-free"
+step_size = 0.1
+[[methods]]
+name = "tree"
+mechanism = "tree"
+step_size = 0.1
+"""
 
 ALL_ERRORS = [
     errors.InputError("privacy.epsilon", -1, "> 0", "try 1"),

@@ -96,15 +96,6 @@ def test_figure_is_drawn(ending, tmp_path):
     assert str(target) in done.stdout
 
 
-def test_demo_prints_and_draws(tmp_path):
-    done = veilstream("demo", "--rounds", "20", "--out", str(tmp_path / "demo"), "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert len(result["mechanisms"]) == 9
-    assert (tmp_path / "demo" / "error-over-time.png").stat().st_size > 10_000
-    assert result["figure"].endswith("error-over-time.png")
-
-
 def test_long_horizons_leave_out_what_would_take_long():
     done = veilstream("plan", "--epsilon", "1", "--delta", "1e-7", "--rounds", "30000", "--json")
     result = json.loads(done.stdout)

@@ -721,7 +721,7 @@ MECHANISMS = [tree, toeplitz, independent]
 # be off by a factor of three to raise a false alarm.
 @pytest.mark.parametrize("tau", [1, 3])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(36))
 def test_simulated_regret_stays_below_every_bound(mechanism, tau, seed):
     alpha = [1.0, 1.0, 0.6, 1.4][seed % 4]
     dynamic, static, c = simulate(seed, mechanism, tau, alpha=alpha)

@@ -269,7 +269,8 @@ def _override(content: dict[str, Any], key: str, value: object) -> None:
 
 def _readable(error: ValidationError, text: str) -> PlanError:
     """The first error of pydantic, in our words."""
-    first = error.errors(include_url=False)[0]
+    # A misspelt key is also a missing one: the misspelling is the news.
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, PlanError):
         return _with_line(cause, text)

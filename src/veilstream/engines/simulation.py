@@ -137,11 +137,10 @@ class Simulation:
         for group in self._groups:
             self._advance_group(group, clients, first, count)
         self.round = first + count
-        accuracy = float(np.nanmean(self.history["accuracy"][0, :, first : self.round]))
-        return Progress(
-            self.round, R, tuple(p.plan.name for p in self._prepared),
-            accuracy if self.task.classifies else None,
-        )  # fmt: skip
+        accuracy = None
+        if self.task.classifies:
+            accuracy = float(self.history["accuracy"][0, :, first : self.round].mean())
+        return Progress(self.round, R, tuple(p.plan.name for p in self._prepared), accuracy)
 
     def _advance_group(self, group: _Group, clients: Sample, first: int, count: int) -> None:
         steps, per_step, _ = group.prepared[0].shape
@@ -190,6 +189,14 @@ class Simulation:
                     scores = held_out.features @ models[r][:, s].T  # (count, methods)
                     right = np.where(scores >= 0, 1.0, -1.0) == held_out.target[:, None]
                     self.held_out_accuracy[group.methods, s, column] = right.mean(axis=0)
+
+    def models(self) -> Float32s:
+        """The models released last, (methods, seeds, d)."""
+        shape = (len(self._prepared), len(self.seeds), self.task.dim)
+        models: Float32s = np.empty(shape, np.float32)
+        for group in self._groups:
+            models[group.methods] = np.asarray(group.x)
+        return models
 
     # --- checkpoints -----------------------------------------------------------------------------
 

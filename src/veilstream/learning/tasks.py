@@ -113,7 +113,7 @@ class Ripple(_FromLoss):
     The client's features are θ. Where the clients of a round share θ, so do the minimiser and the
     constants: h'' runs from -2 to 4 (L = 4, weakly convex with 2), and
 
-        u·h'(u) >= alpha·h(u) + mu/2·u²   for all u, with alpha = 0.4 and mu = 0.2.
+        u·h'(u) >= alpha·h(u) + mu/2·u²   for all u, with alpha = 0.35 and mu = 0.2.
 
     (h itself is half of the classic example u² + 3·sin² u of a function that is not convex and
     satisfies the Polyak-Łojasiewicz inequality; Karimi, Nutini and Schmidt 2016.)
@@ -121,7 +121,7 @@ class Ripple(_FromLoss):
 
     classifies = False
     smoothness = 4.0
-    alpha = 0.4
+    alpha = 0.35
     mu = 0.2
 
     def __init__(self, dim: int) -> None:

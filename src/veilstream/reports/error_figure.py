@@ -8,23 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.reports.colours import colour_of
 from veilstream.reports.comparison import Comparison
 
 __all__ = ["check_figure_path", "draw_error_over_time"]
 
-# Okabe and Ito's colours, told apart by nearly everyone; a mechanism keeps its colour in every
-# figure, and independent noise is always grey.
-_COLOURS = {
-    "optimal": "#D55E00",
-    "buffered": "#0072B2",
-    "toeplitz_normalised": "#009E73",
-    "toeplitz": "#CC79A7",
-    "tree_full": "#E69F00",
-    "tree_online": "#56B4E9",
-    "tree": "#8C564B",
-    "banded": "#000000",
-    "independent": "0.5",
-}
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -61,7 +49,7 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
         axes.plot(
             ends / setting.local_steps,
             row.error_over_time[ends - 1],
-            color=_COLOURS.get(row.mechanism, "C0"),
+            color=colour_of(row.mechanism),
             linestyle="--" if row.mechanism == "independent" else "-",
             linewidth=2.4 if chosen else 1.0,
             label=f"{row.mechanism}  {row.relative_to_independent:.3g}x{' *' if chosen else ''}",

@@ -12,10 +12,9 @@ import numpy as np
 
 from veilstream.engines.run_folder import Run
 from veilstream.errors import MissingExtra
+from veilstream.reports.colours import colour_of
 
 __all__ = ["draw_run"]
-
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 
 
 def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
@@ -86,15 +85,14 @@ def _panels(summary: dict[str, Any]) -> dict[str, list[str]]:
 def _curves(
     axes: Any, rounds: Any, values: dict[str, Any], names: list[str], summary: dict[str, Any]
 ) -> None:
-    colours = iter(_COLOURS * 3)
+    free = iter((":", (0, (1, 4)), "-."))
     for name in names:
         method = summary["methods"][name]
         if method["guarantee"] is None:
-            style = {"color": "black", "linestyle": ":"}
-        elif method["mechanism"] == "independent":
-            style = {"color": "0.5", "linestyle": "--"}
+            style: dict[str, Any] = {"color": "black", "linestyle": next(free, ":")}
         else:
-            style = {"color": next(colours)}
+            plain = method["mechanism"] == "independent"
+            style = {"color": colour_of(method["mechanism"]), "linestyle": "--" if plain else "-"}
         mean, std = values[name].mean(axis=0), values[name].std(axis=0)
         label = name.split(" @")[0]
         axes.plot(rounds, mean, linewidth=1.4, label=label, **style)

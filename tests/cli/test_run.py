@@ -1,0 +1,74 @@
+"""`veilstream run`, `reproduce` and `demo`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.test_plan import veilstream
+from tests.test_package import SMALL_PLAN
+
+
+def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text(SMALL_PLAN)
+    done = veilstream(
+        "run", str(plan), "--out", str(tmp_path / "out"), "--set", "learning.rounds=8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("free: protects nothing")
+    assert "tree: (2, 0.001)-local differential privacy" in done.stderr
+    assert "average loss" in done.stdout
+    assert (tmp_path / "out" / "learning.png").exists()
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 8
+    again = veilstream("run", str(plan), "--out", str(tmp_path / "out"))
+    assert again.returncode == 2
+    assert "without another run" in again.stderr
+
+
+def test_run_as_json_with_seeds(tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text(SMALL_PLAN)
+    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"), "--seeds", "3", "--json")
+    result = json.loads(done.stdout)
+    assert len(result["final"]["accuracy"]["seeds"]) == 3
+    assert done.stderr == ""
+
+
+def test_bad_plans_are_one_clear_line(tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text(SMALL_PLAN.replace("rounds = 12", "ronds = 12"))
+    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "did you mean 'rounds'?" in done.stderr
+    assert "(line 3)" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert veilstream("run", str(plan), "--set", "nonsense").returncode == 2
+    assert veilstream("run", "missing.toml").returncode == 2
+
+
+def test_reproduce_smoke_shows_the_papers_order(tmp_path):
+    done = veilstream("reproduce", "logistic", "--smoke", "--out", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    methods = json.loads(done.stdout)["methods"]
+    assert len(methods) == 16
+    loss = {name: m["final"]["average_loss"]["mean"] for name, m in methods.items()}
+    assert loss["noise-free"] < loss["optimal @ 2"] < loss["tree @ 2"]
+    assert methods["noise-free"]["guarantee"] is None
+    for name, method in methods.items():
+        if "@" in name:
+            assert method["guarantee"]["accounting"] == ("exact" if "exact" in name else "zcdp")
+
+
+def test_unknown_figure_is_refused():
+    done = veilstream("reproduce", "logistics")
+    assert done.returncode == 2
+    assert "did you mean 'logistic'?" in done.stderr
+
+
+def test_demo_trains_and_can_be_run_again(tmp_path):
+    for _ in range(2):
+        done = veilstream("demo", "--seeds", "1", "--out", str(tmp_path / "demo"))
+        assert done.returncode == 0, done.stderr
+    assert "noise-free" in done.stdout
+    assert "Figure:" in done.stdout
+    assert (tmp_path / "demo" / "learning.png").stat().st_size > 10_000

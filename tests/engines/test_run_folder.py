@@ -1,0 +1,132 @@
+"""A run is a folder: complete, redrawable, resumable, never overwritten."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import veilstream as vs
+from tests.test_package import SMALL_PLAN
+from veilstream.engines import runner
+from veilstream.engines.comparators import comparators
+from veilstream.engines.plan import Plan
+from veilstream.errors import InputError
+from veilstream.reports.learning_figure import draw_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return vs.run(Plan.parse(SMALL_PLAN), tmp_path_factory.mktemp("run") / "out")
+
+
+def test_folder_holds_everything_and_nothing_else(finished):
+    assert {p.name for p in finished.path.iterdir()} == {
+        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "summary.json",
+        "versions.json",
+    }  # fmt: skip
+    assert finished.plan == Plan.parse(SMALL_PLAN)
+    for method in finished.summary["methods"].values():
+        for key in ("accuracy", "average_loss", "dynamic_regret"):
+            figure = method["final"][key]
+            assert figure["mean"] == pytest.approx(np.mean(figure["seeds"]))
+            assert len(figure["seeds"]) == 2
+
+
+def test_only_noisy_methods_are_called_private(finished):
+    guarantees = finished.guarantees
+    assert guarantees["free"]["guarantee"] is None
+    assert guarantees["free"]["protects"] == "nothing"
+    assert guarantees["tree"]["guarantee"]["epsilon"] == 2.0
+    assert finished.summary["methods"]["tree"]["guarantee"] == guarantees["tree"]["guarantee"]
+
+
+def test_dynamic_regret_is_loss_minus_each_rounds_optimum(finished):
+    loss, best = finished.history("loss"), finished.history("optimum")
+    for name, method in finished.summary["methods"].items():
+        expected = (loss[name] - best[name]).mean(axis=1)
+        np.testing.assert_allclose(method["final"]["dynamic_regret"]["seeds"], expected, rtol=1e-4)
+
+
+def test_comparators_agree_with_scipy(finished):
+    from scipy.optimize import minimize
+
+    from veilstream.engines.build import stream_of
+
+    plan = Plan.parse(SMALL_PLAN, {"learning.ridge": 0.1})
+    found = comparators(plan, 0)
+    stream = stream_of(plan)
+
+    def loss(x, rounds):
+        samples = [stream.round(0, r) for r in rounds]
+        a = np.concatenate([s.features.reshape(-1, 5) for s in samples]).astype(float)
+        y = np.concatenate([s.target.reshape(-1) for s in samples]).astype(float)
+        return np.logaddexp(0, -y * (a @ x)).mean() + 0.05 * x @ x
+
+    for r in (0, 7):
+        best = minimize(loss, np.zeros(5), args=([r],), tol=1e-12)
+        assert found.round_values[r] == pytest.approx(best.fun, abs=1e-8)
+    offline = minimize(loss, np.zeros(5), args=(range(12),), tol=1e-12)
+    assert found.offline_losses.mean() == pytest.approx(offline.fun, abs=1e-8)
+    assert found.path_variation > 0
+
+
+def test_figures_are_drawn_from_the_folder_alone(finished):
+    paths = draw_run(vs.Run(finished.path))
+    assert [p.suffix for p in paths] == [".png", ".svg"]
+    assert all(p.stat().st_size > 5000 for p in paths)
+    for path in paths:
+        path.unlink()
+
+
+def test_another_runs_folder_is_never_overwritten(finished, tmp_path):
+    before = (finished.path / "summary.json").read_bytes()
+    with pytest.raises(InputError, match="--resume continues it"):
+        vs.run(Plan.parse(SMALL_PLAN), finished.path)
+    with pytest.raises(InputError, match="without another run"):
+        vs.run(Plan.parse(SMALL_PLAN, {"learning.rounds": 5}), finished.path)
+    assert (finished.path / "summary.json").read_bytes() == before
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(InputError, match="new or empty"):
+        vs.run(Plan.parse(SMALL_PLAN), tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp_path, monkeypatch):
+    plan = Plan.parse(SMALL_PLAN)
+    monkeypatch.setattr(runner.Simulation, "_rounds_per_block", lambda self: 3)
+    calls = 0
+
+    def interrupt(_):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vs.run(plan, tmp_path / "out", on_progress=interrupt)
+    partial = vs.Run(tmp_path / "out")
+    assert not partial.summary["complete"]
+    assert partial.summary["rounds"] == 6
+    assert partial.history("loss")["tree"].shape == (2, 6)
+    resumed = vs.run(plan, tmp_path / "out", resume=True)
+    whole = vs.run(plan, tmp_path / "whole")
+    for name in ("summary.json", "history.csv", "accuracy.csv"):
+        mine = (resumed.path / name).read_text()
+        if name == "summary.json":
+            mine, theirs = json.loads(mine), json.loads((whole.path / name).read_text())
+            mine.pop("training_seconds"), theirs.pop("training_seconds")
+            assert mine == theirs
+        else:
+            assert mine == (whole.path / name).read_text()
+    assert not (resumed.path / "checkpoint.npz").exists()
+    np.testing.assert_allclose(
+        resumed.history("loss")["tree"], finished.history("loss")["tree"], atol=1e-5
+    )
+
+
+def test_resuming_a_finished_run_changes_nothing(finished):
+    before = (finished.path / "summary.json").stat().st_mtime_ns
+    vs.run(Plan.parse(SMALL_PLAN), finished.path, resume=True)
+    assert (finished.path / "summary.json").stat().st_mtime_ns == before

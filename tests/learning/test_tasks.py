@@ -1,0 +1,67 @@
+"""Losses, gradients and the traced clipper."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample
+from veilstream.privacy import clip
+from veilstream.privacy.traced_clipping import clip_traced
+
+TASKS = [Logistic(5), Logistic(5, ridge=0.3), LeastSquares(5), LeastSquares(5, 0.2), Ripple(5)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_gradient_is_the_slope_of_the_loss(task):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        for _ in range(5):
+            x = rng.standard_normal(5)
+            sample = Sample(rng.standard_normal(5), rng.choice([-1.0, 1.0]))
+            gradient = np.asarray(task.gradient(x, sample))
+            for i in range(5):
+                step = 1e-6 * np.eye(5)[i]
+                slope = (task.loss(x + step, sample) - task.loss(x - step, sample)) / 2e-6
+                assert gradient[i] == pytest.approx(float(slope), abs=1e-7)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_start_is_public_and_zero(task):
+    np.testing.assert_array_equal(task.init(), np.zeros(5))
+
+
+def test_ripple_satisfies_the_assumption_with_its_constants():
+    """u·h' >= alpha·h + mu/2·u², on a grid finer than the function can turn in."""
+    u = np.linspace(-40, 40, 2_000_001)
+    h, slope = 0.5 * (u**2 + 3 * np.sin(u) ** 2), u + 1.5 * np.sin(2 * u)
+    assert (u * slope - Ripple.alpha * h - 0.5 * Ripple.mu * u**2).min() >= 0
+    curvature = 1 + 3 * np.cos(2 * u)
+    assert curvature.max() <= Ripple.smoothness
+    assert curvature.min() < 0  # not convex
+
+
+def within(vector, bound) -> bool:
+    return sum(Fraction(float(v)) ** 2 for v in vector) <= Fraction(float(bound)) ** 2
+
+
+@pytest.mark.parametrize("dim", [1, 2, 100, 257, 70_000])
+@pytest.mark.parametrize("bound", [1.0, 0.37, 12.5])
+def test_traced_clipping_never_exceeds_the_bound(dim, bound):
+    rng = np.random.default_rng(dim)
+    for scale in (1e-3, 0.9999, 1.0, 1.0001, 1e6, 1e18):
+        g = rng.standard_normal(dim)
+        g = (g * (scale * bound / np.linalg.norm(g))).astype(np.float32)
+        clipped = np.asarray(jax.jit(clip_traced)(g, np.float32(bound)))
+        assert within(clipped, np.float32(bound))
+        np.testing.assert_allclose(clipped, clip(g, bound), rtol=2e-4, atol=1e-7 * bound)
+
+
+def test_traced_clipping_is_total_and_leaves_small_vectors_alone():
+    g = np.array([[0.1, 0.2], [np.nan, 1.0], [np.inf, 0.0], [0.0, 0.0]], np.float32)
+    clipped = np.asarray(clip_traced(g, 1.0))
+    np.testing.assert_array_equal(clipped[0], g[0])
+    assert not clipped[1:].any()

@@ -1,0 +1,81 @@
+"""Synthetic clients: reproducible from any round, bounded, heterogeneous, drifting when asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from veilstream.errors import InputError, UnknownName
+from veilstream.streams.synthetic import RippleStream, SyntheticStream
+
+
+def stream(**changes):
+    return SyntheticStream(**{"learners": 4, "rounds": 40, "per_round": 5, "dim": 8} | changes)
+
+
+def test_any_round_can_be_read_at_any_time():
+    one, two = stream(), stream()
+    later = one.round(3, 17)
+    for r in range(5):
+        two.round(3, r)
+    np.testing.assert_array_equal(later.features, two.round(3, 17).features)
+    assert later.features.shape == (4, 5, 8)
+    assert later.target.shape == (4, 5)
+
+
+def test_seeds_rounds_and_held_out_clients_differ():
+    s = stream()
+    a, b, c = s.round(0, 0), s.round(1, 0), s.round(0, 1)
+    assert not np.isclose(a.features, b.features).any()
+    assert not np.isclose(a.features, c.features).any()
+    held_out = s.held_out(0, 33)
+    assert held_out.features.shape == (33, 8)
+
+
+@pytest.mark.parametrize("norm", [1.0, 0.3])
+def test_features_have_the_promised_norm(norm):
+    features = stream(feature_norm=norm).round(0, 0).features.astype(float)
+    np.testing.assert_allclose(np.linalg.norm(features, axis=-1), norm, rtol=1e-6)
+
+
+def test_labels_are_signs_and_features_follow_the_recipe():
+    """Raw features have covariance diag(j^-1.2) around the learner's centre; 6 standard errors."""
+    s = stream(learners=1, per_round=200_000, dim=5, rounds=1)
+    _, _, centres, scales = s._world(0)
+    np.testing.assert_allclose(scales**2, np.arange(1, 6) ** -1.2)
+    drawn = s.round(0, 0)
+    assert set(np.unique(drawn.target)) <= {-1.0, 1.0}
+    rng = np.random.default_rng([0, 2, 0])
+    raw = centres[0] + scales * rng.standard_normal((1, 200_000, 5))[0]
+    direction = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    np.testing.assert_allclose(drawn.features[0], direction, atol=1e-6)
+
+
+def test_abrupt_drift_changes_labels_half_way_and_only_there():
+    steady, abrupt = stream(per_round=400), stream(per_round=400, drift="abrupt")
+    np.testing.assert_array_equal(steady.round(0, 19).target, abrupt.round(0, 19).target)
+    changed = (steady.round(0, 20).target != abrupt.round(0, 20).target).mean()
+    assert changed > 0.05
+    np.testing.assert_array_equal(steady.round(0, 20).features, abrupt.round(0, 20).features)
+
+
+def test_gradual_drift_turns_from_one_model_to_the_other():
+    gradual, abrupt = stream(per_round=400, drift="gradual"), stream(per_round=400, drift="abrupt")
+    steady = stream(per_round=400)
+    np.testing.assert_array_equal(gradual.round(0, 0).target, steady.round(0, 0).target)
+    np.testing.assert_array_equal(gradual.round(0, 39).target, abrupt.round(0, 39).target)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(UnknownName, match="did you mean 'gradual'"):
+        stream(drift="gradul")
+    with pytest.raises(InputError, match=r"data\.alpha"):
+        stream(alpha=-1.0)
+
+
+def test_ripple_targets_walk_and_are_shared():
+    s = RippleStream(learners=3, rounds=10, per_round=2, dim=4, step=0.1)
+    drawn = s.round(0, 5).features
+    assert (drawn == drawn[0, 0]).all()
+    moved = np.linalg.norm(s.centre(0, 6) - s.centre(0, 5))
+    assert moved == pytest.approx(0.1)
