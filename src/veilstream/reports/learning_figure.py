@@ -54,7 +54,7 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
         panel.legend(fontsize="small")
     paths = [run.path / f"{name}.png", run.path / f"{name}.svg"]
     for path in paths:
-        figure.savefig(path, dpi=140)
+        figure.savefig(path, dpi=100)
     return paths
 
 
