@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 from tests.cli.test_plan import veilstream
 from tests.test_package import SMALL_PLAN
@@ -15,7 +19,8 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
         "run", str(plan), "--out", str(tmp_path / "out"), "--set", "learning.rounds=8"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("free: protects nothing")
+    assert done.stderr.startswith("Simulation: its noise comes from seeds and protects no one")
+    assert "free: protects nothing" in done.stderr
     assert "tree: (2, 0.001)-local differential privacy" in done.stderr
     assert "average loss" in done.stdout
     assert (tmp_path / "out" / "learning.png").exists()
@@ -57,6 +62,35 @@ def test_reproduce_smoke_shows_the_papers_order(tmp_path):
     for name, method in methods.items():
         if "@" in name:
             assert method["guarantee"]["accounting"] == ("exact" if "exact" in name else "zcdp")
+
+
+def test_demo_never_deletes_what_is_not_its_own(tmp_path):
+    out = tmp_path / "demo"
+    assert veilstream("demo", "--seeds", "1", "--out", str(out)).returncode == 0
+    (out / "mynotes.txt").write_text("mine")
+    done = veilstream("demo", "--seeds", "1", "--out", str(out))
+    assert done.returncode == 2
+    assert (out / "mynotes.txt").read_text() == "mine"
+    assert (out / "summary.json").exists()
+
+
+def test_ctrl_c_says_what_is_left_and_resumes(tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text(SMALL_PLAN)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "veilstream", "run", str(plan), "--out", str(out)]
+    command += ["--set", "learning.rounds=8000", "--set", "run.memory_mib=1"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out / "guarantee.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2.5)
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted" in stderr
+    if (out / "checkpoint.npz").exists():
+        assert "--resume continues" in stderr
 
 
 def test_unknown_figure_is_refused():

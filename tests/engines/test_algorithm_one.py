@@ -51,9 +51,9 @@ def algorithm_1(plan: Plan, index: int, seed: int) -> np.ndarray:
         B, xi = np.zeros((R * tau, R * tau)), np.zeros((R * tau, n, d))
     else:
         B = np.cumsum(prepared.factorization.noising_matrix(), axis=0)  # rows b^{r,t}
-        xi = prepared.noise_std * draws(R * tau, n * d, noise_seed(seed, method.name)).reshape(
-            R * tau, n, d
-        )
+        xi = prepared.noise_std * draws(
+            R * tau, n * d, noise_seed(seed, prepared.factorization.name)
+        ).reshape(R * tau, n, d)
     stream = stream_of(plan)
     x = np.zeros(d)
     eta_tilde = eta * eta_g * tau
@@ -165,7 +165,7 @@ def test_liu_takes_one_step_on_the_whole_mini_batch():
     assert prepared.guarantee.sensitivity == pytest.approx(2 / 4)
     clients = stream_of(plan).round(0, 0)
     gradients = -0.5 * clients.target[..., None] * clients.features  # norm 1/2: not clipped
-    noise = prepared.noise_std * draws(1, 18, noise_seed(0, "liu")).reshape(3, 6)
+    noise = prepared.noise_std * draws(1, 18, noise_seed(0, "independent")).reshape(3, 6)
     expected = -0.5 * 2.0 * (gradients.mean(axis=1) + noise).mean(axis=0)
     np.testing.assert_allclose(simulate(plan).models()[0, 0], expected, atol=1e-5)
 

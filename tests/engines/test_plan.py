@@ -46,6 +46,12 @@ def test_overrides_reach_tables_and_methods():
         ('mechanism = "tree"', 'mechanism = "tree"\nobjective = "max"', r"only with mech"),
         ("rounds = 12", 'rounds = 12\ntask = "ripple"', r"data\.kind.*ripple"),
         ("[run]", "[run", r"plan = .*expected TOML"),
+        ("epsilon = 2.0", "epsilon = true", r"privacy\.epsilon \(line 10\) = True"),
+        ("epsilon = 2.0", 'epsilon = "2"', r"privacy\.epsilon \(line 10\) = '2'"),
+        ("epsilon = 2.0", "epsilon = 1e9", r"privacy\.epsilon \(line 10\) = .*<= 1e6"),
+        ("delta = 1e-3", "delta = 1e-320", r"privacy\.delta \(line 11\)"),
+        ("learners = 3", "learners = 3\nclip_norm = 1e-200", r"learning\.clip_norm \(line 6\)"),
+        ("dim = 5", "dim = 5\nclients = 23", r"learning\.rounds \(line 3\) = 12.*needs 24"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused(old, new, message):
@@ -60,9 +66,22 @@ def test_missing_file_and_unknown_experiment():
         experiment_path("logistics")
 
 
-def test_unknown_method_in_an_override():
-    with pytest.raises(InputError, match="no method 'oak'"):
-        Plan.parse(SMALL_PLAN, {"methods.oak.step_size": 1.0})
+@pytest.mark.parametrize("key", ["methods.oak.step_size", "learning.rounds.x.y", "methods.tree"])
+def test_overrides_that_lead_nowhere_are_refused(key):
+    with pytest.raises(InputError, match="--set"):
+        Plan.parse(SMALL_PLAN, {key: 1.0})
+
+
+def test_overrides_reach_names_with_dots_and_plans_that_have_odd_texts():
+    text = SMALL_PLAN.replace('name = "tree"', 'name = "tree @ 0.5"')
+    plan = Plan.parse(text, {"methods.tree @ 0.5.step_size": 2.0, "description": 'a\n"b" \x01'})
+    assert plan.methods[1].step_size == 2.0
+    assert Plan.parse(plan.to_toml()) == plan
+
+
+def test_plans_made_in_python_raise_our_errors_too():
+    with pytest.raises(PlanError, match="learning"):
+        Plan(methods=[])
 
 
 def test_methods_say_what_they_protect():

@@ -49,7 +49,7 @@ def test_dynamic_regret_is_loss_minus_each_rounds_optimum(finished):
         np.testing.assert_allclose(method["final"]["dynamic_regret"]["seeds"], expected, rtol=1e-4)
 
 
-def test_comparators_agree_with_scipy(finished):
+def test_comparators_agree_with_scipy():
     from scipy.optimize import minimize
 
     from veilstream.engines.build import stream_of
@@ -124,6 +124,75 @@ def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp
     np.testing.assert_allclose(
         resumed.history("loss")["tree"], finished.history("loss")["tree"], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("place", ["_evaluate", "_noise"])
+@pytest.mark.parametrize("call", [3, 4])
+def test_interrupts_inside_a_block_resume_to_the_same_numbers(place, call, tmp_path, monkeypatch):
+    """Two groups of methods, stopped within or between them: the checkpoint holds whole blocks."""
+    liu = '\n[[methods]]\nname = "liu"\nkind = "liu"\nstep_size = 0.1\n'
+    plan = Plan.parse(SMALL_PLAN + liu)
+    monkeypatch.setattr(runner.Simulation, "_rounds_per_block", lambda self: 3)
+    whole = vs.run(plan, tmp_path / "whole")
+    original, calls = getattr(runner.Simulation, place), 0
+
+    def interrupted(self, *arguments):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(runner.Simulation, place, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vs.run(plan, tmp_path / "out")
+    resumed = vs.run(plan, tmp_path / "out", resume=True)
+    for name in ("history.csv", "accuracy.csv"):
+        assert (resumed.path / name).read_text() == (whole.path / name).read_text()
+
+
+def test_interrupt_before_the_first_block_leaves_a_run_that_can_be_resumed(tmp_path, monkeypatch):
+    plan = Plan.parse(SMALL_PLAN)
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Simulation, "advance", stop)
+        with pytest.raises(KeyboardInterrupt):
+            vs.run(plan, tmp_path / "out")
+    assert vs.run(plan, tmp_path / "out", resume=True).summary["complete"]
+
+
+def test_a_diverged_method_costs_the_others_nothing(tmp_path):
+    plan = Plan.parse(SMALL_PLAN, {"methods.tree.step_size": 1e20, "learning.ridge": 0.1})
+    summary = vs.run(plan, tmp_path / "out").summary
+    assert summary["methods"]["tree"]["final"]["average_loss"] is None
+    assert "diverged" in summary["methods"]["tree"]["final"]["remark"]
+    assert summary["methods"]["free"]["final"]["dynamic_regret"]["mean"] > 0
+
+
+def test_a_plan_that_cannot_be_prepared_claims_no_folder(tmp_path):
+    plan = Plan.parse(SMALL_PLAN)
+    object.__setattr__(plan.methods[1], "mechanism", "oak")
+    with pytest.raises(InputError):
+        vs.run(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_are_not_finite_are_refused(tmp_path, monkeypatch):
+    from veilstream.learning.tasks import Sample
+    from veilstream.streams.synthetic import SyntheticStream
+
+    original = SyntheticStream.round
+
+    def broken(self, seed, round_):
+        drawn = original(self, seed, round_)
+        return Sample(drawn.features * (np.nan if round_ == 4 else 1.0), drawn.target)
+
+    monkeypatch.setattr(SyntheticStream, "round", broken)
+    with pytest.raises(InputError, match="finite features"):
+        vs.run(Plan.parse(SMALL_PLAN), tmp_path / "out")
 
 
 def test_resuming_a_finished_run_changes_nothing(finished):

@@ -60,6 +60,30 @@ def test_traced_clipping_never_exceeds_the_bound(dim, bound):
         np.testing.assert_allclose(clipped, clip(g, bound), rtol=2e-4, atol=1e-7 * bound)
 
 
+@pytest.mark.parametrize("bound", [1e-15, 1e-3, 1.0, 1e6, 1e15])
+def test_traced_clipping_holds_for_extreme_numbers(bound):
+    """Huge, subnormal and mixed entries, compiled and not; directions of large ones are kept."""
+    rng = np.random.default_rng(7)
+    exponents = np.concatenate([rng.uniform(-44, 38.5, 200), np.full(20, 38.5), np.full(20, -44)])
+    vectors = [np.array([1e38, 1, 1e-30]), np.full(100, 1e38), np.array([3.4e38, -3.4e38])]
+    vectors += [
+        np.array([1e-45, 0, 1e-40]),
+        np.zeros(3),
+        np.array([8.6e37]),
+        np.array([1e20, 1e-20]),
+    ]
+    for _ in range(40):
+        size = int(rng.integers(1, 12))
+        vectors.append(rng.choice([-1, 1], size) * 10 ** rng.choice(exponents, size))
+    for vector in vectors:
+        g = vector.astype(np.float32)
+        for clipper in (clip_traced, jax.jit(clip_traced)):
+            clipped = np.asarray(clipper(g, np.float32(bound)))
+            assert within(clipped, np.float32(bound)), (g, clipped)
+            if np.isfinite(g).all() and np.linalg.norm(g.astype(float)) > 2 * bound:
+                assert np.linalg.norm(clipped.astype(float)) > 0.99 * bound, (g, clipped)
+
+
 def test_traced_clipping_is_total_and_leaves_small_vectors_alone():
     g = np.array([[0.1, 0.2], [np.nan, 1.0], [np.inf, 0.0], [0.0, 0.0]], np.float32)
     clipped = np.asarray(clip_traced(g, 1.0))

@@ -28,8 +28,17 @@ def test_seeds_rounds_and_held_out_clients_differ():
     a, b, c = s.round(0, 0), s.round(1, 0), s.round(0, 1)
     assert not np.isclose(a.features, b.features).any()
     assert not np.isclose(a.features, c.features).any()
-    held_out = s.held_out(0, 33)
+    held_out = s.held_out(0, 33, 0)
     assert held_out.features.shape == (33, 8)
+    seen = a.features.reshape(-1, 8)
+    assert not np.isclose(held_out.features[:, None], seen).all(axis=-1).any()
+
+
+def test_held_out_clients_follow_the_drift():
+    s = stream(drift="abrupt")
+    before, after = s.held_out(0, 400, 19), s.held_out(0, 400, 20)
+    np.testing.assert_array_equal(before.features, after.features)
+    assert (before.target != after.target).mean() > 0.05
 
 
 @pytest.mark.parametrize("norm", [1.0, 0.3])
@@ -39,7 +48,7 @@ def test_features_have_the_promised_norm(norm):
 
 
 def test_labels_are_signs_and_features_follow_the_recipe():
-    """Raw features have covariance diag(j^-1.2) around the learner's centre; 6 standard errors."""
+    """Raw features around the learner's centre with variances j^-1.2, then scaled to norm one."""
     s = stream(learners=1, per_round=200_000, dim=5, rounds=1)
     _, _, centres, scales = s._world(0)
     np.testing.assert_allclose(scales**2, np.arange(1, 6) ** -1.2)

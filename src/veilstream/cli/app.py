@@ -58,11 +58,11 @@ def main() -> None:
     """Run the command; deliberate errors become one clear line and a documented exit code."""
     warnings.showwarning = _say_warning
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0  # typer turns Ctrl-C into the number 130
     except VeilstreamError as error:
         _leave(str(error), error.exit_code)
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        code = done.exit_code
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -76,6 +76,9 @@ def main() -> None:
         _leave("not enough memory for this; try fewer rounds or a smaller dim", 1)
     except OSError as error:
         _leave(str(error), 1)
+    if code == 130:
+        _leave("interrupted; nothing half-written was left", 130)
+    sys.exit(code)
 
 
 def _leave(message: str, code: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -19,16 +18,16 @@ def command(
     """Train privately online across 20 learners, with every kind of noise side by side.
 
     A smaller version of the paper's first figure: logistic regression, each learner meets 4 clients
-    between two released models. An earlier demo in the same folder is replaced.
+    between two released models. An earlier demo in the same folder is replaced; anything else
+    there is left alone, and refused.
     """
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.engines.experiments import experiment_path
     from veilstream.engines.plan import Plan
+    from veilstream.engines.run_folder import clear_earlier
     from veilstream.reports.learning_figure import draw_run
 
     plan = Plan.load(experiment_path("demo"), {"run.seeds": seeds})
-    stored = out / "plan.toml"
-    if stored.exists() and Plan.load(stored).name == "demo":
-        shutil.rmtree(out)
+    clear_earlier(out, plan)
     finished = run_with_progress(plan, out, resume=False, quiet=json)
     show_run(finished, draw_run(finished), json=json)

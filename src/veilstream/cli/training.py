@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -26,9 +27,13 @@ def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Ru
     def promise(prepared: list[Prepared]) -> None:
         if quiet:
             return
+        console.print(
+            "Simulation: its noise comes from seeds and protects no one. Deployed with these "
+            "settings, methods would give:", soft_wrap=True,
+        )  # fmt: skip
         for p in prepared:
             text = str(p.guarantee) if p.guarantee else f"protects nothing ({p.plan.kind})"
-            console.print(f"[bold]{p.plan.name}[/bold]: {text}", soft_wrap=True)
+            console.print(f"[bold]{escape(p.plan.name)}[/bold]: {escape(text)}", soft_wrap=True)
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -42,10 +47,15 @@ def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Ru
             shown = "" if progress.accuracy is None else f", accuracy {progress.accuracy:.3f}"
             bar.update(training, completed=progress.round, description=f"rounds{shown}")
 
-        return run(
-            plan, out, resume=resume, on_prepared=promise, on_progress=advanced,
-            on_solving=lambda n: bar.advance(solving, n),
-        )  # fmt: skip
+        try:
+            return run(
+                plan, out, resume=resume, on_prepared=promise, on_progress=advanced,
+                on_solving=lambda n: bar.advance(solving, n),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            if (out / "checkpoint.npz").exists():
+                console.print(f"The rounds so far are in {out}; --resume continues them.")
+            raise
 
 
 def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
@@ -65,7 +75,7 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
         promise = method["guarantee"]
         final = method["final"]
         table.add_row(
-            name,
+            escape(name),
             f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "nothing",
             f"{promise['noise_std']:.3g}" if promise else "0",
             *(_figure(final[key]) for key in
@@ -76,6 +86,9 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(f"[dim]mean ± std over {seeds} seeds; regret per step; {summary['data']}[/dim]")
     for remark in (summary["comparators"] or {}).get("remarks", []):
         console.print(f"[dim]note: {remark}[/dim]")
+    for name, method in summary["methods"].items():
+        if remark := method["final"].get("remark"):
+            console.print(f"note: {escape(name)} {remark}")
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
     console.print(f"Run: {finished.path}")

@@ -76,18 +76,24 @@ def _round_problems(plan: Plan, seed: int) -> Iterator[tuple[Floats, Floats]]:
     """Features (rounds, clients of all learners, d) and targets, some rounds at a time."""
     stream = stream_of(plan)
     R = plan.learning.rounds
-    for first in range(0, R, _ROUNDS):
-        drawn = [stream.round(seed, r) for r in range(first, min(first + _ROUNDS, R))]
+    together = max(
+        1, min(_ROUNDS, plan.run.memory_mib * 2**20 // (8 * _clients(plan) * plan.data.dim))
+    )
+    for first in range(0, R, together):
+        drawn = [stream.round(seed, r) for r in range(first, min(first + together, R))]
         features = np.array([s.features for s in drawn], np.float64)
         targets = np.array([s.target for s in drawn], np.float64)
         yield features.reshape(len(drawn), -1, plan.data.dim), targets.reshape(len(drawn), -1)
 
 
+def _clients(plan: Plan) -> int:
+    """Clients of all learners in a round."""
+    return plan.learning.learners * plan.learning.local_steps * plan.learning.clients_per_step
+
+
 def _problems_of(plan: Plan, seed: int) -> Callable[[], Iterable[tuple[Floats, Floats]]]:
     """Re-iterable problems: kept in memory where they fit the plan's budget, else drawn again."""
-    learning = plan.learning
-    clients = learning.rounds * learning.learners * learning.local_steps * learning.clients_per_step
-    if 8 * clients * plan.data.dim > plan.run.memory_mib * 2**20:
+    if 8 * plan.learning.rounds * _clients(plan) * plan.data.dim > plan.run.memory_mib * 2**20:
         return lambda: _round_problems(plan, seed)
     kept = list(_round_problems(plan, seed))
     return lambda: kept

@@ -7,6 +7,7 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -22,8 +23,10 @@ from veilstream.privacy import Budget
 
 __all__ = ["DataPlan", "LearningPlan", "MethodPlan", "Plan", "PlanError", "PrivacyPlan", "RunPlan"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Probability = Annotated[float, Field(ge=1e-300, lt=1, strict=True)]
+Scale = Annotated[float, Field(ge=1e-15, le=1e15, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -39,7 +42,7 @@ class PrivacyPlan(_Part):
     """The budget of methods that do not name their own."""
 
     epsilon: Positive
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Probability
     accounting: Literal["exact", "zcdp"] = "exact"
     neighbours: Literal["replace-one", "zero-out"] = "replace-one"
 
@@ -51,7 +54,7 @@ class LearningPlan(_Part):
     local_steps: Count = 1
     learners: Count = 1
     clients_per_step: Count = 1
-    clip_norm: Positive = 1.0
+    clip_norm: Scale = 1.0
     task: Literal["logistic", "least_squares", "ripple"] = "logistic"
     ridge: NonNegative = 0.0
     projection_radius: Positive | None = None
@@ -64,7 +67,9 @@ class DataPlan(_Part):
     dim: Count = 100
     alpha: NonNegative = 0.1
     beta: NonNegative = 0.1
-    feature_norm: Positive = 1.0
+    feature_norm: Scale = 1.0
+    clients: Count | None = None
+    """How many clients a learner has; the horizon may not need more."""
     drift: Literal["none", "abrupt", "gradual"] = "none"
     walk: NonNegative = 0.02
     held_out: Count = 2000
@@ -84,7 +89,7 @@ class RunPlan(_Part):
 class MethodPlan(_Part):
     """One line of the comparison."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\\n]+$")]
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00-\x1f\x7f]+$")]
     kind: str = "ours"
     mechanism: str | None = None
     step_size: Positive
@@ -94,7 +99,7 @@ class MethodPlan(_Part):
     step_decay: NonNegative = 0.0
     """Both step sizes together fall like (1 + round)^-step_decay."""
     epsilon: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    delta: Probability | None = None
     accounting: Literal["exact", "zcdp"] | None = None
     objective: Literal["mean", "max", "rounds"] | None = None
     """For the mechanism `optimal`."""
@@ -121,6 +126,12 @@ class Plan(_Part):
     run: RunPlan = RunPlan()
     methods: Annotated[tuple[MethodPlan, ...], Field(min_length=1)]
 
+    def __init__(self, **parts: Any) -> None:
+        try:
+            super().__init__(**parts)
+        except ValidationError as error:
+            raise _readable(error, "") from None
+
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         names = [method.name for method in self.methods]
@@ -131,6 +142,15 @@ class Plan(_Part):
                 "data.kind", self.data.kind, "ripple data for the ripple task, and only for it",
                 f'task = "{self.learning.task}" needs kind = '
                 + ('"ripple"' if self.learning.task == "ripple" else '"synthetic"'),
+            )  # fmt: skip
+        if self.data.kind == "ripple" and (self.learning.ridge or self.data.drift != "none"):
+            raise PlanError("data.kind", "ripple", "no ridge and no drift", "walk moves its target")
+        need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
+        if self.data.clients is not None and need > self.data.clients:
+            raise PlanError(
+                "learning.rounds", self.learning.rounds,
+                f"a horizon of at most {self.data.clients} clients a learner (needs {need})",
+                f"rounds = {self.data.clients * self.learning.rounds // need}, or more clients",
             )  # fmt: skip
         for index, method in enumerate(self.methods):
             self._check_method(f"methods[{index}]", method)
@@ -200,8 +220,8 @@ class Plan(_Part):
         """Read a TOML file; ``overrides`` maps dotted keys to values."""
         path = Path(path)
         try:
-            text = path.read_text()
-        except OSError as error:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise PlanError("plan", str(path), "a file that can be read", str(error)) from error
         return cls.parse(text, overrides)
 
@@ -237,8 +257,7 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 
@@ -252,16 +271,24 @@ def _nearest(value: str, names: Any) -> str:
 
 
 def _override(content: dict[str, Any], key: str, value: object) -> None:
+    methods = content.get("methods")
+    if key.startswith("methods.") and isinstance(methods, list):
+        named = {m["name"]: m for m in methods if isinstance(m, dict) and "name" in m}
+        rest = key.removeprefix("methods.")
+        # Names may hold dots: the longest that fits is meant.
+        fitting = [name for name in named if rest.startswith(f"{name}.")]
+        if not fitting:
+            raise PlanError(
+                "--set", key, "methods.NAME.key with a NAME of the plan",
+                "there are " + ", ".join(map(str, named)),
+            )  # fmt: skip
+        name = max(fitting, key=len)
+        named[name][rest.removeprefix(f"{name}.")] = value
+        return
     *tables, last = key.split(".")
     place: Any = content
     for table in tables:
-        if isinstance(place, list):
-            matches = [item for item in place if item.get("name") == table]
-            if not matches:
-                raise PlanError("--set", key, "a method that the plan has", f"no method {table!r}")
-            place = matches[0]
-        else:
-            place = place.setdefault(table, {})
+        place = place.setdefault(table, {}) if isinstance(place, dict) else None
     if not isinstance(place, dict):
         raise PlanError("--set", key, "a dotted key such as learning.rounds", "see the plan")
     place[last] = value
@@ -272,8 +299,9 @@ def _readable(error: ValidationError, text: str) -> PlanError:
     # A misspelt key is also a missing one: the misspelling is the news.
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, PlanError):
-        return _with_line(cause, text)
+    if isinstance(cause, InputError):
+        plain = PlanError(cause.field, cause.value, cause.rule, cause.way_out)
+        return _with_line(plain, text)
     path = ".".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"])
     path = path.replace(".[", "[")
     value = first["input"]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
 
-__all__ = ["Run", "claim_folder", "write_file"]
+__all__ = ["Run", "claim_folder", "clear_earlier", "write_file"]
 
 Float32s = NDArray[np.float32]
 
@@ -63,6 +63,32 @@ def claim_folder(path: Path, plan: Plan, *, resume: bool) -> None:
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
     path.mkdir(parents=True, exist_ok=True)
     write_file(stored, text)
+
+
+_OWN_FILES = frozenset(
+    {
+        "plan.toml",
+        "guarantee.json",
+        "history.csv",
+        "accuracy.csv",
+        "summary.json",
+        "versions.json",
+        "checkpoint.npz",
+        "learning.png",
+        "learning.svg",
+    }
+)
+
+
+def clear_earlier(path: Path, plan: Plan) -> None:
+    """Remove an earlier run of this very plan (seeds aside) that nobody has added files to."""
+    stored = path / "plan.toml"
+    if not stored.exists() or {p.name for p in path.iterdir()} - _OWN_FILES:
+        return
+    earlier = Plan.load(stored)
+    if earlier.model_copy(update={"run": plan.run}) == plan:
+        for file in path.iterdir():
+            file.unlink()
 
 
 class Run:

@@ -28,24 +28,26 @@ _CHECKPOINT_EVERY_S = 10.0
 
 def run(
     plan: Plan | Path | str,
-    out: Path | str,
+    out: Path | str | None = None,
     *,
     resume: bool = False,
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
 ) -> Run:
-    """Run a plan; ``out`` becomes its folder.
+    """Run a plan; ``out`` becomes its folder (default: runs/NAME).
 
     Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
     ``resume=True`` goes on to the same numbers.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-    folder = Path(out)
-    claim_folder(folder, plan, resume=resume)
+    folder = Path("runs") / plan.name if out is None else Path(out)
+    if resume and (folder / "plan.toml").exists():
+        claim_folder(folder, plan, resume=True)
     if resume and not (folder / "checkpoint.npz").exists() and (folder / "summary.json").exists():
         return Run(folder)
     prepared = [prepare(plan, method) for method in plan.methods]
+    claim_folder(folder, plan, resume=resume)
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
     write_file(folder / "versions.json", _json(versions()))
     on_prepared(prepared)
@@ -70,6 +72,8 @@ def run(
                 solved.append(comparators(plan, seed))
                 on_solving(1)
     except KeyboardInterrupt:
+        if simulation.round == 0:
+            raise
         _save(checkpoint, simulation)
         _finish(folder, plan, prepared, simulation, [], complete=False, training_s=None)
         raise
@@ -94,6 +98,9 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
             "source": p.plan.method.source,
             "protects": p.plan.method.protects,
             "guarantee": p.guarantee.as_dict() if p.guarantee else None,
+            "simulated": True,
+            "clients_per_step": p.clients,
+            "clip_norm_per_client": p.rule.clip_norm,
         }
         for p in prepared
     }
@@ -165,7 +172,10 @@ def _method_summary(
         figures["accuracy"] = _spread(simulation.held_out_accuracy[index, :, looked[-1]])
         preq = simulation.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(preq.mean(axis=1))
-    if solved:
+    diverged = np.flatnonzero(~np.isfinite(losses).all(axis=0))
+    if len(diverged):
+        figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
+    if solved and not len(diverged):
         tau = plan.learning.local_steps
         each = [
             dynamic_regret(losses[s], c.round_values, local_steps=tau).per_step[-1]
@@ -213,7 +223,7 @@ def _comparator_summary(solved: list[Comparators]) -> dict[str, Any] | None:
 def _spread(values: NDArray[Any]) -> dict[str, Any] | None:
     """Mean, standard deviation and every seed."""
     each = np.asarray(values, np.float64)
-    if np.isnan(each).any():
+    if not np.isfinite(each).all():
         return None
     std = float(each.std(ddof=1)) if len(each) > 1 else 0.0
     return {"mean": float(each.mean()), "std": std, "seeds": [float(v) for v in each]}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from veilstream.engines.build import Prepared, Stream, stream_of, task_of
 from veilstream.engines.plan import Plan, decayed
+from veilstream.errors import InputError
 from veilstream.learning.algorithm import local_round, server_update
 from veilstream.learning.tasks import Sample, Task
 from veilstream.mechanisms import NoiseStream
@@ -49,16 +50,26 @@ class Progress:
     """Prequential, over the last block, of the first method shown."""
 
 
-def noise_seed(seed: int, name: str) -> int:
-    """A simulation seed for one method of one run; simulation only, as all seeds are."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "big")
+def noise_seed(seed: int, mechanism: str) -> int:
+    """Seed of one mechanism's draws in one run; simulation only, as all seeds are.
+
+    Methods that differ in budget, accounting or step size share their draws, so that they differ
+    in nothing else.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
 
 
 def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> Sample:
     """Clients of some rounds, as features (rounds, seeds, n, clients, d) and targets."""
     drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
     features = np.array([[s.features for s in row] for row in drawn])
-    return Sample(features, np.array([[s.target for s in row] for row in drawn]))
+    targets = np.array([[s.target for s in row] for row in drawn])
+    if not (np.isfinite(features).all() and np.isfinite(targets).all()):
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
+            "repair the stream; nothing was learned from these rounds",
+        )  # fmt: skip
+    return Sample(features, targets)
 
 
 @dataclass
@@ -67,7 +78,7 @@ class _Group:
 
     methods: list[int]
     prepared: list[Prepared]
-    x: Any  # (methods, seeds, d)
+    start: Any  # x⁰, (methods, seeds, d)
     noise: list[list[NoiseStream | None]]  # [method][seed]
     run_block: Callable[..., Any] = field(repr=False)
 
@@ -80,15 +91,16 @@ class Simulation:
         self.task = task_of(plan)
         self.stream = stream_of(plan)
         self.seeds = tuple(seeds)
-        self.round = 0
         self._prepared = list(prepared)
         R = plan.learning.rounds
         shape = (len(self._prepared), len(self.seeds), R)
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
-        self._held_out = [self.stream.held_out(s, plan.data.held_out) for s in self.seeds]
+        self._kept_held_out: dict[tuple[int, int], Sample] = {}
         self._groups = [self._group(indices) for indices in self._shapes()]
+        # Round and models move together, in one assignment: an interrupt finds either both or none.
+        self._position: tuple[int, list[Any]] = (0, [group.start for group in self._groups])
         self.block_rounds = self._rounds_per_block()
 
     def _shapes(self) -> Iterator[list[int]]:
@@ -113,16 +125,22 @@ class Simulation:
     def _noise_stream(prepared: Prepared, seed: int, dim: int) -> NoiseStream | None:
         if prepared.factorization is None:
             return None
-        chosen = noise_seed(seed, prepared.plan.name)
+        chosen = noise_seed(seed, prepared.factorization.name)
         return prepared.factorization.noise(std=prepared.noise_std, dim=dim, seed=chosen)
 
     def _rounds_per_block(self) -> int:
-        n, d = self.plan.learning.learners, self.task.dim
-        floats = max(
-            len(g.methods) * len(self.seeds) * n * d * g.prepared[0].steps for g in self._groups
-        )
+        """As many rounds as the budget holds, noise and clients; at least fifty blocks a run."""
+        learning, d = self.plan.learning, self.task.dim
+        clients = learning.local_steps * learning.clients_per_step
+        per_learner = max(len(g.methods) * g.prepared[0].steps for g in self._groups) + 3 * clients
+        floats = len(self.seeds) * learning.learners * d * per_learner
         allowed = self.plan.run.memory_mib * 2**20 // (4 * floats)
-        return int(min(self.plan.learning.rounds, max(1, allowed)))
+        return int(max(1, min(-(-learning.rounds // 50), allowed)))
+
+    @property
+    def round(self) -> int:
+        """How many rounds have been run."""
+        return self._position[0]
 
     @property
     def done(self) -> bool:
@@ -134,26 +152,31 @@ class Simulation:
         first, R = self.round, self.plan.learning.rounds
         count = min(self.block_rounds, R - first)
         clients = clients_of(self.stream, self.seeds, first, count)
-        for group in self._groups:
-            self._advance_group(group, clients, first, count)
-        self.round = first + count
+        models = [
+            self._advance_group(group, x, clients, first, count)
+            for group, x in zip(self._groups, self._position[1], strict=True)
+        ]
+        self._position = (first + count, models)
         accuracy = None
         if self.task.classifies:
-            accuracy = float(self.history["accuracy"][0, :, first : self.round].mean())
-        return Progress(self.round, R, tuple(p.plan.name for p in self._prepared), accuracy)
+            main = next((i for i, p in enumerate(self._prepared) if p.guarantee), 0)
+            accuracy = float(self.history["accuracy"][main, :, first : first + count].mean())
+        return Progress(first + count, R, tuple(p.plan.name for p in self._prepared), accuracy)
 
-    def _advance_group(self, group: _Group, clients: Sample, first: int, count: int) -> None:
+    def _advance_group(self, group: _Group, x: Any, clients: Sample, first: int, count: int) -> Any:
+        """Models after the block; what was measured goes into the history on the way."""
         steps, per_step, _ = group.prepared[0].shape
         shape = (*clients.target.shape[:3], steps, per_step)
         shaped = Sample(clients.features.reshape(*shape, -1), clients.target.reshape(shape))
         sizes = self._step_sizes(group, first, count)
         noise = self._noise(group, count)
-        group.x, measured, released = group.run_block(group.x, shaped, noise, *sizes)
+        x, measured, released = group.run_block(x, shaped, noise, *sizes)
         span = slice(first, first + count)
         for name in METRICS:
             values = np.moveaxis(np.asarray(measured[name]), 0, -1)
             self.history[name][group.methods, :, span] = values
-        self._evaluate(group, np.asarray(released), first, count)
+        self._evaluate(group, np.asarray(released), np.asarray(x), first, count)
+        return x
 
     def _step_sizes(self, group: _Group, first: int, count: int) -> tuple[Float32s, Float32s]:
         """η and η̃ of each round and method, (count, methods)."""
@@ -177,34 +200,53 @@ class Simulation:
                     out[:, m, i] = stream.take(count * steps).reshape(count, steps, n, d)
         return out
 
-    def _evaluate(self, group: _Group, released: Float32s, first: int, count: int) -> None:
-        """Held-out accuracy of x^r for the rounds that are looked at, and of the last model."""
+    def _evaluate(
+        self, group: _Group, released: Float32s, last: Float32s, first: int, count: int
+    ) -> None:
+        """Held-out accuracy of x^r for the rounds that are looked at, and of the last model.
+
+        Held-out clients are those that a model of round r would meet: under drift, of round r.
+        """
         if not self.task.classifies:
             return
-        models = {first + i: released[i] for i in range(count)}
-        models[first + count] = np.asarray(group.x)
+        R = self.plan.learning.rounds
         for column, r in enumerate(self.evaluated):
-            if first <= r < first + count or (r == first + count == self.plan.learning.rounds):
-                for s, held_out in enumerate(self._held_out):
-                    scores = held_out.features @ models[r][:, s].T  # (count, methods)
-                    right = np.where(scores >= 0, 1.0, -1.0) == held_out.target[:, None]
-                    self.held_out_accuracy[group.methods, s, column] = right.mean(axis=0)
+            if first <= r < first + count or r == first + count == R:
+                models = last if r == first + count else released[r - first]
+                for s, seed in enumerate(self.seeds):
+                    held_out = self._held_out(seed, min(r, R - 1))
+                    right = [
+                        np.asarray(self.task.predict(model, held_out.features)) == held_out.target
+                        for model in models[:, s]
+                    ]
+                    self.held_out_accuracy[group.methods, s, column] = np.mean(right, axis=1)
+
+    def _held_out(self, seed: int, round_: int) -> Sample:
+        if self.plan.data.drift == "none":
+            round_ = 0
+        if (seed, round_) not in self._kept_held_out:
+            if round_:
+                self._kept_held_out.clear()
+            drawn = self.stream.held_out(seed, self.plan.data.held_out, round_)
+            self._kept_held_out[seed, round_] = drawn
+        return self._kept_held_out[seed, round_]
 
     def models(self) -> Float32s:
         """The models released last, (methods, seeds, d)."""
         shape = (len(self._prepared), len(self.seeds), self.task.dim)
         models: Float32s = np.empty(shape, np.float32)
-        for group in self._groups:
-            models[group.methods] = np.asarray(group.x)
+        for group, x in zip(self._groups, self._position[1], strict=True):
+            models[group.methods] = np.asarray(x)
         return models
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Arrays from which `restore` goes on to the same numbers."""
-        models = {f"x{i}": np.asarray(group.x) for i, group in enumerate(self._groups)}
+        round_, held = self._position
+        models = {f"x{i}": np.asarray(x) for i, x in enumerate(held)}
         return {
-            "round": np.array(self.round),
+            "round": np.array(round_),
             "held_out_accuracy": self.held_out_accuracy,
             **models,
             **{f"history_{name}": values for name, values in self.history.items()},
@@ -214,13 +256,15 @@ class Simulation:
         """Continue from a checkpoint: noise streams are run forward to where they stood."""
         import jax.numpy as jnp
 
-        self.round = int(state["round"])
+        round_ = int(state["round"])
+        self._position = (
+            round_, [jnp.asarray(state[f"x{i}"]) for i in range(len(self._groups))]
+        )  # fmt: skip
         self.held_out_accuracy[...] = state["held_out_accuracy"]
         for name in METRICS:
             self.history[name][...] = state[f"history_{name}"]
-        for i, group in enumerate(self._groups):
-            group.x = jnp.asarray(state[f"x{i}"])
-            passed = self.round * group.prepared[0].steps
+        for group in self._groups:
+            passed = round_ * group.prepared[0].steps
             for row in group.noise:
                 for stream in row:
                     if stream is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.traced_clipping import clip_traced
 
@@ -28,6 +29,10 @@ class Rule:
     """Keep models in this ball around zero: post-processing, so no cost in privacy."""
     unit_steps: bool = False
     """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
+
+    def __post_init__(self) -> None:
+        if not 1e-15 <= self.clip_norm <= 1e15:
+            raise InputError("clip_norm", self.clip_norm, "in [1e-15, 1e15]", "try 1")
 
 
 def local_step(

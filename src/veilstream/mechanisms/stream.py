@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from veilstream.errors import HorizonExhausted, PrivacyError
+from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
 
@@ -85,6 +85,8 @@ class NoiseStream(Iterator[Float32s]):
             raise HorizonExhausted(self.program.horizon, self._taken + count - 1)
         if out is None:
             out = np.empty((count, self.dim), np.float32)
+        elif out.shape != (count, self.dim):
+            raise InputError("out", f"shape {out.shape}", f"shape {(count, self.dim)}", "or none")
         done = 0
         while done < count:
             if self._ready == 0:

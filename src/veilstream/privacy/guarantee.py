@@ -6,7 +6,7 @@ import enum
 import math
 import numbers
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from veilstream.errors import InputError, UnknownName
 from veilstream.mechanisms.checks import positive_number
@@ -16,7 +16,21 @@ from veilstream.privacy.gaussian import GaussianCurve
 __all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
 
 
-class Neighbours(enum.Enum):
+class _Choice(enum.Enum):
+    """A choice that plans and command lines make by name."""
+
+    @classmethod
+    def of(cls, value: Self | str) -> Self:
+        """From itself or its name."""
+        if isinstance(value, cls):
+            return value
+        names = [member.value for member in cls]
+        if value not in names:
+            raise UnknownName(cls.__name__.lower(), str(value), names)
+        return cls(value)
+
+
+class Neighbours(_Choice):
     """Which two data sets must look alike."""
 
     REPLACE_ONE = "replace-one"
@@ -29,34 +43,14 @@ class Neighbours(enum.Enum):
         """How far a clipped gradient can move, in clip norms."""
         return 2 if self is Neighbours.REPLACE_ONE else 1
 
-    @classmethod
-    def of(cls, value: Neighbours | str) -> Neighbours:
-        """From itself or its name."""
-        if isinstance(value, cls):
-            return value
-        names = [member.value for member in cls]
-        if value not in names:
-            raise UnknownName("neighbours", str(value), names)
-        return cls(value)
 
-
-class Accounting(enum.Enum):
+class Accounting(_Choice):
     """How noise follows from a budget."""
 
     EXACT = "exact"
     """The Gaussian mechanism's own curve: the least noise that keeps the promise."""
     ZCDP = "zcdp"
     """The paper's formula, for reproduction: valid, and more noise than needed."""
-
-    @classmethod
-    def of(cls, value: Accounting | str) -> Accounting:
-        """From itself or its name."""
-        if isinstance(value, cls):
-            return value
-        names = [member.value for member in cls]
-        if value not in names:
-            raise UnknownName("accounting", str(value), names)
-        return cls(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
 
     Guarantees: the exact norm of each result is at most ``clip_norm``; a vector with an entry that
     is not finite becomes zero. Unlike `veilstream.clip`, a vector within some 1e-5 of the bound is
-    scaled too.
+    scaled too, and bounds must lie in [1e-15, 1e15].
     """
     import jax.numpy as jnp
 
@@ -31,7 +31,11 @@ def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
     finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
     x = jnp.where(finite, gradients, 0.0)
     largest = jnp.abs(x).max(axis=-1, keepdims=True, initial=0.0)
-    unit = x / jnp.where(largest > 0.0, largest, 1.0)
+    # A compiler divides by multiplying with the reciprocal, which vanishes or overflows for extreme
+    # numbers; powers of two bring them near one first, exactly.
+    shift = jnp.where(largest > 2.0**40, 2.0**-64, jnp.where(largest < 2.0**-40, 2.0**64, 1.0))
+    near_one = largest * shift
+    unit = (x * shift) / jnp.where(near_one > 0.0, near_one, 1.0)
     square = unit * unit
     terms = 1
     while square.shape[-1] > 1:
@@ -43,7 +47,7 @@ def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
     norm = largest * jnp.sqrt(square) if dim else largest
     # Each of `terms` additions, and a dozen other roundings, errs by at most one unit.
     slack = (terms + 12) * float(np.finfo(np.float32).eps)
-    inside = norm * (1.0 + slack) <= clip_norm
+    inside = (norm * (1.0 + slack) <= clip_norm) & (largest <= clip_norm)
     root = jnp.sqrt(square) if dim else jnp.ones_like(largest)
     scaled = unit * (clip_norm * (1.0 - slack) / jnp.where(inside, 1.0, root))
     return jnp.where(inside, x, scaled)

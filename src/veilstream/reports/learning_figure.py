@@ -93,7 +93,10 @@ def _curves(
         else:
             plain = method["mechanism"] == "independent"
             style = {"color": colour_of(method["mechanism"]), "linestyle": "--" if plain else "-"}
-        mean, std = values[name].mean(axis=0), values[name].std(axis=0)
+        mean, std = (
+            values[name].mean(axis=0),
+            values[name].std(axis=0, ddof=min(1, len(values[name]) - 1)),
+        )
         label = name.split(" @")[0]
         axes.plot(rounds, mean, linewidth=1.4, label=label, **style)
         axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)

@@ -71,7 +71,7 @@ class SyntheticStream:
             f"features of norm {self.feature_norm:g}, drift {self.drift}"
         )
 
-    @lru_cache(maxsize=64)  # noqa: B019 - frozen, few, and asked for every round
+    @lru_cache(maxsize=1024)  # noqa: B019 - frozen, few, and asked for every round
     def _world(self, seed: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Models w (2, n, d), c (2, n), centres (n, d) and feature scales (d,) of one seed."""
         rng = np.random.default_rng([seed, _WORLD])
@@ -112,18 +112,13 @@ class SyntheticStream:
         rng = np.random.default_rng([seed, _ROUND, round_])
         return self._draw(seed, rng, round_, self.per_round)
 
-    def held_out(self, seed: int, count: int) -> Sample:
-        """Other clients of the same learners, from all over the horizon: (count, d), (count,)."""
+    def held_out(self, seed: int, count: int, round_: int) -> Sample:
+        """Other clients of the same learners, as of a round: (count, d), (count,)."""
         rng = np.random.default_rng([seed, _HELD_OUT])
-        per_part, parts = -(-count // self.learners), 1 if self.drift == "none" else 4
-        drawn = [
-            self._draw(seed, rng, (self.rounds - 1) * part // max(1, parts - 1), per_part)
-            for part in range(parts)
-        ]
-        features = np.concatenate([s.features.reshape(-1, self.dim) for s in drawn])
-        target = np.concatenate([s.target.reshape(-1) for s in drawn])
-        chosen = rng.permutation(len(target))[:count]
-        return Sample(features[chosen], target[chosen])
+        drawn = self._draw(seed, rng, round_, -(-count // self.learners))
+        features = drawn.features.reshape(-1, self.dim)
+        chosen = rng.permutation(len(features))[:count]
+        return Sample(features[chosen], drawn.target.reshape(-1)[chosen])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +136,16 @@ class RippleStream:
 
     def centre(self, seed: int, round_: int) -> Floats:
         """θ of a round."""
+        here: Floats = self._walk(seed)[round_]
+        return here
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - frozen, few, and asked for every round
+    def _walk(self, seed: int) -> Floats:
         rng = np.random.default_rng([seed, _WORLD])
         walk = rng.standard_normal((self.rounds, self.dim))
         walk *= self.step / np.linalg.norm(walk, axis=1, keepdims=True)
-        total: Floats = 0.5 + walk[: round_ + 1].sum(axis=0)
-        return total
+        places: Floats = 0.5 + np.cumsum(walk, axis=0)
+        return places
 
     def round(self, seed: int, round_: int) -> Sample:
         """The round's clients, all with the same θ."""
@@ -153,7 +153,7 @@ class RippleStream:
         features = np.broadcast_to(self.centre(seed, round_), (*shape, self.dim))
         return Sample(features.astype(np.float32), np.zeros(shape, np.float32))
 
-    def held_out(self, seed: int, count: int) -> Sample:
-        """The final target."""
-        features = np.broadcast_to(self.centre(seed, self.rounds - 1), (count, self.dim))
+    def held_out(self, seed: int, count: int, round_: int) -> Sample:
+        """The round's target."""
+        features = np.broadcast_to(self.centre(seed, round_), (count, self.dim))
         return Sample(features.astype(np.float32), np.zeros(count, np.float32))
