@@ -54,7 +54,9 @@ def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Ru
             )  # fmt: skip
         except KeyboardInterrupt:
             if (out / "checkpoint.npz").exists():
-                console.print(f"The rounds so far are in {out}; --resume continues them.")
+                console.print(
+                    f"The rounds so far are in {out}; --resume continues them.", soft_wrap=True
+                )
             raise
 
 
