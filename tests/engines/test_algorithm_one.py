@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -128,6 +132,21 @@ def test_neither_blocks_nor_company_change_the_numbers():
         small.advance()
     np.testing.assert_allclose(small.models(), whole.models(), atol=2e-6)
     np.testing.assert_allclose(small.history["loss"], whole.history["loss"], atol=1e-5)
+
+
+def test_number_of_devices_changes_nothing_beyond_rounding(tmp_path):
+    plan = plan_of(4, [entry("optimal"), entry("tree")])
+    (tmp_path / "plan.toml").write_text(plan.to_toml())
+    code = (
+        "import numpy as np, jax; from veilstream.engines.plan import Plan;"
+        "from tests.engines.test_algorithm_one import simulate;"
+        "assert len(jax.devices()) == 2;"
+        f"models = simulate(Plan.load({str(tmp_path / 'plan.toml')!r})).models();"
+        f"np.save({str(tmp_path / 'x.npy')!r}, models)"
+    )
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **flags}, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "x.npy"), simulate(plan).models(), atol=2e-6)
 
 
 def test_checkpoint_goes_on_to_the_same_numbers():

@@ -9,16 +9,14 @@ import pytest
 from scipy.optimize import linprog, minimize
 
 from veilstream.errors import InputError, SolverError
-from veilstream.learning import regret
-from veilstream.learning.regret import (
-    dynamic_regret,
+from veilstream.learning import optima
+from veilstream.learning.optima import (
     least_squares_optimum,
     logistic_optimum,
     offline_least_squares_optimum,
     offline_logistic_optimum,
-    path_variation,
-    static_regret,
 )
+from veilstream.learning.regret import dynamic_regret, path_variation, static_regret
 
 LOG2 = math.log(2.0)
 
@@ -201,7 +199,7 @@ def test_each_verdict_is_reached_by_the_linear_program_alone():
         "quasi": [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]],
         "overlapping": [[1.0, 0.0], [-1.0, 1.0], [0.0, -1.0]],
     }
-    free = {kind: regret._separated_rows(np.array(z))[0].tolist() for kind, z in cases.items()}
+    free = {kind: optima._separated_rows(np.array(z))[0].tolist() for kind, z in cases.items()}
     assert free == {
         "separable": [True] * 3,
         "quasi": [False, False, True],
@@ -255,15 +253,15 @@ def test_steps_are_damped_where_plain_newton_diverges():
 def test_margins_count_only_beyond_their_rounding_error():
     rounding_only = np.array([[[0.1, 0.2, -0.3]]])
     assert (rounding_only @ np.ones(3)).item() > 0.0  # 5.6e-17, where the truth is 0
-    assert not regret._separates(rounding_only, np.ones((1, 1)), np.ones((1, 3)))[0]
+    assert not optima._separates(rounding_only, np.ones((1, 1)), np.ones((1, 3)))[0]
     # Margins 0.9 and 1.1, though norms alone would allow an error of 9.
     scaled = np.array([[[1e-8, 1e8], [1e-8, -1e8]]])
-    assert regret._separates(scaled, np.ones((1, 2)), np.array([[1e8, 1e-9]]))[0]
+    assert optima._separates(scaled, np.ones((1, 2)), np.array([[1e8, 1e-9]]))[0]
 
 
 def test_a_short_newton_step_proves_nothing_where_rounding_made_it():
     def proved(rise, flattest):
-        return regret._attained(np.array([rise]), np.diag([1.0, flattest])[None], 100)[0]
+        return optima._attained(np.array([rise]), np.diag([1.0, flattest])[None], 100)[0]
 
     assert proved(0.1, 1e-6)
     assert not proved(1.0, 1e-6)
@@ -274,8 +272,8 @@ def test_a_separable_round_that_newton_leaves_open_is_settled_by_the_linear_prog
     rng = np.random.default_rng(20)
     a = rng.standard_normal((20, 40, 3))
     y = np.sign(a @ np.array([1.0, 2.0, 3.0]))
-    monkeypatch.setattr(regret, "_ITERATIONS", 0)
-    monkeypatch.setattr(regret, "_least_norm_fit", lambda a, y: np.zeros((len(a), a.shape[2])))
+    monkeypatch.setattr(optima, "_ITERATIONS", 0)
+    monkeypatch.setattr(optima, "_least_norm_fit", lambda a, y: np.zeros((len(a), a.shape[2])))
     assert logistic_optimum(a, y).separable.all()
 
 
@@ -295,8 +293,8 @@ def test_batches_and_precision_of_input_do_not_change_the_answer(monkeypatch):
     y = random_labels(rng, 30, 12).astype(np.int8)
     whole = logistic_optimum(a, y)
     assert 0 < whole.separable.sum() < 30
-    monkeypatch.setattr(regret, "_BATCH_NUMBERS", 400)
-    assert len(list(regret._batches(a.shape))) > 3
+    monkeypatch.setattr(optima, "_BATCH_NUMBERS", 400)
+    assert len(list(optima._batches(a.shape))) > 3
     split = logistic_optimum(a.astype(float), y.astype(float))
     np.testing.assert_array_equal(whole.separable, split.separable)
     np.testing.assert_allclose(whole.value, split.value, rtol=1e-12)
@@ -315,7 +313,7 @@ def test_ridge_makes_separable_rounds_attain_their_minimum():
 
 
 def test_a_solver_that_runs_out_of_iterations_says_so(monkeypatch):
-    monkeypatch.setattr(regret, "_ITERATIONS", 1)
+    monkeypatch.setattr(optima, "_ITERATIONS", 1)
     rng = np.random.default_rng(9)
     with pytest.raises(SolverError, match="gradient norm"):
         logistic_optimum(rng.standard_normal((1, 30, 3)), random_labels(rng, 1, 30), ridge=1e-3)

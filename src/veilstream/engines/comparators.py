@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from veilstream.engines.build import stream_of
 from veilstream.engines.plan import Plan
-from veilstream.learning import regret
+from veilstream.learning import optima
+from veilstream.learning.regret import path_variation
 
 __all__ = ["Comparators", "comparators"]
 
@@ -45,9 +46,9 @@ def comparators(plan: Plan, seed: int) -> Comparators:
     values, minimisers, separable = [], [], []
     for features, targets in problems():
         if logistic:
-            best = regret.logistic_optimum(features, targets, ridge)
+            best = optima.logistic_optimum(features, targets, ridge)
         else:
-            best = regret.least_squares_optimum(features, targets, ridge)
+            best = optima.least_squares_optimum(features, targets, ridge)
         values.append(best.value)
         minimisers.append(best.minimiser)
         separable.append(best.separable)
@@ -56,7 +57,7 @@ def comparators(plan: Plan, seed: int) -> Comparators:
         for features, targets in problems():
             yield features.reshape(-1, features.shape[-1]), targets.reshape(-1)
 
-    solve = regret.offline_logistic_optimum if logistic else regret.offline_least_squares_optimum
+    solve = optima.offline_logistic_optimum if logistic else optima.offline_least_squares_optimum
     offline = solve(chunks, plan.data.dim, ridge)
     share = float(np.concatenate(separable).mean())
     if not offline.attained:
@@ -67,7 +68,7 @@ def comparators(plan: Plan, seed: int) -> Comparators:
     losses = np.concatenate(
         [_losses(offline.minimiser, f, t, ridge, logistic) for f, t in problems()]
     )
-    varied = regret.path_variation(np.concatenate(minimisers), offline.minimiser)
+    varied = path_variation(np.concatenate(minimisers), offline.minimiser)
     known = None if np.isnan(varied.value) else varied.value
     return Comparators(np.concatenate(values), share, losses, known, varied.reason)
 
