@@ -5,6 +5,7 @@ A client's data is a `Sample`. A task sees one sample at a time; engines vectori
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from veilstream.errors import MissingExtra
@@ -41,7 +42,7 @@ class Task(Protocol):
         """What the model says."""
 
 
-class _FromLoss:
+class _FromLoss(ABC):
     """Gradient by automatic differentiation, start at zero."""
 
     dim: int
@@ -55,8 +56,8 @@ class _FromLoss:
         gradient: Array = jax.grad(self.loss)(params, sample)
         return gradient
 
-    def loss(self, params: Array, sample: Sample) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, params: Array, sample: Sample) -> Array: ...
 
 
 class Logistic(_FromLoss):
