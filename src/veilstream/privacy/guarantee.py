@@ -16,7 +16,7 @@ from veilstream.privacy.gaussian import GaussianCurve
 __all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
 
 
-class _Choice(enum.Enum):
+class _Choice(enum.StrEnum):
     """A choice that plans and command lines make by name."""
 
     @classmethod
