@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.participation import Participation, as_participation
 from veilstream.mechanisms.steps import ConstantSteps
@@ -46,7 +46,7 @@ def banded(
             tuned for repeated participation, whose columns overlap.
 
     """
-    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    T = checked_horizon(horizon)
     b = min(positive_integer("bands", bands, "try 16"), T)
     part = as_participation(participation)
     part.check_horizon(T)

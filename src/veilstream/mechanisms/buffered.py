@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.mechanisms import solution_cache
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 from veilstream.progress import progress
@@ -36,7 +36,7 @@ def buffered(
     C is exact for the recurrence that runs: the parameters are an approximation to the best
     Toeplitz matrix, the mechanism is not an approximation to anything.
     """
-    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    T = checked_horizon(horizon)
     k = positive_integer("buffers", buffers, "2 to 8 are useful")
     k = min(k, max(1, T - 1))
 

@@ -7,7 +7,7 @@ import numbers
 
 from veilstream.errors import InputError
 
-__all__ = ["positive_integer", "positive_number"]
+__all__ = ["checked_horizon", "positive_integer", "positive_number"]
 
 
 def positive_integer(field: str, value: object, way_out: str) -> int:
@@ -25,3 +25,8 @@ def positive_number(field: str, value: object, way_out: str) -> float:
     if not math.isfinite(number) or number <= 0:
         raise InputError(field, value, "a finite number > 0", way_out)
     return number
+
+
+def checked_horizon(horizon: object) -> int:
+    """The number of steps T = R·τ."""
+    return positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")

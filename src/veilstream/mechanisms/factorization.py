@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import analysis
-from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
 from veilstream.mechanisms.keystream import NoiseKey, open_row
 from veilstream.mechanisms.participation import (
     GRAM_LIMIT,
@@ -61,7 +61,7 @@ class Factorization:
         self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None
     ) -> None:
         self.name = name
-        self.horizon = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+        self.horizon = checked_horizon(horizon)
         self.steps = steps
         self._row_scale = row_scale
         self._block_length: int | None = None

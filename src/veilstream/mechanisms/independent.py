@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import checked_horizon
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.steps import ConstantSteps
 
@@ -13,6 +13,6 @@ __all__ = ["independent"]
 
 def independent(horizon: int) -> Factorization:
     """Fresh noise at every step: sensitivity 1, and an error that grows with the horizon."""
-    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    T = checked_horizon(horizon)
     none = np.zeros(0)
     return Factorization("independent", T, ConstantSteps(np.zeros((0, 0)), none, none, 1.0))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
 from veilstream.mechanisms import solution_cache
-from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.markov import causal_noise
 from veilstream.mechanisms.optimal_solver import RowWeights, chains_of, solve
@@ -68,7 +68,7 @@ def optimal(
         cache: keep the solution in the user's cache directory.
 
     """
-    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    T = checked_horizon(horizon)
     if objective not in OBJECTIVES:
         raise UnknownName("objective", str(objective), OBJECTIVES)
     tau = positive_integer("local_steps", local_steps, "τ, try 4")

@@ -118,7 +118,6 @@ class TreeSteps:
     it needs no state.
     """
 
-    horizon: int
     gain: Floats  # (levels,)
     carry: Floats  # (levels, levels), strictly lower triangular
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import checked_horizon
 from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.steps import ConstantSteps
 
@@ -31,7 +31,7 @@ _EXACT = 1e-9
 
 def toeplitz(horizon: int) -> Factorization:
     """Square-root Toeplitz factorization, exact to float32: C = B, ‖c_0‖² = Σ h(j)²."""
-    T = positive_integer("horizon", horizon, "the number of steps R·τ, try 4000")
+    T = checked_horizon(horizon)
     decays, weights = relaxation(T, _EXACT)
     return Factorization("toeplitz", T, exponential_sum(decays, weights))
 

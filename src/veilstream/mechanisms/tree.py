@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.mechanisms.analysis import check_dense
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import checked_horizon
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.markov import BackwardChains, causal_noise
 from veilstream.mechanisms.steps import TreeSteps
@@ -20,14 +20,12 @@ __all__ = ["tree", "tree_full", "tree_online"]
 
 Floats = NDArray[np.float64]
 
-_HORIZON = "the number of steps R·τ, try 4000"
-
 
 def tree(horizon: int) -> Factorization:
     """The paper's tree (eq-bc) without the nodes that no prefix sum uses."""
-    T = positive_integer("horizon", horizon, _HORIZON)
+    T = checked_horizon(horizon)
     levels = T.bit_length()
-    return Factorization("tree", T, TreeSteps(T, np.ones(levels), np.zeros((levels, levels))))
+    return Factorization("tree", T, TreeSteps(np.ones(levels), np.zeros((levels, levels))))
 
 
 def tree_online(horizon: int) -> Factorization:
@@ -40,7 +38,7 @@ def tree_online(horizon: int) -> Factorization:
     are never seen alone: one fresh draw a step has the law of them all, and the sensitivity of
     that law, `released_sensitivity`, is smaller.
     """
-    T = positive_integer("horizon", horizon, _HORIZON)
+    T = checked_horizon(horizon)
     levels = T.bit_length()
     own = _own_weights(levels)
     gain = np.zeros(levels)
@@ -50,7 +48,7 @@ def tree_online(horizon: int) -> Factorization:
         passed = np.array([np.prod(1.0 - own[i + 1 : v + 1]) for i in range(v + 1)])
         gain[v] = np.sqrt(np.sum((passed * own[: v + 1]) ** 2))
         carry[v, :v] = passed[:v]
-    return _OnlineTree("tree_online", T, TreeSteps(T, gain, carry))
+    return _OnlineTree("tree_online", T, TreeSteps(gain, carry))
 
 
 def _own_weights(levels: int) -> Floats:
@@ -116,7 +114,7 @@ def tree_full(horizon: int) -> Factorization:
     Nodes that reach past the horizon hold partial sums. X = CᵀC counts the nodes that two steps
     share: the covariance of a sum of chains, one a level, each redrawn where its node ends.
     """
-    T = positive_integer("horizon", horizon, _HORIZON)
+    T = checked_horizon(horizon)
     levels = (T - 1).bit_length() + 1
     decay = np.ones((T, levels))
     for level in range(levels):
