@@ -15,10 +15,10 @@ from veilstream.progress import progress
 from veilstream.reports.comparison import Comparison, Setting, compare
 from veilstream.reports.error_figure import check_figure_path, draw_error_over_time
 
-__all__ = ["command", "compare_with_progress"]
+__all__ = ["command"]
 
 
-def compare_with_progress(
+def _compare_with_progress(
     setting: Setting, names: list[str] | None, options: dict[str, Any] | None = None
 ) -> Comparison:
     """`compare` with a bar on stderr."""
@@ -78,7 +78,7 @@ def command(
     names = None if mechanism is None else [mechanism]
     if figure is not None:
         check_figure_path(figure)
-    comparison = compare_with_progress(setting, names, options)
+    comparison = _compare_with_progress(setting, names, options)
     drawn = None
     if figure is not None:
         drawn = draw_error_over_time(comparison, figure)

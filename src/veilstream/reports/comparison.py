@@ -1,4 +1,4 @@
-"""Mechanisms side by side at one budget: the numbers behind `veilstream plan` and `demo`."""
+"""Mechanisms side by side at one budget: the numbers behind `veilstream plan`."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _measure(factorization: Factorization, setting: Setting, baseline: Row | Non
     return Row(
         mechanism=factorization.name,
         guarantee=guarantee,
-        sensitivity=factorization.sensitivity(setting.participation),
+        sensitivity=guarantee.sensitivity / (setting.neighbours.reach * setting.clip_norm),
         noise_std=std,
         error_max=math.sqrt(float(variance.max())),
         error_mean=math.sqrt(float(variance.mean())),
