@@ -25,7 +25,16 @@ __all__ = [
     "SolverError",
     "UnknownName",
     "VeilstreamError",
+    "among",
 ]
+
+
+def among(value: str, known: Iterable[str]) -> tuple[str, str]:
+    """Rule and way out for a name that should be one of these: the nearest is suggested."""
+    names = list(known)
+    close = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else "take one of these"
+    return "one of " + ", ".join(names), hint
 
 
 class VeilstreamError(Exception):
@@ -55,9 +64,7 @@ class UnknownName(InputError):
 
     def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
         self.known = tuple(known)
-        close = difflib.get_close_matches(value, self.known, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else "take one of these"
-        super().__init__(field, value, "one of " + ", ".join(self.known), hint)
+        super().__init__(field, value, *among(value, self.known))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, self.value, self.known)

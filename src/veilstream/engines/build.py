@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from veilstream.engines.plan import MethodPlan, Plan
@@ -11,7 +12,7 @@ from veilstream.mechanisms import Factorization, build
 from veilstream.privacy import Guarantee, calibrate
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
-__all__ = ["Prepared", "Stream", "prepare", "stream_of", "task_of"]
+__all__ = ["Prepared", "Stream", "main_method", "prepare", "stream_of", "task_of"]
 
 Stream = SyntheticStream | RippleStream
 
@@ -39,6 +40,11 @@ class Prepared:
     def effective_step_size(self) -> float:
         """η̃ = η·η_g·τ before any decay."""
         return self.plan.step_size * self.plan.server_step_size * self.steps
+
+
+def main_method(prepared: Sequence[Prepared]) -> int:
+    """Which method a run is about: the first that protects anyone, else the first."""
+    return next((i for i, p in enumerate(prepared) if p.guarantee), 0)
 
 
 def task_of(plan: Plan) -> Task:

@@ -6,9 +6,7 @@ Errors name the key, its line, the value, the rule and the way out.
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
 import re
 import tomllib
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, among
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
 from veilstream.privacy import Budget
@@ -82,7 +80,7 @@ class RunPlan(_Part):
     first_seed: Annotated[int, Field(ge=0, strict=True)] = 0
     evaluate_every: Count = 10
     memory_mib: Count = 256
-    """Largest block of noise held at once; changes memory and speed, nothing else."""
+    """Largest block of noise and clients held at once; changes memory and speed, nothing else."""
     regret: bool = True
 
 
@@ -158,9 +156,7 @@ class Plan(_Part):
 
     def _check_method(self, where: str, plan: MethodPlan) -> None:
         if plan.kind not in METHODS:
-            raise PlanError(
-                f"{where}.kind", plan.kind, _one_of(METHODS), _nearest(plan.kind, METHODS)
-            )
+            raise PlanError(f"{where}.kind", plan.kind, *among(plan.kind, METHODS))
         method = plan.method
         if not method.private:
             for field in ("epsilon", "delta", "accounting", "mechanism"):
@@ -174,8 +170,7 @@ class Plan(_Part):
             self.budget_of(plan, where)
         if plan.mechanism is not None and plan.mechanism not in MECHANISMS:
             raise PlanError(
-                f"{where}.mechanism", plan.mechanism, _one_of(MECHANISMS),
-                _nearest(plan.mechanism, MECHANISMS),
+                f"{where}.mechanism", plan.mechanism, *among(plan.mechanism, MECHANISMS),
             )  # fmt: skip
         if method.fixed_mechanism and plan.mechanism not in (None, method.default_mechanism):
             raise PlanError(
@@ -261,15 +256,6 @@ def _toml(value: object) -> str:
     return repr(value)
 
 
-def _one_of(names: Any) -> str:
-    return "one of " + ", ".join(names)
-
-
-def _nearest(value: str, names: Any) -> str:
-    close = difflib.get_close_matches(str(value), list(names), n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else "take one of these"
-
-
 def _override(content: dict[str, Any], key: str, value: object) -> None:
     methods = content.get("methods")
     if key.startswith("methods.") and isinstance(methods, list):
@@ -307,7 +293,7 @@ def _readable(error: ValidationError, text: str) -> PlanError:
     value = first["input"]
     if first["type"] == "extra_forbidden":
         known = _known_keys(first["loc"])
-        plan = PlanError(path, value, _one_of(known), _nearest(str(first["loc"][-1]), known))
+        plan = PlanError(path, value, *among(str(first["loc"][-1]), known))
     elif first["type"] == "missing":
         plan = PlanError(path, None, "a value", f"add {first['loc'][-1]} = ...")
     else:
@@ -346,8 +332,3 @@ def _line_of(text: str, field: str) -> int | None:
         elif re.match(rf"\s*{re.escape(key)}\s*=", line) and (current, seen) == (table, index):
             return number
     return None
-
-
-def decayed(step: float, decay: float, rounds: int) -> list[float]:
-    """Step size of every round."""
-    return [step * math.pow(1.0 + r, -decay) for r in range(rounds)]

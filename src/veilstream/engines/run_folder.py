@@ -8,7 +8,7 @@
     versions.json    what ran
     checkpoint.npz   only while a run is not complete
 
-Files are written whole under another name and then moved into place.
+Files are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -28,41 +27,23 @@ from numpy.typing import NDArray
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
 
-__all__ = ["Run", "claim_folder", "clear_earlier", "write_file"]
+__all__ = ["Run", "check_folder", "clear_earlier", "history_csv", "versions"]
 
 Float32s = NDArray[np.float32]
 
 
-def write_file(path: Path, content: str | bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def claim_folder(path: Path, plan: Plan, *, resume: bool) -> None:
-    """Make the folder this plan's own; refuse one that holds another run, or a finished one."""
-    text = plan.to_toml()
+def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or anything else; or this run, unless resumed."""
     stored = path / "plan.toml"
     if stored.exists():
-        if stored.read_text() != text:
+        if stored.read_text() != plan.to_toml():
             raise InputError("out", str(path), "a folder without another run", "name a new folder")
         if not resume:
             raise InputError(
                 "out", str(path), "a folder without a run", "--resume continues it; or name another"
             )
-        return
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
-    path.mkdir(parents=True, exist_ok=True)
-    write_file(stored, text)
 
 
 _OWN_FILES = frozenset(

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.engines.build import Prepared, prepare
+from veilstream.engines.build import Prepared, main_method, prepare
 from veilstream.engines.comparators import Comparators, comparators
 from veilstream.engines.plan import Plan
-from veilstream.engines.run_folder import Run, claim_folder, history_csv, versions, write_file
+from veilstream.engines.run_folder import Run, check_folder, history_csv, versions
 from veilstream.engines.simulation import METRICS, Progress, Simulation
+from veilstream.files import write_file
 from veilstream.learning.regret import dynamic_regret, static_regret
 
 __all__ = ["run"]
@@ -42,12 +43,11 @@ def run(
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     folder = Path("runs") / plan.name if out is None else Path(out)
-    if resume and (folder / "plan.toml").exists():
-        claim_folder(folder, plan, resume=True)
+    check_folder(folder, plan, resume=resume)
     if resume and not (folder / "checkpoint.npz").exists() and (folder / "summary.json").exists():
         return Run(folder)
     prepared = [prepare(plan, method) for method in plan.methods]
-    claim_folder(folder, plan, resume=resume)
+    write_file(folder / "plan.toml", plan.to_toml())
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
     write_file(folder / "versions.json", _json(versions()))
     on_prepared(prepared)
@@ -134,7 +134,7 @@ def _finish(
         p.plan.name: _method_summary(plan, p, simulation, i, solved, looked)
         for i, p in enumerate(prepared)
     }
-    main = next((p.plan.name for p in prepared if p.guarantee), names[0])
+    main = names[main_method(prepared)]
     summary = {
         "name": plan.name,
         "complete": complete,

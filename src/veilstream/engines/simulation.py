@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.engines.build import Prepared, Stream, stream_of, task_of
-from veilstream.engines.plan import Plan, decayed
+from veilstream.engines.build import Prepared, Stream, main_method, stream_of, task_of
+from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
-from veilstream.learning.algorithm import local_round, server_update
+from veilstream.learning.algorithm import Rule, local_round, server_update
 from veilstream.learning.tasks import Sample, Task
 from veilstream.mechanisms import NoiseStream
 
@@ -44,10 +44,8 @@ class Progress:
     """Where a run stands."""
 
     round: int
-    rounds: int
-    methods: tuple[str, ...]
     accuracy: float | None
-    """Prequential, over the last block, of the first method shown."""
+    """Prequential, over the last block, of the main method."""
 
 
 def noise_seed(seed: int, mechanism: str) -> int:
@@ -97,7 +95,7 @@ class Simulation:
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
-        self._kept_held_out: dict[tuple[int, int], Sample] = {}
+        self._steady_held_out: dict[int, Sample] = {}
         self._groups = [self._group(indices) for indices in self._shapes()]
         # Round and models move together, in one assignment: an interrupt finds either both or none.
         self._position: tuple[int, list[Any]] = (0, [group.start for group in self._groups])
@@ -118,7 +116,7 @@ class Simulation:
         start = jnp.broadcast_to(self.task.init(), (len(indices), len(self.seeds), d))
         streams = [[self._noise_stream(p, seed, n * d) for seed in self.seeds] for p in members]
         noise_free = next((i for i, p in enumerate(members) if p.factorization is None), None)
-        run_block = jax.jit(partial(_run_block, self.task, members[0], noise_free))
+        run_block = jax.jit(partial(_run_block, self.task, members[0].rule, noise_free))
         return _Group(indices, members, start, streams, run_block)
 
     @staticmethod
@@ -159,9 +157,9 @@ class Simulation:
         self._position = (first + count, models)
         accuracy = None
         if self.task.classifies:
-            main = next((i for i, p in enumerate(self._prepared) if p.guarantee), 0)
+            main = main_method(self._prepared)
             accuracy = float(self.history["accuracy"][main, :, first : first + count].mean())
-        return Progress(first + count, R, tuple(p.plan.name for p in self._prepared), accuracy)
+        return Progress(first + count, accuracy)
 
     def _advance_group(self, group: _Group, x: Any, clients: Sample, first: int, count: int) -> Any:
         """Models after the block; what was measured goes into the history on the way."""
@@ -180,11 +178,11 @@ class Simulation:
 
     def _step_sizes(self, group: _Group, first: int, count: int) -> tuple[Float32s, Float32s]:
         """η and η̃ of each round and method, (count, methods)."""
-        R = self.plan.learning.rounds
+        rounds = 1.0 + np.arange(first, first + count)
         both = []
         for p in group.prepared:
-            local = decayed(p.plan.step_size, p.plan.step_decay, R)[first : first + count]
-            both.append((local, [eta * p.plan.server_step_size * p.steps for eta in local]))
+            local = p.plan.step_size * rounds**-p.plan.step_decay
+            both.append((local, local * (p.plan.server_step_size * p.steps)))
         sizes = np.array(both, np.float32)  # (methods, 2, count)
         return sizes[:, 0].T, sizes[:, 1].T
 
@@ -222,14 +220,13 @@ class Simulation:
                     self.held_out_accuracy[group.methods, s, column] = np.mean(right, axis=1)
 
     def _held_out(self, seed: int, round_: int) -> Sample:
-        if self.plan.data.drift == "none":
-            round_ = 0
-        if (seed, round_) not in self._kept_held_out:
-            if round_:
-                self._kept_held_out.clear()
-            drawn = self.stream.held_out(seed, self.plan.data.held_out, round_)
-            self._kept_held_out[seed, round_] = drawn
-        return self._kept_held_out[seed, round_]
+        """Without drift, every round has the same ones: drawn once."""
+        if self.plan.data.drift != "none":
+            return self.stream.held_out(seed, self.plan.data.held_out, round_)
+        if seed not in self._steady_held_out:
+            drawn = self.stream.held_out(seed, self.plan.data.held_out, 0)
+            self._steady_held_out[seed] = drawn
+        return self._steady_held_out[seed]
 
     def models(self) -> Float32s:
         """The models released last, (methods, seeds, d)."""
@@ -280,7 +277,7 @@ def _skip(stream: NoiseStream, count: int) -> None:
 
 def _run_block(
     task: Task,
-    member: Prepared,
+    rule: Rule,
     noise_free: int | None,
     x: Array,
     clients: Sample,
@@ -292,13 +289,13 @@ def _run_block(
     import jax
     import jax.numpy as jnp
 
-    learner = partial(local_round, task, member.rule)
+    learner = partial(local_round, task, rule)
     # noise is (steps, n, d) for one method and seed: learners are its second axis
     learners = jax.vmap(learner, in_axes=(None, 0, 1, None))
     seeds = jax.vmap(learners, in_axes=(0, 0, 0, None))
     methods = jax.vmap(seeds, in_axes=(0, None, 0, 0))
     update = jax.vmap(
-        jax.vmap(partial(server_update, member.rule), in_axes=(0, 0, None)), in_axes=(0, 0, 0)
+        jax.vmap(partial(server_update, rule), in_axes=(0, 0, None)), in_axes=(0, 0, 0)
     )
 
     def losses(params: Array, samples: Sample) -> tuple[Array, Array]:

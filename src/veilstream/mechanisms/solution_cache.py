@@ -1,22 +1,19 @@
 """Solutions that took a while, kept on disk: one file per recipe in the user's cache directory.
 
-A file is written whole under another name and then moved into place, so readers never see half
-of one and concurrent writers of the same recipe do no harm. On load its digest, recipe and shapes
-are checked; a file that fails is rebuilt with a notice. Nothing here carries the privacy: whatever
-a file says, sensitivity is computed from the program that it leads to.
+Files are written whole, so concurrent writers of the same recipe do no harm. On load a file's
+digest, recipe and shapes are checked; one that fails is rebuilt with a notice. Nothing here carries
+the privacy: whatever a file says, sensitivity is computed from the program that it leads to.
 
 `VEILSTREAM_CACHE` names another directory. Deleting the directory is always safe.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import sys
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -24,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from veilstream.files import write_file
 
 __all__ = ["CacheNotice", "cache_directory", "load_or_solve"]
 
@@ -102,15 +101,4 @@ def _write(path: Path, name: str, arrays: Mapping[str, Floats]) -> None:
     contents = {"recipe": np.array(name), **arrays}
     np.savez(buffer, **contents)  # type: ignore[arg-type]
     payload = buffer.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(payload).digest() + payload)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(partial).unlink()
-        raise
+    write_file(path, hashlib.sha256(payload).digest() + payload)

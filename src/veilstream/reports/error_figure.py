@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.files import write_file
 from veilstream.reports.colours import colour_of
 from veilstream.reports.comparison import Comparison
 
-__all__ = ["check_figure_path", "draw_error_over_time"]
+__all__ = ["check_figure_path", "draw_error_over_time", "save_figure"]
 
 _FORMATS = (".png", ".svg", ".pdf")
 
@@ -75,11 +78,12 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
         fontsize="small",
         title_fontsize="small",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        figure.savefig(partial, dpi=150)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_figure(figure, path, dpi=150)
     return path
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Save a matplotlib figure, whole or not at all."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+    write_file(path, drawn.getvalue())

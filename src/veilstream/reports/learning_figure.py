@@ -13,6 +13,7 @@ import numpy as np
 from veilstream.engines.run_folder import Run
 from veilstream.errors import MissingExtra
 from veilstream.reports.colours import colour_of
+from veilstream.reports.error_figure import save_figure
 
 __all__ = ["draw_run"]
 
@@ -54,7 +55,7 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
         panel.legend(fontsize="small")
     paths = [run.path / f"{name}.png", run.path / f"{name}.svg"]
     for path in paths:
-        figure.savefig(path, dpi=100)
+        save_figure(figure, path, dpi=100)
     return paths
 
 
