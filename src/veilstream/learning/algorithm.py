@@ -41,13 +41,17 @@ def local_step(
     """Next local model and the noisy gradient that led to it.
 
     ``clients`` has a leading axis: usually one client, or several whose clipped gradients are
-    averaged (then one client moves the average by at most 2·clip_norm / clients).
+    averaged (then one client moves the average by at most 2·clip_norm / clients). A client that is
+    not present counts as a zero gradient; its noise stays.
     """
     import jax
     import jax.numpy as jnp
 
     gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
-    gradient = clip_traced(gradients, rule.clip_norm).mean(axis=0)
+    clipped = clip_traced(gradients, rule.clip_norm)
+    if clients.present is not None:
+        clipped = clipped * clients.present[:, None]
+    gradient = clipped.mean(axis=0)
     if rule.unit_steps:
         length = jnp.sqrt((gradient**2).sum())
         gradient = gradient / jnp.where(length > 0.0, length, 1.0)

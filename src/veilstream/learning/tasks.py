@@ -21,6 +21,8 @@ class Sample(NamedTuple):
 
     features: Any
     target: Any
+    present: Any = None
+    """1 where there is a client, 0 where its learner met none: a zero gradient, with its noise."""
 
 
 class Task(Protocol):
@@ -29,8 +31,8 @@ class Task(Protocol):
     dim: int
     classifies: bool
 
-    def init(self) -> Array:
-        """x⁰: public, independent of any data."""
+    def init(self, seed: int = 0) -> Array:
+        """x⁰: public, independent of any data; drawn from the seed where it is drawn at all."""
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
@@ -47,7 +49,8 @@ class _FromLoss(ABC):
 
     dim: int
 
-    def init(self) -> Array:
+    def init(self, seed: int = 0) -> Array:
+        """Zero, whatever the seed."""
         return _jnp().zeros(self.dim, _jnp().float32)
 
     def gradient(self, params: Array, sample: Sample) -> Array:
