@@ -11,7 +11,7 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import demo, plan
+from veilstream.cli import data, demo, plan
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.errors import VeilstreamError
 
@@ -52,6 +52,7 @@ app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

