@@ -45,7 +45,7 @@ def main() -> None:
                 entry |= {"mechanism": mechanism, "accounting": accounting, "epsilon": epsilon}
                 entries.append(entry | {"step_size": step})
     methods = [entry | {"server_step_size": server} for entry in entries]
-    plan = Plan.model_validate({
+    plan = Plan(**{
         "learning": {"rounds": 1000, "local_steps": LOCAL_STEPS, "learners": LEARNERS},
         "privacy": {"epsilon": 2.0, "delta": 1e-3},
         "methods": methods,

@@ -33,7 +33,7 @@ def test_public_names_are_pinned():
 def test_import_is_light():
     """Heavy packages stay out of the core; the CPU time itself is printed by benchmarks/."""
     heavy = ("jax", "flwr", "nvflare", "matplotlib", "scipy.linalg", "scipy.optimize", "rich",
-             "typer", "pydantic")  # fmt: skip
+             "typer", "cryptography", "threadpoolctl")  # fmt: skip
     code = f"import sys, veilstream; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
@@ -106,6 +106,7 @@ ALL_ERRORS = [
     errors.InputError("privacy.epsilon", -1, "> 0", "try 1"),
     errors.UnknownName("mechanism", "treee", ["tree", "optimal"]),
     errors.MissingExtra("jax", "jax", "noise on a GPU"),
+    errors.MissingExtra("cryptography", None, "drawing noise from a keystream"),
     errors.PrivacyError("no"),
     errors.HorizonExhausted(10, 10),
     errors.SolverError("no"),
@@ -117,6 +118,12 @@ def test_errors_share_a_root_survive_pickling_and_have_documented_codes(error):
     assert isinstance(error, errors.VeilstreamError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert re.search(rf"{type(error).__name__}\b.* exit {error.exit_code}\b", errors.__doc__ or "")
+
+
+def test_a_missing_package_says_what_to_install():
+    extra, core = ALL_ERRORS[2:4]
+    assert str(extra).endswith("not installed: pip install 'veilstream[jax]'")
+    assert str(core).endswith("needs cryptography, which is not installed: pip install veilstream")
 
 
 def test_error_message_names_field_value_rule_and_way_out():

@@ -48,7 +48,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs JAX or pydantic only when it is asked for."""
+    """Load what runs plans only when it is asked for."""
     if name in _LATER:
         from importlib import import_module
 

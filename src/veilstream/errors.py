@@ -3,7 +3,7 @@
     VeilstreamError                    exit 1
     ├── InputError (ValueError)        exit 2   a field has a value that the rules exclude
     │   └── UnknownName                exit 2   a name that does not exist; the nearest is suggested
-    ├── MissingExtra (ImportError)     exit 3   an optional package is not installed
+    ├── MissingExtra (ImportError)     exit 3   a package is not installed
     ├── PrivacyError                   exit 4   going on would break the promise
     │   └── HorizonExhausted           exit 4   the mechanism has no noise left
     └── SolverError                    exit 5   an optimisation did not reach its tolerance
@@ -71,15 +71,18 @@ class UnknownName(InputError):
 
 
 class MissingExtra(VeilstreamError, ImportError):
-    """An optional package is needed and not installed."""
+    """A package is needed and not installed.
+
+    ``extra`` is the group that brings it; None for one that veilstream itself brings, which is
+    missing only where it was not installed by pip.
+    """
 
     exit_code: ClassVar[int] = 3
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
-        super().__init__(
-            f"{purpose} needs {package}, which is not installed: pip install 'veilstream[{extra}]'"
-        )
+        what = "veilstream" if extra is None else f"'veilstream[{extra}]'"
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install {what}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.package, self.extra, self.purpose)

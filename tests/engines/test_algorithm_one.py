@@ -19,8 +19,8 @@ MECHANISMS = [*vs.mechanisms.MECHANISMS, "rounds"]
 
 
 def plan_of(tau: int, methods: list[dict], **learning) -> Plan:
-    return Plan.model_validate(
-        {
+    return Plan(
+        **{
             "learning": {"rounds": 7, "local_steps": tau, "learners": 3} | learning,
             "data": {"dim": 6, "held_out": 50},
             "privacy": {"epsilon": 30.0, "delta": 1e-3},
@@ -126,8 +126,7 @@ def test_neither_blocks_nor_company_change_the_numbers():
     whole = simulate(both)
     alone = simulate(plan_of(4, [entry("tree")]), seeds=(1,))
     np.testing.assert_allclose(alone.models()[0, 0], whole.models()[1, 1], atol=2e-6)
-    small = Simulation(both, [prepare(both, m) for m in both.methods], (0, 1))
-    small.block_rounds = 2
+    small = Simulation(both, [prepare(both, m) for m in both.methods], (0, 1), block_rounds=2)
     while not small.done:
         small.advance()
     np.testing.assert_allclose(small.models(), whole.models(), atol=2e-6)
@@ -216,7 +215,7 @@ def test_nonconvex_regret_stays_below_the_theory():
         {"name": name, "mechanism": name, "step_size": step, "server_step_size": 2.0}
         for name in ("tree", "toeplitz", "optimal")
     ]
-    plan = Plan.model_validate({
+    plan = Plan(**{
         "learning": {"rounds": R, "local_steps": tau, "learners": n, "task": "ripple",
                      "clip_norm": 8.0},
         "data": {"kind": "ripple", "dim": d, "walk": 0.0, "held_out": 1},

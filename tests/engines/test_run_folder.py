@@ -9,9 +9,11 @@ import pytest
 
 import veilstream as vs
 from tests.test_package import SMALL_PLAN
-from veilstream.engines import runner
+from veilstream.engines import parts
 from veilstream.engines.comparators import comparators
+from veilstream.engines.memory import MemoryPlan
 from veilstream.engines.plan import Plan
+from veilstream.engines.simulation import Simulation
 from veilstream.errors import InputError
 from veilstream.reports.learning_figure import draw_run
 
@@ -93,9 +95,13 @@ def test_another_runs_folder_is_never_overwritten(finished, tmp_path):
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
+def blocks_of_three(monkeypatch) -> None:
+    monkeypatch.setattr(parts, "memory_of", lambda plan, *_, **__: MemoryPlan(plan.run.seeds, 3, 0))
+
+
 def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp_path, monkeypatch):
     plan = Plan.parse(SMALL_PLAN)
-    monkeypatch.setattr(runner.Simulation, "_rounds_per_block", lambda self: 3)
+    blocks_of_three(monkeypatch)
     calls = 0
 
     def interrupt(_):
@@ -126,15 +132,15 @@ def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp
     )
 
 
-@pytest.mark.parametrize("place", ["_evaluate", "_noise"])
+@pytest.mark.parametrize("place", ["_evaluate", "_advance_group", "_record"])
 @pytest.mark.parametrize("call", [3, 4])
 def test_interrupts_inside_a_block_resume_to_the_same_numbers(place, call, tmp_path, monkeypatch):
     """Two groups of methods, stopped within or between them: the checkpoint holds whole blocks."""
     liu = '\n[[methods]]\nname = "liu"\nkind = "liu"\nstep_size = 0.1\n'
     plan = Plan.parse(SMALL_PLAN + liu)
-    monkeypatch.setattr(runner.Simulation, "_rounds_per_block", lambda self: 3)
+    blocks_of_three(monkeypatch)
     whole = vs.run(plan, tmp_path / "whole")
-    original, calls = getattr(runner.Simulation, place), 0
+    original, calls = getattr(Simulation, place), 0
 
     def interrupted(self, *arguments):
         nonlocal calls
@@ -143,7 +149,7 @@ def test_interrupts_inside_a_block_resume_to_the_same_numbers(place, call, tmp_p
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    monkeypatch.setattr(runner.Simulation, place, interrupted)
+    monkeypatch.setattr(Simulation, place, interrupted)
     with pytest.raises(KeyboardInterrupt):
         vs.run(plan, tmp_path / "out")
     resumed = vs.run(plan, tmp_path / "out", resume=True)
@@ -158,7 +164,7 @@ def test_interrupt_before_the_first_block_leaves_a_run_that_can_be_resumed(tmp_p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.Simulation, "advance", stop)
+        patch.setattr(Simulation, "advance", stop)
         with pytest.raises(KeyboardInterrupt):
             vs.run(plan, tmp_path / "out")
     assert vs.run(plan, tmp_path / "out", resume=True).summary["complete"]

@@ -14,6 +14,7 @@ __all__ = ["reproduce_command", "run_command"]
 
 Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Processes = Annotated[int, typer.Option(min=1, help="Spread seeds over this many processes.")]
 Resume = Annotated[bool, typer.Option(help="Continue an interrupted run to the same numbers.")]
 
 
@@ -28,6 +29,7 @@ def run_command(
     seeds: Annotated[int | None, typer.Option(help="How many seeds.", show_default=False)] = None,
     out: Out = None,
     resume: Resume = False,
+    processes: Processes = 1,
     json: Json = False,
 ) -> None:
     """Train by a plan, all methods and seeds at once, and leave a run folder.
@@ -38,7 +40,14 @@ def run_command(
     overrides = dict(_override(text) for text in set_ or [])
     if seeds is not None:
         overrides["run.seeds"] = seeds
-    _train(plan, overrides, out or Path("runs") / plan.stem, resume=resume, json=json)
+    _train(
+        plan,
+        overrides,
+        out or Path("runs") / plan.stem,
+        resume=resume,
+        processes=processes,
+        json=json,
+    )
 
 
 def reproduce_command(
@@ -47,6 +56,7 @@ def reproduce_command(
     seeds: Annotated[int | None, typer.Option(help="How many seeds.", show_default=False)] = None,
     out: Out = None,
     resume: Resume = False,
+    processes: Processes = 1,
     json: Json = False,
 ) -> None:
     """Reproduce a figure of the paper, and draw what is better than the paper beside it."""
@@ -58,16 +68,20 @@ def reproduce_command(
     if seeds is not None:
         overrides["run.seeds"] = seeds
     folder = out or Path("runs") / (figure + ("-smoke" if smoke else ""))
-    _train(experiment_path(figure), overrides, folder, resume=resume, json=json)
+    _train(
+        experiment_path(figure), overrides, folder, resume=resume, processes=processes, json=json
+    )
 
 
-def _train(path: Path, overrides: dict[str, Any], out: Path, *, resume: bool, json: bool) -> None:
+def _train(
+    path: Path, overrides: dict[str, Any], out: Path, *, resume: bool, processes: int, json: bool
+) -> None:
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.engines.plan import Plan
     from veilstream.reports.learning_figure import draw_run
 
     plan = Plan.load(path, overrides)
-    finished = run_with_progress(plan, out, resume=resume, quiet=json)
+    finished = run_with_progress(plan, out, resume=resume, quiet=json, processes=processes)
     show_run(finished, draw_run(finished), json=json)
 
 

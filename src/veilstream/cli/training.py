@@ -13,6 +13,7 @@ from rich.table import Table
 
 from veilstream.cli.tables import print_json
 from veilstream.engines.build import Prepared
+from veilstream.engines.comparators import has_comparators
 from veilstream.engines.plan import Plan
 from veilstream.engines.run_folder import Run
 from veilstream.engines.runner import run
@@ -20,7 +21,9 @@ from veilstream.engines.runner import run
 __all__ = ["run_with_progress", "show_run"]
 
 
-def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Run:
+def run_with_progress(
+    plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1
+) -> Run:
     """Run the plan; everything that is not a result goes to stderr."""
     console = Console(stderr=True, highlight=False)
 
@@ -32,28 +35,35 @@ def run_with_progress(plan: Plan, out: Path, *, resume: bool, quiet: bool) -> Ru
             "settings, methods would give:", soft_wrap=True,
         )  # fmt: skip
         for p in prepared:
-            text = str(p.guarantee) if p.guarantee else f"protects nothing ({p.plan.kind})"
+            text = str(p.guarantee) if p.guarantee else f"{p.plan.method.protects} ({p.plan.kind})"
             console.print(f"[bold]{escape(p.plan.name)}[/bold]: {escape(text)}", soft_wrap=True)
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
     )  # fmt: skip
+    solves = plan.run.regret and has_comparators(plan)
     with bar:
         training = bar.add_task("rounds", total=plan.learning.rounds)
-        solving = bar.add_task("regret", total=plan.run.seeds if plan.run.regret else 0)
+        solving = bar.add_task("regret", total=plan.run.seeds if solves else 0)
 
         def advanced(progress: Any) -> None:
             shown = "" if progress.accuracy is None else f", accuracy {progress.accuracy:.3f}"
-            bar.update(training, completed=progress.round, description=f"rounds{shown}")
+            bar.update(
+                training,
+                completed=progress.done,
+                total=progress.total,
+                description=f"rounds{shown}",
+            )
 
         try:
             return run(
-                plan, out, resume=resume, on_prepared=promise, on_progress=advanced,
+                plan, out, resume=resume, processes=processes,
+                on_prepared=promise, on_progress=advanced,
                 on_solving=lambda n: bar.advance(solving, n),
             )  # fmt: skip
         except KeyboardInterrupt:
-            if (out / "checkpoint.npz").exists():
+            if any(out.glob("checkpoint*.npz")):
                 console.print(
                     f"The rounds so far are in {out}; --resume continues them.", soft_wrap=True
                 )

@@ -13,7 +13,7 @@ from veilstream.engines.plan import Plan
 from veilstream.learning import optima
 from veilstream.learning.regret import path_variation
 
-__all__ = ["Comparators", "comparators"]
+__all__ = ["Comparators", "comparators", "has_comparators"]
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +33,12 @@ class Comparators:
     path_variation: float | None
     """C_R; None where it is undefined."""
     remark: str = ""
+
+
+def has_comparators(plan: Plan) -> bool:
+    """Whether the least loss of a round can be computed for this task on these data."""
+    known = plan.learning.task in ("logistic", "least_squares", "ripple")
+    return known and plan.data.kind in ("synthetic", "ripple")
 
 
 def comparators(plan: Plan, seed: int) -> Comparators:

@@ -6,41 +6,41 @@ Errors name the key, its line, the value, the rule and the way out.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from veilstream.errors import InputError, among
+from veilstream.engines.schema import Table, value
+from veilstream.errors import InputError
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
 from veilstream.privacy import Budget
 
 __all__ = ["DataPlan", "LearningPlan", "MethodPlan", "Plan", "PlanError", "PrivacyPlan", "RunPlan"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Probability = Annotated[float, Field(ge=1e-300, lt=1, strict=True)]
-Scale = Annotated[float, Field(ge=1e-15, le=1e15, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-
 
 class PlanError(InputError):
     """A plan that cannot run."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Part(Table):
+    refusal = PlanError
+
+
+_DATA_OF_TASK = {
+    "logistic": "synthetic", "least_squares": "synthetic", "ripple": "ripple", "cnn": "mnist",
+    "edge_features": "mnist", "random_features": "mnist",
+}  # fmt: skip
 
 
 class PrivacyPlan(_Part):
     """The budget of methods that do not name their own."""
 
-    epsilon: Positive
-    delta: Probability
+    epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
+    delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
     accounting: Literal["exact", "zcdp"] = "exact"
     neighbours: Literal["replace-one", "zero-out"] = "replace-one"
 
@@ -48,56 +48,78 @@ class PrivacyPlan(_Part):
 class LearningPlan(_Part):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: Count
-    local_steps: Count = 1
-    learners: Count = 1
-    clients_per_step: Count = 1
-    clip_norm: Scale = 1.0
-    task: Literal["logistic", "least_squares", "ripple"] = "logistic"
-    ridge: NonNegative = 0.0
-    projection_radius: Positive | None = None
+    rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
+    local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
+    learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
+    clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
+    clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    task: Literal[
+        "logistic", "least_squares", "ripple", "cnn", "edge_features", "random_features", "custom"
+    ] = "logistic"
+    """"custom" is a task given in Python: run(plan, task=...)."""
+    ridge: float = value(default=0.0, ge=0, hint="0 for none")
+    projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
 
 
 class DataPlan(_Part):
     """Where clients come from."""
 
-    kind: Literal["synthetic", "ripple"] = "synthetic"
-    dim: Count = 100
-    alpha: NonNegative = 0.1
-    beta: NonNegative = 0.1
-    feature_norm: Scale = 1.0
-    clients: Count | None = None
+    kind: Literal["synthetic", "ripple", "mnist", "custom"] = "synthetic"
+    """"custom" is a stream given in Python: run(plan, stream=...)."""
+    dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
+    alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
+    beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
+    feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
+    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
     """How many clients a learner has; the horizon may not need more."""
     drift: Literal["none", "abrupt", "gradual"] = "none"
-    walk: NonNegative = 0.02
-    held_out: Count = 2000
+    split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
+    """How MNIST is dealt to the learners."""
+    concentration: float = value(default=0.5, gt=0, hint="small is uneven; try 0.5")
+    """Of the Dirichlet split."""
+    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
+    """Where the MNIST files are, if not in the user's data directory."""
+    walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
+    held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
 
 
 class RunPlan(_Part):
     """How often, and how much of it is looked at."""
 
-    seeds: Count = 10
-    first_seed: Annotated[int, Field(ge=0, strict=True)] = 0
-    evaluate_every: Count = 10
-    memory_mib: Count = 256
-    """Largest block of noise and clients held at once; changes memory and speed, nothing else."""
+    seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
+    first_seed: int = value(default=0, ge=0, hint="try 0")
+    evaluate_every: int = value(default=10, ge=1, hint="in rounds; try 10")
+    memory_mib: int = value(default=4096, ge=1, hint="try 4096")
+    """Budget for the simulation's memory, besides the data set; block length and the number of
+    seeds that run together follow from it. Changes memory and speed, nothing else."""
+    noise: Literal["auto", "host", "device"] = "auto"
+    """Where noise is made: "device" has the same draws on every machine; "auto" is "host" on a CPU
+    (faster there) and "device" on a GPU."""
     regret: bool = True
 
 
 class MethodPlan(_Part):
     """One line of the comparison."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00-\x1f\x7f]+$")]
-    kind: str = "ours"
-    mechanism: str | None = None
-    step_size: Positive
+    name: str = value(
+        pattern=r"[^/\\\x00-\x1f\x7f]+", shape="text without slashes and control characters",
+        hint="a short name for tables and figures",
+    )  # fmt: skip
+    kind: str = value(default="ours", choices=METHODS)
+    mechanism: str | None = value(default=None, choices=MECHANISMS)
+    step_size: float = value(gt=0, hint="try 0.1")
     """η, of a local step."""
-    server_step_size: Positive = 1.0
+    server_step_size: float = value(default=1.0, gt=0, hint="try 1")
     """η_g."""
-    step_decay: NonNegative = 0.0
+    step_decay: float = value(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
     """Both step sizes together fall like (1 + round)^-step_decay."""
-    epsilon: Positive | None = None
-    delta: Probability | None = None
+    averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
+    """Publish an average of the models so far, in which model r weighs about r^averaging. Learners
+    still start from the latest one. Post-processing: it costs nothing of the promise."""
+    clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    """B_g of this method, if not the plan's; its noise is calibrated to it."""
+    epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
+    delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
     accounting: Literal["exact", "zcdp"] | None = None
     objective: Literal["mean", "max", "rounds"] | None = None
     """For the mechanism `optimal`."""
@@ -116,33 +138,20 @@ class MethodPlan(_Part):
 class Plan(_Part):
     """A whole run."""
 
-    name: Annotated[str, Field(min_length=1)] = "run"
+    name: str = value(default="run", empty=False)
     description: str = ""
     learning: LearningPlan
     data: DataPlan = DataPlan()
     privacy: PrivacyPlan | None = None
     run: RunPlan = RunPlan()
-    methods: Annotated[tuple[MethodPlan, ...], Field(min_length=1)]
+    methods: tuple[MethodPlan, ...] = value(empty=False)
 
-    def __init__(self, **parts: Any) -> None:
-        try:
-            super().__init__(**parts)
-        except ValidationError as error:
-            raise _readable(error, "") from None
-
-    @model_validator(mode="after")
-    def _parts_agree(self) -> Self:
+    def check(self) -> None:
+        """Refuse parts that do not agree."""
         names = [method.name for method in self.methods]
         if len(set(names)) < len(names):
             raise PlanError("methods.name", names, "a name of its own for each", "rename one")
-        if (self.learning.task == "ripple") != (self.data.kind == "ripple"):
-            raise PlanError(
-                "data.kind", self.data.kind, "ripple data for the ripple task, and only for it",
-                f'task = "{self.learning.task}" needs kind = '
-                + ('"ripple"' if self.learning.task == "ripple" else '"synthetic"'),
-            )  # fmt: skip
-        if self.data.kind == "ripple" and (self.learning.ridge or self.data.drift != "none"):
-            raise PlanError("data.kind", "ripple", "no ridge and no drift", "walk moves its target")
+        self._check_data()
         need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
         if self.data.clients is not None and need > self.data.clients:
             raise PlanError(
@@ -152,13 +161,28 @@ class Plan(_Part):
             )  # fmt: skip
         for index, method in enumerate(self.methods):
             self._check_method(f"methods[{index}]", method)
-        return self
+
+    def _check_data(self) -> None:
+        task, data = self.learning.task, self.data
+        fitting = _DATA_OF_TASK.get(task, data.kind)
+        if data.kind not in (fitting, "custom"):
+            raise PlanError(
+                "data.kind", data.kind, f'"{fitting}" or "custom" for task = "{task}"',
+                f'kind = "{fitting}", or another task',
+            )  # fmt: skip
+        if data.kind != "synthetic" and data.drift != "none":
+            raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
+        if self.learning.ridge and task not in ("logistic", "least_squares"):
+            raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
+        if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
+            raise PlanError(
+                "learning.learners", self.learning.learners, "10 for the paper's split by digit",
+                'learners = 10, or data.split = "even", "dirichlet" or "writers"',
+            )  # fmt: skip
 
     def _check_method(self, where: str, plan: MethodPlan) -> None:
-        if plan.kind not in METHODS:
-            raise PlanError(f"{where}.kind", plan.kind, *among(plan.kind, METHODS))
         method = plan.method
-        if not method.private:
+        if not method.adds_noise:
             for field in ("epsilon", "delta", "accounting", "mechanism"):
                 if getattr(plan, field) is not None:
                     raise PlanError(
@@ -168,10 +192,6 @@ class Plan(_Part):
                     )  # fmt: skip
         else:
             self.budget_of(plan, where)
-        if plan.mechanism is not None and plan.mechanism not in MECHANISMS:
-            raise PlanError(
-                f"{where}.mechanism", plan.mechanism, *among(plan.mechanism, MECHANISMS),
-            )  # fmt: skip
         if method.fixed_mechanism and plan.mechanism not in (None, method.default_mechanism):
             raise PlanError(
                 f"{where}.mechanism", plan.mechanism, f"{method.default_mechanism} for {plan.kind}",
@@ -201,6 +221,10 @@ class Plan(_Part):
             )  # fmt: skip
         return Budget(epsilon, delta)
 
+    def clip_norm_of(self, plan: MethodPlan) -> float:
+        """The method's own B_g, or the plan's."""
+        return plan.clip_norm or self.learning.clip_norm
+
     def accounting_of(self, plan: MethodPlan) -> str:
         """The method's own accounting, or the plan's."""
         return plan.accounting or (self.privacy.accounting if self.privacy else "exact")
@@ -216,7 +240,7 @@ class Plan(_Part):
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise PlanError("plan", str(path), "a file that can be read", str(error)) from error
         return cls.parse(text, overrides)
 
@@ -225,21 +249,22 @@ class Plan(_Part):
         """From TOML text."""
         try:
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError("plan", "<text>", "TOML", str(error)) from error
-        for key, value in (overrides or {}).items():
-            _override(content, key, value)
+        overridden = {_override(content, key, given) for key, given in (overrides or {}).items()}
         try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise _readable(error, text) from None
+            return cls(**content)
         except PlanError as error:
-            raise _with_line(error, text) from None
+            line = None if error.field in overridden else _line_of(text, error.field)
+            if line is None:
+                raise
+            field = f"{error.field} (line {line})"
+            raise PlanError(field, error.value, error.rule, error.way_out) from None
 
     def to_toml(self) -> str:
         """TOML that parses to this plan."""
-        content = self.model_dump(exclude_none=True, mode="json")
-        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if not isinstance(v, dict | list)]
+        content = dataclasses.asdict(self, dict_factory=_without_none)
+        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if not isinstance(v, dict | tuple)]
         for table, values in content.items():
             if isinstance(values, dict):
                 lines += ["", f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
@@ -248,75 +273,47 @@ class Plan(_Part):
         return "\n".join(lines) + "\n"
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+def _without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: held for key, held in items if held is not None}
 
 
-def _override(content: dict[str, Any], key: str, value: object) -> None:
+def _toml(held: object) -> str:
+    if isinstance(held, bool):
+        return "true" if held else "false"
+    if isinstance(held, str):
+        return json.dumps(held, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(held)
+
+
+def _override(content: dict[str, Any], key: str, given: object) -> str:
+    """Set a dotted key; returns the field that it is."""
     methods = content.get("methods")
     if key.startswith("methods.") and isinstance(methods, list):
-        named = {m["name"]: m for m in methods if isinstance(m, dict) and "name" in m}
+        named = {
+            m["name"]: i
+            for i, m in enumerate(methods)
+            if isinstance(m, dict) and isinstance(m.get("name"), str)
+        }
         rest = key.removeprefix("methods.")
         # Names may hold dots: the longest that fits is meant.
         fitting = [name for name in named if rest.startswith(f"{name}.")]
         if not fitting:
             raise PlanError(
                 "--set", key, "methods.NAME.key with a NAME of the plan",
-                "there are " + ", ".join(map(str, named)),
+                "there are " + ", ".join(named),
             )  # fmt: skip
         name = max(fitting, key=len)
-        named[name][rest.removeprefix(f"{name}.")] = value
-        return
+        field = rest.removeprefix(f"{name}.")
+        methods[named[name]][field] = given
+        return f"methods[{named[name]}].{field}"
     *tables, last = key.split(".")
     place: Any = content
     for table in tables:
         place = place.setdefault(table, {}) if isinstance(place, dict) else None
     if not isinstance(place, dict):
         raise PlanError("--set", key, "a dotted key such as learning.rounds", "see the plan")
-    place[last] = value
-
-
-def _readable(error: ValidationError, text: str) -> PlanError:
-    """The first error of pydantic, in our words."""
-    # A misspelt key is also a missing one: the misspelling is the news.
-    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InputError):
-        plain = PlanError(cause.field, cause.value, cause.rule, cause.way_out)
-        return _with_line(plain, text)
-    path = ".".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"])
-    path = path.replace(".[", "[")
-    value = first["input"]
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(first["loc"])
-        plan = PlanError(path, value, *among(str(first["loc"][-1]), known))
-    elif first["type"] == "missing":
-        plan = PlanError(path, None, "a value", f"add {first['loc'][-1]} = ...")
-    else:
-        shown = value if isinstance(value, str | int | float | bool) else type(value).__name__
-        plan = PlanError(path, shown, first["msg"].lower(), "see the plan's documentation")
-    return _with_line(plan, text)
-
-
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    parts: dict[str, type[BaseModel]] = {
-        "learning": LearningPlan, "data": DataPlan, "privacy": PrivacyPlan, "run": RunPlan,
-        "methods": MethodPlan,
-    }  # fmt: skip
-    model = parts.get(str(location[0]), Plan) if len(location) > 1 else Plan
-    return list(model.model_fields)
-
-
-def _with_line(error: PlanError, text: str) -> PlanError:
-    """The same error, with the line of the key where the text has it."""
-    line = _line_of(text, error.field)
-    if line is None or error.field.endswith(")"):
-        return error
-    return PlanError(f"{error.field} (line {line})", error.value, error.rule, error.way_out)
+    place[last] = given
+    return key
 
 
 def _line_of(text: str, field: str) -> int | None:

@@ -6,7 +6,8 @@
     accuracy.csv     held-out accuracy at the rounds that were looked at
     summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
     versions.json    what ran
-    checkpoint.npz   only while a run is not complete
+    checkpoint.npz   only while a run is not complete; one per part where seeds run in parts
+    parts.json       likewise: which seeds run together
 
 Files are written whole or not at all.
 """
@@ -14,9 +15,11 @@ Files are written whole or not at all.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,7 @@ _OWN_FILES = frozenset(
         "summary.json",
         "versions.json",
         "checkpoint.npz",
+        "parts.json",
         "learning.png",
         "learning.svg",
     }
@@ -64,10 +68,12 @@ _OWN_FILES = frozenset(
 def clear_earlier(path: Path, plan: Plan) -> None:
     """Remove an earlier run of this very plan (seeds aside) that nobody has added files to."""
     stored = path / "plan.toml"
-    if not stored.exists() or {p.name for p in path.iterdir()} - _OWN_FILES:
+    names = {p.name for p in path.iterdir()} if stored.exists() else set()
+    others = {n for n in names - _OWN_FILES if not re.fullmatch(r"checkpoint-\d+\.npz", n)}
+    if not names or others:
         return
     earlier = Plan.load(stored)
-    if earlier.model_copy(update={"run": plan.run}) == plan:
+    if dataclasses.replace(earlier, run=plan.run) == plan:
         for file in path.iterdir():
             file.unlink()
 

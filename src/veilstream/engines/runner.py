@@ -2,90 +2,130 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.engines.build import Prepared, main_method, prepare
-from veilstream.engines.comparators import Comparators, comparators
+from veilstream.engines.block import METRICS
+from veilstream.engines.build import Prepared, Stream, main_method, prepare, stream_of, task_of
+from veilstream.engines.comparators import Comparators, comparators, has_comparators
+from veilstream.engines.noise_source import noise_place
+from veilstream.engines.parts import Parts, Results, RunProgress, read_results, run_parts
 from veilstream.engines.plan import Plan
 from veilstream.engines.run_folder import Run, check_folder, history_csv, versions
-from veilstream.engines.simulation import METRICS, Progress, Simulation
+from veilstream.engines.simulation import evaluated_rounds, memory_of
+from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.learning.regret import dynamic_regret, static_regret
+from veilstream.learning.tasks import Task
+from veilstream.mechanisms.checks import positive_integer
 
 __all__ = ["run"]
 
 Floats = NDArray[np.float64]
-
-_CHECKPOINT_EVERY_S = 10.0
 
 
 def run(
     plan: Plan | Path | str,
     out: Path | str | None = None,
     *,
+    task: Task | None = None,
+    stream: Stream | None = None,
     resume: bool = False,
+    processes: int = 1,
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
 ) -> Run:
     """Run a plan; ``out`` becomes its folder (default: runs/NAME).
+
+    ``task`` and ``stream`` are a model and data of your own, for plans with `learning.task` or
+    `data.kind` = "custom". ``processes`` spreads seeds over that many processes.
 
     Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
     ``resume=True`` goes on to the same numbers.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    positive_integer("processes", processes, "try 1")
+    _check_custom("task", task, plan.learning.task == "custom")
+    _check_custom("stream", stream, plan.data.kind == "custom")
     folder = Path("runs") / plan.name if out is None else Path(out)
     check_folder(folder, plan, resume=resume)
-    if resume and not (folder / "checkpoint.npz").exists() and (folder / "summary.json").exists():
+    unfinished = any(folder.glob("checkpoint*.npz")) or not (folder / "summary.json").exists()
+    if resume and not unfinished:
         return Run(folder)
     prepared = [prepare(plan, method) for method in plan.methods]
+    own_task = task_of(plan) if task is None else task
+    own_stream = stream_of(plan) if stream is None else stream
+    memory_of(plan, prepared, 1, own_task, own_stream)  # what cannot fit claims no folder
     write_file(folder / "plan.toml", plan.to_toml())
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
-    write_file(folder / "versions.json", _json(versions()))
+    write_file(folder / "versions.json", _json(versions() | _where(plan)))
     on_prepared(prepared)
-
-    seeds = list(range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds))
-    simulation = Simulation(plan, prepared, seeds)
-    checkpoint = folder / "checkpoint.npz"
-    if resume and checkpoint.exists():
-        with np.load(checkpoint) as state:
-            simulation.restore(state)
-    began = saved = time.monotonic()
+    parts = Parts.of(folder, plan, prepared, own_task, own_stream, processes)
+    look = _Look(plan, prepared, own_task, own_stream)
+    began = time.monotonic()
     try:
-        while not simulation.done:
-            on_progress(simulation.advance())
-            if time.monotonic() - saved > _CHECKPOINT_EVERY_S and not simulation.done:
-                _save(checkpoint, simulation)
-                saved = time.monotonic()
+        run_parts(
+            parts, plan, prepared, *((task, stream) if processes > 1 else (own_task, own_stream)),
+            processes=processes, on_progress=on_progress,
+        )  # fmt: skip
         training_s = time.monotonic() - began
         solved: list[Comparators] = []
-        if plan.run.regret:
-            for seed in seeds:
+        if plan.run.regret and has_comparators(plan):
+            for seed in range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds):
                 solved.append(comparators(plan, seed))
                 on_solving(1)
     except KeyboardInterrupt:
-        if simulation.round == 0:
-            raise
-        _save(checkpoint, simulation)
-        _finish(folder, plan, prepared, simulation, [], complete=False, training_s=None)
+        partial = read_results(parts)
+        if partial is not None:
+            _finish(folder, look, partial, [], complete=False, training_s=None)
         raise
-    _finish(folder, plan, prepared, simulation, solved, complete=True, training_s=training_s)
-    checkpoint.unlink(missing_ok=True)
+    results = read_results(parts)
+    assert results is not None
+    _finish(folder, look, results, solved, complete=True, training_s=training_s)
+    parts.clear()
     return Run(folder)
 
 
-def _save(path: Path, simulation: Simulation) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, **simulation.state())
-    write_file(path, buffer.getvalue())
+def _where(plan: Plan) -> dict[str, str]:
+    """What computes, and where noise is made."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform}: {device.device_kind}",
+        "noise": noise_place(plan.run.noise),
+    }
+
+
+def _check_custom(name: str, given: object, wanted: bool) -> None:
+    if (given is not None) != wanted:
+        key = "learning.task" if name == "task" else "data.kind"
+        raise InputError(
+            name, None if given is None else type(given).__name__,
+            f'one exactly where {key} is "custom"', f'{key} = "custom", or leave {name} out',
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a summary is about."""
+
+    plan: Plan
+    prepared: list[Prepared]
+    task: Task
+    stream: Stream
+
+    @property
+    def evaluated(self) -> list[int]:
+        return evaluated_rounds(self.plan)
 
 
 def _json(value: Any) -> str:
@@ -108,30 +148,28 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
 
 def _finish(
     folder: Path,
-    plan: Plan,
-    prepared: list[Prepared],
-    simulation: Simulation,
+    look: _Look,
+    results: Results,
     solved: list[Comparators],
     *,
     complete: bool,
     training_s: float | None,
 ) -> None:
+    plan, prepared, seeds, done = look.plan, look.prepared, results.seeds, results.rounds
     names = [p.plan.name for p in prepared]
-    seeds = list(simulation.seeds)
-    done = simulation.round
-    columns: dict[str, NDArray[Any]] = {m: simulation.history[m][..., :done] for m in METRICS}
+    columns: dict[str, NDArray[Any]] = {m: results.history[m][..., :done] for m in METRICS}
     if solved:
         best = np.array([c.round_values for c in solved])
         columns["optimum"] = np.broadcast_to(best, columns["loss"].shape)
     rounds = list(range(done))
     write_file(folder / "history.csv", history_csv(names, seeds, columns, rounds))
-    looked = [i for i, r in enumerate(simulation.evaluated) if r < done or (r == done and complete)]
-    if simulation.task.classifies:
-        accuracy = {"accuracy": simulation.held_out_accuracy[..., looked]}
-        at = [simulation.evaluated[i] for i in looked]
+    looked = [i for i, r in enumerate(look.evaluated) if r < done or (r == done and complete)]
+    if look.task.classifies:
+        accuracy = {"accuracy": results.held_out_accuracy[..., looked]}
+        at = [look.evaluated[i] for i in looked]
         write_file(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
     methods = {
-        p.plan.name: _method_summary(plan, p, simulation, i, solved, looked)
+        p.plan.name: _method_summary(look, p, results, i, solved, looked)
         for i, p in enumerate(prepared)
     }
     main = names[main_method(prepared)]
@@ -144,33 +182,33 @@ def _finish(
         "main_method": main,
         "final": methods[main]["final"],
         "comparators": _comparator_summary(solved),
-        "data": simulation.stream.provenance,
+        "data": look.stream.provenance,
         "methods": methods,
     }
     write_file(folder / "summary.json", _json(summary))
 
 
 def _method_summary(
-    plan: Plan,
+    look: _Look,
     prepared: Prepared,
-    simulation: Simulation,
+    results: Results,
     index: int,
     solved: list[Comparators],
     looked: list[int],
 ) -> dict[str, Any]:
-    done = simulation.round
-    losses = simulation.history["loss"][index, :, :done].astype(np.float64)
+    plan, done = look.plan, results.rounds
+    losses = results.history["loss"][index, :, :done].astype(np.float64)
     figures: dict[str, Any] = {
         "average_loss": _spread(losses.mean(axis=1)),
         "accuracy": None,
         "prequential_accuracy": None,
         "dynamic_regret": None,
         "static_regret": None,
-        "distance_to_noise_free": _spread(simulation.history["distance"][index, :, done - 1]),
+        "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
     }
-    if simulation.task.classifies and looked:
-        figures["accuracy"] = _spread(simulation.held_out_accuracy[index, :, looked[-1]])
-        preq = simulation.history["accuracy"][index, :, :done].astype(np.float64)
+    if look.task.classifies and looked:
+        figures["accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+        preq = results.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(preq.mean(axis=1))
     diverged = np.flatnonzero(~np.isfinite(losses).all(axis=0))
     if len(diverged):

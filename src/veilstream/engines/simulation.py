@@ -1,42 +1,51 @@
-"""All seeds, learners and methods at once: Algorithm 1 mapped over arrays.
+"""All seeds, learners and methods at once: blocks of rounds, with their history and checkpoints.
 
-The same `local_round` and `server_update` as everywhere, compiled over a block of rounds. Noise
-comes from the mechanisms' own streams, one per (method, seed), so a seed's noise does not depend on
-which others run beside it. Memory is bounded by the block (`run.memory_mib`), not by the horizon;
-the block changes nothing in the numbers but float32 rounding.
-
-What is measured here (losses and accuracies on clients' data) is an oracle's view, for simulation:
-a deployed learner never sends it.
+A `Block` is compiled; its noise comes from `HostNoise` or `DeviceNoise`.
+Memory is bounded by the plan's budget (`run.memory_mib`), not by the horizon. The block length
+changes nothing in the numbers but float32 rounding, and neither does the company of other seeds.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.engines.block import METRICS, Block, Models, Schedule
 from veilstream.engines.build import Prepared, Stream, main_method, stream_of, task_of
+from veilstream.engines.memory import GroupSize, MemoryPlan, memory_plan
+from veilstream.engines.noise_source import (
+    DeviceNoise,
+    HostNoise,
+    NoisePlace,
+    noise_place,
+    noise_seed,
+)
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
-from veilstream.learning.algorithm import Rule, local_round, server_update
+from veilstream.learning.algorithm import LARGE
 from veilstream.learning.tasks import Sample, Task
-from veilstream.mechanisms import NoiseStream
+from veilstream.mechanisms import Factorization
+from veilstream.streams.pool import PoolStream
 
-if TYPE_CHECKING:
-    from jax import Array
-
-__all__ = ["METRICS", "Progress", "Simulation", "clients_of"]
+__all__ = [
+    "METRICS",
+    "Progress",
+    "Simulation",
+    "clients_of",
+    "evaluated_rounds",
+    "memory_of",
+    "noise_seed",
+]
 
 Float32s = NDArray[np.float32]
 
-METRICS = ("loss", "accuracy", "noise", "distance")
-"""Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
-averaged release, distance of x^r to the noise-free x^r."""
+_HELD_OUT_FLOATS = 100_000_000  # activations held at once while models are evaluated
+_IN_FLIGHT = 2  # blocks handed to the device before the oldest must be done
 
 
 @dataclass(frozen=True)
@@ -45,20 +54,11 @@ class Progress:
 
     round: int
     accuracy: float | None
-    """Prequential, over the last block, of the main method."""
-
-
-def noise_seed(seed: int, mechanism: str) -> int:
-    """Seed of one mechanism's draws in one run; simulation only, as all seeds are.
-
-    Methods that differ in budget, accounting or step size share their draws, so that they differ
-    in nothing else.
-    """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
+    """Prequential, over the last block, of the main method; None while it is not known."""
 
 
 def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> Sample:
-    """Clients of some rounds, as features (rounds, seeds, n, clients, d) and targets."""
+    """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
     drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
     features = np.array([[s.features for s in row] for row in drawn])
     targets = np.array([[s.target for s in row] for row in drawn])
@@ -67,263 +67,448 @@ def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> 
             "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
             "repair the stream; nothing was learned from these rounds",
         )  # fmt: skip
-    return Sample(features, targets)
+    if drawn[0][0].present is None:
+        return Sample(features, targets)
+    present = np.array([[s.present for s in row] for row in drawn], np.float32)
+    return Sample(features, targets, present)
+
+
+def evaluated_rounds(plan: Plan) -> list[int]:
+    """Rounds before which held-out accuracy is measured, and the end."""
+    R = plan.learning.rounds
+    return [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
+
+
+def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
+    shapes: dict[tuple[int, int, bool], list[int]] = {}
+    for index, p in enumerate(prepared):
+        shapes.setdefault(p.shape, []).append(index)
+    return list(shapes.values())
+
+
+def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tuple[int, ...]]:
+    """The different mechanisms of some methods, and which one each method uses (0 for none)."""
+    known: dict[object, int] = {}
+    found: list[Factorization] = []
+    used = []
+    for p in prepared:
+        if p.factorization is None:
+            used.append(0)
+            continue
+        recipe = (p.plan.mechanism_name, p.plan.objective)
+        if recipe not in known:
+            known[recipe] = len(found)
+            found.append(p.factorization)
+        used.append(known[recipe])
+    return found, tuple(used)
+
+
+def memory_of(
+    plan: Plan, prepared: Sequence[Prepared], seeds: int, task: Task, stream: Stream, share: int = 1
+) -> MemoryPlan:
+    """What fits the plan's budget, or a ``share``-th of it."""
+    groups = []
+    for indices in _by_shape(prepared):
+        members = [prepared[i] for i in indices]
+        states = tuple(m.program.state_size for m in _mechanisms(members)[0])
+        steps, clients, _ = members[0].shape
+        groups.append(GroupSize(len(members), steps, clients, states))
+    pooled = isinstance(stream, PoolStream)
+    record = 0 if pooled else int(np.prod(stream.round(plan.run.first_seed, 0).features.shape[2:]))
+    return memory_plan(
+        budget_bytes=plan.run.memory_mib * 2**20 // share,
+        groups=groups,
+        seeds=seeds,
+        learners=plan.learning.learners,
+        dim=task.dim,
+        rounds=plan.learning.rounds,
+        workspace=getattr(task, "workspace", 0),
+        feature_floats=record,
+        block_copies=4 if noise_place(plan.run.noise) == "host" else 3,
+    )
 
 
 @dataclass
 class _Group:
-    """Methods of one shape, and where they stand."""
+    """Methods of one shape, and the source of their noise."""
 
     methods: list[int]
     prepared: list[Prepared]
-    start: Any  # x⁰, (methods, seeds, d)
-    noise: list[list[NoiseStream | None]]  # [method][seed]
+    block: Block
+    noise: HostNoise | DeviceNoise
+    clip_norm: Float32s
+    noise_std: Float32s
     run_block: Callable[..., Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Round, models and noise move together, in one assignment: an interrupt finds all or none."""
+
+    round: int
+    models: tuple[Models, ...]
+    noise: tuple[Any, ...]
+    unread: tuple[Any, ...]
+    """Blocks that the device has been given and whose measurements have not been read."""
 
 
 class Simulation:
     """A plan in motion: `advance` runs the next block of rounds."""
 
-    def __init__(self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        prepared: Sequence[Prepared],
+        seeds: Sequence[int],
+        *,
+        task: Task | None = None,
+        stream: Stream | None = None,
+        block_rounds: int | None = None,
+    ) -> None:
+        import jax
+
         self.plan = plan
-        self.task = task_of(plan)
-        self.stream = stream_of(plan)
+        self.task = task_of(plan) if task is None else task
+        self.stream = stream_of(plan) if stream is None else stream
         self.seeds = tuple(seeds)
         self._prepared = list(prepared)
         R = plan.learning.rounds
+        if block_rounds is None:
+            fits = memory_of(plan, prepared, len(self.seeds), self.task, self.stream)
+            block_rounds = fits.rounds_per_block
+        self.block_rounds = block_rounds
+        self.noise_place: NoisePlace = noise_place(plan.run.noise)
         shape = (len(self._prepared), len(self.seeds), R)
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
-        self.evaluated = [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
+        self.evaluated = evaluated_rounds(plan)
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
-        self._steady_held_out: dict[int, Sample] = {}
-        self._groups = [self._group(indices) for indices in self._shapes()]
-        # Round and models move together, in one assignment: an interrupt finds either both or none.
-        self._position: tuple[int, list[Any]] = (0, [group.start for group in self._groups])
-        self.block_rounds = self._rounds_per_block()
+        self._held: dict[int, Sample] = {}
+        self._count_right = jax.jit(partial(_count_right, self.task))
+        self._pool = self._device_pool()
+        self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
+        self._position = self._start()
 
-    def _shapes(self) -> Iterator[list[int]]:
-        by_shape: dict[tuple[int, int, bool], list[int]] = {}
-        for index, prepared in enumerate(self._prepared):
-            by_shape.setdefault(prepared.shape, []).append(index)
-        yield from by_shape.values()
+    # --- setting up ------------------------------------------------------------------------------
+
+    def _device_pool(self) -> Sample | None:
+        """The stream's pool, on the device once, where it has one."""
+        import jax.numpy as jnp
+
+        if not isinstance(self.stream, PoolStream):
+            return None
+        targets = self.stream.targets
+        whole = np.issubdtype(targets.dtype, np.integer)
+        return Sample(
+            jnp.asarray(self.stream.features),
+            jnp.asarray(targets, jnp.int32 if whole else jnp.float32),
+        )
 
     def _group(self, indices: list[int]) -> _Group:
         import jax
-        import jax.numpy as jnp
 
         members = [self._prepared[i] for i in indices]
-        n, d = self.plan.learning.learners, self.task.dim
-        start = jnp.broadcast_to(self.task.init(), (len(indices), len(self.seeds), d))
-        streams = [[self._noise_stream(p, seed, n * d) for seed in self.seeds] for p in members]
-        noise_free = next((i for i, p in enumerate(members) if p.factorization is None), None)
-        run_block = jax.jit(partial(_run_block, self.task, members[0].rule, noise_free))
-        return _Group(indices, members, start, streams, run_block)
+        steps, clients, unit_steps = members[0].shape
+        learners = self.plan.learning.learners
+        mechanisms, used = _mechanisms(members)
+        block = Block(
+            task=self.task,
+            steps=steps,
+            clients=clients,
+            unit_steps=unit_steps,
+            projection_radius=members[0].rule.projection_radius,
+            learners=learners,
+            noise_free=next((i for i, p in enumerate(members) if p.factorization is None), None),
+            mechanism_of=used,
+            keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
+        )
+        width = learners * self.task.dim
+        noise: HostNoise | DeviceNoise
+        if self.noise_place == "host":
+            noise = HostNoise(mechanisms, self.seeds, steps, width)
+            run_block: Any = block.run
+        else:
+            noise = DeviceNoise(
+                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
+            )
+            run_block = _with_device_noise(block, noise)
+        return _Group(
+            indices, members, block, noise,
+            np.array([p.rule.clip_norm for p in members], np.float32),
+            np.array([p.noise_std for p in members], np.float32),
+            jax.jit(run_block),
+        )  # fmt: skip
 
-    @staticmethod
-    def _noise_stream(prepared: Prepared, seed: int, dim: int) -> NoiseStream | None:
-        if prepared.factorization is None:
-            return None
-        chosen = noise_seed(seed, prepared.factorization.name)
-        return prepared.factorization.noise(std=prepared.noise_std, dim=dim, seed=chosen)
+    def _start(self) -> _Position:
+        import jax.numpy as jnp
 
-    def _rounds_per_block(self) -> int:
-        """As many rounds as the budget holds, noise and clients; at least fifty blocks a run."""
-        learning, d = self.plan.learning, self.task.dim
-        clients = learning.local_steps * learning.clients_per_step
-        per_learner = max(len(g.methods) * g.prepared[0].steps for g in self._groups) + 3 * clients
-        floats = len(self.seeds) * learning.learners * d * per_learner
-        allowed = self.plan.run.memory_mib * 2**20 // (4 * floats)
-        return int(max(1, min(-(-learning.rounds // 50), allowed)))
+        drawn = jnp.stack([self.task.init(seed) for seed in self.seeds])
+        models, noise = [], []
+        for group in self._groups:
+            x = jnp.broadcast_to(drawn, (len(group.methods), *drawn.shape))
+            models.append(Models(x, x))
+            source = group.noise
+            noise.append(source.initial_state() if isinstance(source, DeviceNoise) else ())
+        return _Position(0, tuple(models), tuple(noise), ())
+
+    # --- running ---------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
         """How many rounds have been run."""
-        return self._position[0]
+        return self._position.round
 
     @property
     def done(self) -> bool:
-        """Whether every round has been run."""
-        return self.round >= self.plan.learning.rounds
+        """Whether every round has been run and read."""
+        return self.round >= self.plan.learning.rounds and not self._position.unread
 
     def advance(self) -> Progress:
-        """Run the next block of rounds."""
-        first, R = self.round, self.plan.learning.rounds
-        count = min(self.block_rounds, R - first)
-        clients = clients_of(self.stream, self.seeds, first, count)
-        models = [
-            self._advance_group(group, x, clients, first, count)
-            for group, x in zip(self._groups, self._position[1], strict=True)
-        ]
-        self._position = (first + count, models)
-        accuracy = None
-        if self.task.classifies:
-            main = main_method(self._prepared)
-            accuracy = float(self.history["accuracy"][main, :, first : first + count].mean())
-        return Progress(first + count, accuracy)
+        """Run the next block of rounds.
 
-    def _advance_group(self, group: _Group, x: Any, clients: Sample, first: int, count: int) -> Any:
-        """Models after the block; what was measured goes into the history on the way."""
-        steps, per_step, _ = group.prepared[0].shape
-        shape = (*clients.target.shape[:3], steps, per_step)
-        shaped = Sample(clients.features.reshape(*shape, -1), clients.target.reshape(shape))
-        sizes = self._step_sizes(group, first, count)
-        noise = self._noise(group, count)
-        x, measured, released = group.run_block(x, shaped, noise, *sizes)
-        span = slice(first, first + count)
+        The device may lag behind by a block or two; at the end of the run it has caught up.
+        """
+        import jax
+
+        here, R = self._position, self.plan.learning.rounds
+        first = here.round
+        count = min(self.block_rounds, R - first)
+        clients = self._clients(first, count)
+        with jax.default_matmul_precision("highest"):
+            results = [
+                self._advance_group(index, clients, first, count)
+                for index in range(len(self._groups))
+            ]
+        models, noise, unread = zip(*results, strict=True)
+        self._position = _Position(first + count, models, noise, (*here.unread, (first, unread)))
+        leave = 0 if first + count == R else _IN_FLIGHT
+        return Progress(first + count, self._catch_up(leave))
+
+    def _clients(self, first: int, count: int) -> Any:
+        if not isinstance(self.stream, PoolStream):
+            return clients_of(self.stream, self.seeds, first, count)
+        each = [self.stream.indices(seed, first, count) for seed in self.seeds]
+        return np.stack(each, axis=1)
+
+    def _advance_group(self, index: int, clients: Any, first: int, count: int) -> Any:
+        group, here = self._groups[index], self._position
+        x = here.models[index]
+        schedule = self._schedule(group, first, count)
+        fixed = (schedule, group.clip_norm, group.noise_std, self._pool)
+        if isinstance(group.noise, HostNoise):
+            following = min(self.block_rounds, self.plan.learning.rounds - first - count)
+            made = group.noise.take(first, count, following)
+            if self._rounds_apart:
+                return self._one_by_one(group, x, clients, made, fixed)
+            models, measured, kept = group.run_block(x, clients, made, *fixed)
+            return models, (), (measured, kept)
+        number = first // self.block_rounds
+        state, models, measured, kept = group.run_block(
+            here.noise[index], number, x, clients, *fixed
+        )
+        return models, state, (measured, kept)
+
+    @property
+    def _rounds_apart(self) -> bool:
+        """Whether rounds are separate calls.
+
+        On a CPU the compiler does not spread the inside of a loop over cores: large models lose
+        more by that than by a call a round.
+        """
+        return self.noise_place == "host" and self.task.dim >= LARGE
+
+    def _one_by_one(self, group: _Group, x: Any, clients: Any, noise: Any, fixed: Any) -> Any:
+        import jax
+
+        schedule, *constants = fixed
+        measured, kept = [], []
+        for r in range(len(schedule.slot)):
+            met, made, now = jax.tree.map(lambda a, r=r: a[r : r + 1], (clients, noise, schedule))
+            looked = now.slot[0] >= 0
+            x, figures, published = group.run_block(
+                x, met, made, now._replace(slot=np.minimum(now.slot, 0)), *constants
+            )
+            measured.append(figures)
+            kept += [published[0]] if looked else []
+        joined = {m: _Joined([figures[m] for figures in measured]) for m in METRICS}
+        return x, (), (joined, kept)
+
+    def _schedule(self, group: _Group, first: int, count: int) -> Schedule:
+        rounds = 1.0 + np.arange(first, first + count)
+        local, effective, blend = [], [], []
+        for p in group.prepared:
+            size = p.plan.step_size * rounds**-p.plan.step_decay
+            local.append(size)
+            effective.append(size * (p.plan.server_step_size * p.steps))
+            power = p.plan.averaging
+            blend.append(np.ones(count) if power is None else (power + 1) / (power + rounds))
+        slots = np.full(count, -1, np.int32)
+        looked = [r - first for r in self.evaluated if first <= r < first + count]
+        slots[looked] = np.arange(len(looked))
+        eta, effective_eta, weights = (
+            np.array(values, np.float32).T for values in (local, effective, blend)
+        )
+        return Schedule(eta, effective_eta, weights, slots)
+
+    def _catch_up(self, leave: int) -> float | None:
+        """Read what blocks measured, but for the last few; accuracy of the last one read."""
+        accuracy = None
+        while len(self._position.unread) > leave:
+            here = self._position
+            (first, blocks), *later = here.unread
+            for group, (measured, kept) in zip(self._groups, blocks, strict=True):
+                self._record(group, measured, first)
+                self._evaluate(group, kept, first)
+            if self.task.classifies:
+                main = main_method(self._prepared)
+                until = later[0][0] if later else here.round
+                accuracy = float(np.nanmean(self.history["accuracy"][main, :, first:until]))
+            if here.round == self.plan.learning.rounds and not later:
+                for group, models in zip(self._groups, here.models, strict=True):
+                    self._evaluate_at(group, models.average, len(self.evaluated) - 1)
+            self._position = _Position(here.round, here.models, here.noise, tuple(later))
+        return accuracy
+
+    def _record(self, group: _Group, measured: dict[str, Any], first: int) -> None:
         for name in METRICS:
             values = np.moveaxis(np.asarray(measured[name]), 0, -1)
+            span = slice(first, first + values.shape[-1])
             self.history[name][group.methods, :, span] = values
-        self._evaluate(group, np.asarray(released), np.asarray(x), first, count)
-        return x
 
-    def _step_sizes(self, group: _Group, first: int, count: int) -> tuple[Float32s, Float32s]:
-        """η and η̃ of each round and method, (count, methods)."""
-        rounds = 1.0 + np.arange(first, first + count)
-        both = []
-        for p in group.prepared:
-            local = p.plan.step_size * rounds**-p.plan.step_decay
-            both.append((local, local * (p.plan.server_step_size * p.steps)))
-        sizes = np.array(both, np.float32)  # (methods, 2, count)
-        return sizes[:, 0].T, sizes[:, 1].T
+    def _evaluate(self, group: _Group, kept: Any, first: int) -> None:
+        """Held-out accuracy of what was published before the rounds that are looked at."""
+        span = range(first, min(first + self.block_rounds, self.plan.learning.rounds))
+        columns = [column for column, r in enumerate(self.evaluated) if r in span]
+        for place, column in enumerate(columns):
+            self._evaluate_at(group, kept[place], column)
 
-    def _noise(self, group: _Group, count: int) -> Float32s:
-        """(count, methods, seeds, steps, n, d)."""
-        steps = group.prepared[0].steps
-        n, d = self.plan.learning.learners, self.task.dim
-        out = np.zeros((count, len(group.methods), len(self.seeds), steps, n, d), np.float32)
-
-        for m, streams in enumerate(group.noise):
-            for i, stream in enumerate(streams):
-                if stream is not None:
-                    out[:, m, i] = stream.take(count * steps).reshape(count, steps, n, d)
-        return out
-
-    def _evaluate(
-        self, group: _Group, released: Float32s, last: Float32s, first: int, count: int
-    ) -> None:
-        """Held-out accuracy of x^r for the rounds that are looked at, and of the last model.
-
-        Held-out clients are those that a model of round r would meet: under drift, of round r.
-        """
+    def _evaluate_at(self, group: _Group, published: Any, column: int) -> None:
+        """Held-out clients are those that a model of round r would meet: under drift, its own."""
         if not self.task.classifies:
             return
-        R = self.plan.learning.rounds
-        for column, r in enumerate(self.evaluated):
-            if first <= r < first + count or r == first + count == R:
-                models = last if r == first + count else released[r - first]
-                for s, seed in enumerate(self.seeds):
-                    held_out = self._held_out(seed, min(r, R - 1))
-                    right = [
-                        np.asarray(self.task.predict(model, held_out.features)) == held_out.target
-                        for model in models[:, s]
-                    ]
-                    self.held_out_accuracy[group.methods, s, column] = np.mean(right, axis=1)
+        round_ = min(self.evaluated[column], self.plan.learning.rounds - 1)
+        for s, seed in enumerate(self.seeds):
+            held_out = self._held_out(seed, round_)
+            size = len(held_out.target)
+            together = max(100, _HELD_OUT_FLOATS // max(1, getattr(self.task, "workspace", 0)))
+            right = sum(
+                np.asarray(
+                    self._count_right(
+                        published[:, s],
+                        held_out.features[first : first + together],
+                        held_out.target[first : first + together],
+                    )
+                )
+                for first in range(0, size, together)
+            )
+            self.held_out_accuracy[group.methods, s, column] = right / size
 
     def _held_out(self, seed: int, round_: int) -> Sample:
         """Without drift, every round has the same ones: drawn once."""
         if self.plan.data.drift != "none":
             return self.stream.held_out(seed, self.plan.data.held_out, round_)
-        if seed not in self._steady_held_out:
-            drawn = self.stream.held_out(seed, self.plan.data.held_out, 0)
-            self._steady_held_out[seed] = drawn
-        return self._steady_held_out[seed]
+        which = 0 if self._pool is not None else seed
+        if which not in self._held:
+            drawn = self.stream.held_out(which, self.plan.data.held_out, 0)
+            self._held[which] = _on_device(drawn)
+        return self._held[which]
 
     def models(self) -> Float32s:
-        """The models released last, (methods, seeds, d)."""
+        """The models published last, (methods, seeds, d)."""
         shape = (len(self._prepared), len(self.seeds), self.task.dim)
         models: Float32s = np.empty(shape, np.float32)
-        for group, x in zip(self._groups, self._position[1], strict=True):
-            models[group.methods] = np.asarray(x)
+        for group, held in zip(self._groups, self._position.models, strict=True):
+            models[group.methods] = np.asarray(held.average)
         return models
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Arrays from which `restore` goes on to the same numbers."""
-        round_, held = self._position
-        models = {f"x{i}": np.asarray(x) for i, x in enumerate(held)}
+        self._catch_up(0)
+        here = self._position
+        models = {
+            f"{name}{i}": np.asarray(getattr(held, name))
+            for i, held in enumerate(here.models)
+            for name in Models._fields
+        }
         return {
-            "round": np.array(round_),
+            "round": np.array(here.round),
+            "block_rounds": np.array(self.block_rounds),
+            "noise_place": np.array(self.noise_place),
             "held_out_accuracy": self.held_out_accuracy,
             **models,
             **{f"history_{name}": values for name, values in self.history.items()},
         }
 
     def restore(self, state: Any) -> None:
-        """Continue from a checkpoint: noise streams are run forward to where they stood."""
+        """Continue from a checkpoint: noise is run forward to where it stood."""
         import jax.numpy as jnp
 
+        if str(state["noise_place"]) != self.noise_place:
+            raise InputError(
+                "run.noise", self.noise_place, f"{state['noise_place']}, as the run was begun",
+                f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
+            )  # fmt: skip
         round_ = int(state["round"])
-        self._position = (
-            round_, [jnp.asarray(state[f"x{i}"]) for i in range(len(self._groups))]
-        )  # fmt: skip
+        if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
+            raise InputError(
+                "run.memory_mib", self.block_rounds, f"blocks of {state['block_rounds']} rounds",
+                "resume with the memory and processes that the run was begun with",
+            )  # fmt: skip
+        models = tuple(
+            Models(*(jnp.asarray(state[f"{name}{i}"]) for name in Models._fields))
+            for i in range(len(self._groups))
+        )
+        noise = tuple(
+            group.noise.replay(round_ // self.block_rounds)
+            if isinstance(group.noise, DeviceNoise)
+            else ()
+            for group in self._groups
+        )
         self.held_out_accuracy[...] = state["held_out_accuracy"]
         for name in METRICS:
             self.history[name][...] = state[f"history_{name}"]
+        self._position = _Position(round_, models, noise, ())
+
+    def close(self) -> None:
+        """Let go of threads."""
         for group in self._groups:
-            passed = round_ * group.prepared[0].steps
-            for row in group.noise:
-                for stream in row:
-                    if stream is not None:
-                        _skip(stream, passed)
+            if isinstance(group.noise, HostNoise):
+                group.noise.close()
 
 
-def _skip(stream: NoiseStream, count: int) -> None:
-    while count:
-        now = min(count, 256)
-        stream.take(now)
-        count -= now
+class _Joined:
+    """Arrays of single rounds, put together when they are read: until then the device goes on."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.concatenate([np.asarray(part) for part in self._parts])
 
 
-def _run_block(
-    task: Task,
-    rule: Rule,
-    noise_free: int | None,
-    x: Array,
-    clients: Sample,
-    noise: Array,
-    step_size: Array,
-    effective_step_size: Array,
-) -> tuple[Array, dict[str, Array], Array]:
-    """A block of rounds: final models, what was measured, and the models that were released."""
-    import jax
+def _with_device_noise(block: Block, noise: DeviceNoise) -> Callable[..., Any]:
+    """The block of rounds, with its noise made in front of it, in one compiled function."""
+
+    def run(state: Any, number: Any, models: Models, clients: Any, *fixed: Any) -> Any:
+        import jax
+
+        after, made = noise.block(noise.keys, state, number)
+        count = jax.tree.leaves(clients)[0].shape[0]
+        made = tuple(m[:count] for m in made)
+        return after, *block.run(models, clients, made, *fixed)
+
+    return run
+
+
+def _on_device(sample: Sample) -> Sample:
     import jax.numpy as jnp
 
-    learner = partial(local_round, task, rule)
-    # noise is (steps, n, d) for one method and seed: learners are its second axis
-    learners = jax.vmap(learner, in_axes=(None, 0, 1, None))
-    seeds = jax.vmap(learners, in_axes=(0, 0, 0, None))
-    methods = jax.vmap(seeds, in_axes=(0, None, 0, 0))
-    update = jax.vmap(
-        jax.vmap(partial(server_update, rule), in_axes=(0, 0, None)), in_axes=(0, 0, 0)
-    )
+    return Sample(jnp.asarray(sample.features), jnp.asarray(sample.target))
 
-    def losses(params: Array, samples: Sample) -> tuple[Array, Array]:
-        flat = Sample(
-            samples.features.reshape(-1, samples.features.shape[-1]), samples.target.reshape(-1)
-        )
-        loss = jax.vmap(task.loss, in_axes=(None, 0))(params, flat).mean()
-        if not task.classifies:
-            return loss, jnp.nan
-        return loss, (task.predict(params, flat.features) == flat.target).mean()
 
-    measure = jax.vmap(jax.vmap(losses, in_axes=(0, 0)), in_axes=(0, None))
+def _count_right(task: Task, models: Any, features: Any, target: Any) -> Any:
+    """How many held-out clients each model gets right, (methods,)."""
+    import jax
 
-    def one_round(x: Array, inputs: tuple[Sample, Array, Array, Array]) -> tuple[Array, Any]:
-        clients, noise, eta, effective = inputs
-        loss, accuracy = measure(x, clients)
-        releases = methods(x, clients, noise, eta)
-        injected = noise.mean(axis=(2, 3))
-        apart = x - x[noise_free] if noise_free is not None else jnp.full_like(x, jnp.nan)
-        measured = {
-            "loss": loss,
-            "accuracy": accuracy,
-            "noise": jnp.sqrt((injected**2).sum(axis=-1)),
-            "distance": jnp.sqrt((apart**2).sum(axis=-1)),
-        }
-        return update(x, releases, effective), (measured, x)
-
-    x, (measured, released) = jax.lax.scan(
-        one_round, x, (clients, noise, step_size, effective_step_size)
-    )
-    return x, measured, released
+    return jax.lax.map(lambda model: (task.predict(model, features) == target).sum(), models)

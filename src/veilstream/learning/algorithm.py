@@ -7,7 +7,7 @@ calls `local_step` client by client. Only the source of `noise` differs between 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
@@ -16,22 +16,25 @@ from veilstream.privacy.traced_clipping import clip_traced
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["Rule", "local_round", "local_step", "server_update"]
+__all__ = ["LARGE", "Rule", "local_round", "local_step", "server_update"]
+
+LARGE = 10_000
+"""Parameters from which on a step is worth more than the overhead of a compiled loop."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """What a step does besides following the gradient."""
 
-    clip_norm: float
-    """B_g: every client's gradient is clipped to it, always."""
+    clip_norm: Any
+    """B_g: every client's gradient is clipped to it, always. A number, or a traced one."""
     projection_radius: float | None = None
     """Keep models in this ball around zero: post-processing, so no cost in privacy."""
     unit_steps: bool = False
     """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
 
     def __post_init__(self) -> None:
-        if not 1e-15 <= self.clip_norm <= 1e15:
+        if isinstance(self.clip_norm, float | int) and not 1e-15 <= self.clip_norm <= 1e15:
             raise InputError("clip_norm", self.clip_norm, "in [1e-15, 1e15]", "try 1")
 
 
@@ -48,10 +51,7 @@ def local_step(
     import jax.numpy as jnp
 
     gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
-    clipped = clip_traced(gradients, rule.clip_norm)
-    if clients.present is not None:
-        clipped = clipped * clients.present[:, None]
-    gradient = clipped.mean(axis=0)
+    gradient = _mean(clip_traced(gradients, rule.clip_norm), clients.present)
     if rule.unit_steps:
         length = jnp.sqrt((gradient**2).sum())
         gradient = gradient / jnp.where(length > 0.0, length, 1.0)
@@ -70,6 +70,11 @@ def local_round(
     import jax
     import jax.numpy as jnp
 
+    if noise.shape[0] == 1:
+        # No scan: learners then share x, and a compiler can share their work on it.
+        first = jax.tree.map(lambda leaf: leaf[0], clients)
+        return local_step(task, rule, x, first, noise[0], step_size)[1]
+
     def body(
         carry: tuple[Array, Array], step: tuple[Sample, Array]
     ) -> tuple[tuple[Array, Array], None]:
@@ -77,13 +82,29 @@ def local_round(
         z, noisy = local_step(task, rule, z, step[0], step[1], step_size)
         return (z, total + noisy), None
 
-    (_, total), _ = jax.lax.scan(body, (x, jnp.zeros_like(x)), (clients, noise))
+    tau = noise.shape[0]
+    unroll = tau if tau <= 4 and x.shape[-1] >= LARGE else 1
+    (_, total), _ = jax.lax.scan(body, (x, jnp.zeros_like(x)), (clients, noise), unroll=unroll)
     return total / noise.shape[0]
 
 
 def server_update(rule: Rule, x: Array, releases: Array, effective_step_size: Array) -> Array:
     """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
-    return _project(x - effective_step_size * releases.mean(axis=0), rule)
+    return _project(x - effective_step_size * _mean(releases), rule)
+
+
+def _mean(vectors: Array, present: Array | None = None) -> Array:
+    """Mean over the first axis, absent ones counted as zero.
+
+    As a product: a compiler would merge a plain mean into what made the vectors, and do that many
+    times over.
+    """
+    import jax.numpy as jnp
+
+    weights = jnp.ones(len(vectors), vectors.dtype) if present is None else present
+    if len(vectors) == 1:
+        return weights[0] * vectors[0]
+    return jnp.matmul(weights / len(vectors), vectors, precision="highest")
 
 
 def _project(x: Array, rule: Rule) -> Array:

@@ -1,6 +1,7 @@
 """Every row of the paper's comparison table (tab) as a value: whose, which noise, which steps.
 
-A method says what it protects. Only one whose noise is calibrated to a budget protects anything.
+A method says what it protects: only one whose noise is calibrated to a budget and to a clip norm
+that is enforced protects anything.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ class Method:
 
     kind: str
     source: str
-    private: bool
+    adds_noise: bool
     """Whether it adds noise that is calibrated to a budget."""
+    clips: bool = True
+    """Whether gradients are clipped to the norm that the noise is calibrated to."""
     default_mechanism: str | None = None
     fixed_mechanism: bool = False
     """Whether the method stands or falls with that mechanism."""
@@ -37,9 +40,16 @@ class Method:
         return 1, local_steps * clients_per_step
 
     @property
+    def private(self) -> bool:
+        """Whether it keeps a promise: noise, calibrated to a norm that is enforced."""
+        return self.adds_noise and self.clips
+
+    @property
     def protects(self) -> str:
         """What a client gets."""
-        return "every client, by local differential privacy" if self.private else "nothing"
+        if self.private:
+            return "every client, by local differential privacy"
+        return "nothing" if not self.adds_noise else "nothing: not private, gradients not clipped"
 
 
 METHODS: dict[str, Method] = {
@@ -48,20 +58,20 @@ METHODS: dict[str, Method] = {
         Method(
             kind="ours",
             source="Zhang, Zhu, Fay and Johansson, Algorithm 1",
-            private=True,
+            adds_noise=True,
             default_mechanism="optimal",
         ),
         Method(
             kind="independent",
             source="the paper's baseline: Algorithm 1 with independent noise",
-            private=True,
+            adds_noise=True,
             default_mechanism="independent",
             fixed_mechanism=True,
         ),
         Method(
             kind="liu",
             source="Liu et al. 2023: one mini-batch update a round, independent noise",
-            private=True,
+            adds_noise=True,
             default_mechanism="independent",
             fixed_mechanism=True,
             local_updates=False,
@@ -69,19 +79,26 @@ METHODS: dict[str, Method] = {
         Method(
             kind="dp-ftrl",
             source="Denisov et al. 2022 (optimal) and Kairouz et al. 2021 (tree): one machine",
-            private=True,
+            adds_noise=True,
             default_mechanism="optimal",
             one_machine=True,
         ),
         Method(
+            kind="undeclared",
+            source="Algorithm 1 as one might read the paper: B_g assumed and never enforced",
+            adds_noise=True,
+            clips=False,
+            default_mechanism="optimal",
+        ),
+        Method(
             kind="noise-free",
             source="Mitra et al. 2021: online federated learning with local updates, no privacy",
-            private=False,
+            adds_noise=False,
         ),
         Method(
             kind="gao",
             source="Gao et al. 2018: online normalised gradient descent on one machine, no privacy",
-            private=False,
+            adds_noise=False,
             one_machine=True,
             unit_steps=True,
         ),

@@ -13,7 +13,7 @@ from veilstream.errors import MissingExtra
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["LeastSquares", "Logistic", "Ripple", "Sample", "Task"]
+__all__ = ["FromLoss", "LeastSquares", "Logistic", "Ripple", "Sample", "Task"]
 
 
 class Sample(NamedTuple):
@@ -44,7 +44,7 @@ class Task(Protocol):
         """What the model says."""
 
 
-class _FromLoss(ABC):
+class FromLoss(ABC):
     """Gradient by automatic differentiation, start at zero."""
 
     dim: int
@@ -54,16 +54,18 @@ class _FromLoss(ABC):
         return _jnp().zeros(self.dim, _jnp().float32)
 
     def gradient(self, params: Array, sample: Sample) -> Array:
+        """Gradient of `loss`, before clipping."""
         import jax
 
         gradient: Array = jax.grad(self.loss)(params, sample)
         return gradient
 
     @abstractmethod
-    def loss(self, params: Array, sample: Sample) -> Array: ...
+    def loss(self, params: Array, sample: Sample) -> Array:
+        """Loss of one client."""
 
 
-class Logistic(_FromLoss):
+class Logistic(FromLoss):
     """log(1 + exp(-y·a·x)) + ridge/2·‖x‖², labels y in {-1, +1}.
 
     With ‖a‖ <= 1: smooth with L = 1/4 + ridge; without ridge the gradient is at most ‖a‖, and the
@@ -91,7 +93,7 @@ class Logistic(_FromLoss):
         return label
 
 
-class LeastSquares(_FromLoss):
+class LeastSquares(FromLoss):
     """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge."""
 
     classifies = False
@@ -111,7 +113,7 @@ class LeastSquares(_FromLoss):
         return features @ params
 
 
-class Ripple(_FromLoss):
+class Ripple(FromLoss):
     """A nonconvex loss that satisfies asm-noncvx: Σ_j h(x_j - θ_j), h(u) = (u² + 3·sin² u)/2.
 
     The client's features are θ. Where the clients of a round share θ, so do the minimiser and the

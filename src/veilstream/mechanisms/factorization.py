@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms import analysis
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
-from veilstream.mechanisms.keystream import NoiseKey, open_row
+from veilstream.mechanisms.keystream import NoiseKey, row_opener
 from veilstream.mechanisms.participation import (
     GRAM_LIMIT,
     Participation,
@@ -183,7 +183,7 @@ class Factorization:
             self.program,
             std=_noise_std(std),
             dim=positive_integer("dim", dim, "the number of model parameters"),
-            open_row=lambda step: open_row(key, step),
+            open_row=row_opener(key),
             private=key.private,
         )
 

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from veilstream.errors import InputError, MissingExtra
 
-from veilstream.errors import InputError
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["NoiseKey", "open_row"]
+__all__ = ["NoiseKey", "RowOpener", "open_row", "row_opener"]
+
+RowOpener = Callable[[int], "CipherContext"]
 
 KEY_BYTES = 32
 _SEED_DOMAIN = b"veilstream/simulation-seed/v1\0"
@@ -57,11 +62,24 @@ class NoiseKey:
         return cls(digest)
 
 
+def row_opener(key: NoiseKey) -> RowOpener:
+    """`open_row` of this key. Fails here, before any noise is drawn, where there is no AES."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError as error:
+        raise MissingExtra("cryptography", None, "drawing noise from a keystream") from error
+
+    def open_row(step: int) -> CipherContext:
+        counter = step.to_bytes(8, "big") + bytes(8)
+        return Cipher(algorithms.AES256(key.secret), modes.CTR(counter)).encryptor()
+
+    return open_row
+
+
 def open_row(key: NoiseKey, step: int) -> CipherContext:
     """Keystream of one step; successive reads continue where the last one ended.
 
     Encrypting zeros yields the stream. A row may be 2^68 bytes long before it would reach the
     next step's counters.
     """
-    counter = step.to_bytes(8, "big") + bytes(8)
-    return Cipher(algorithms.AES256(key.secret), modes.CTR(counter)).encryptor()
+    return row_opener(key)(step)

@@ -26,9 +26,13 @@ tail-count, ring and correlation tests.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 __all__ = ["TILE", "NormalTiles", "fill_normals", "round_up"]
 

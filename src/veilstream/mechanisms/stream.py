@@ -6,24 +6,25 @@ everything else is scratch of fixed size, so memory does not depend on the horiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
-from veilstream.errors import HorizonExhausted, InputError, PrivacyError
+from veilstream.errors import HorizonExhausted, InputError, MissingExtra, PrivacyError
+from veilstream.mechanisms.keystream import RowOpener
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["NoiseStream"]
 
 Float32s = NDArray[np.float32]
-
-RowOpener = Callable[[int], CipherContext]
 
 _OPERAND = 40 << 10  # floats on the right of a matrix product: 160 KiB, to stay in cache
 
@@ -45,6 +46,8 @@ class NoiseStream(Iterator[Float32s]):
         self.private = private
         """Whether the key came from the operating system."""
         self._open_row = open_row
+        if not program.is_identity:
+            _blas()  # a missing package is better noticed now than in the middle of a block
         self._tiles = NormalTiles(dim)
         self._state = np.zeros((program.state_size, dim), np.float32)
         self._increments = np.empty((program.block_length, dim), np.float32)
@@ -147,6 +150,10 @@ class NoiseStream(Iterator[Float32s]):
 
 @cache
 def _blas() -> ThreadpoolController:
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError as error:
+        raise MissingExtra("threadpoolctl", None, "correlating noise on the CPU") from error
     return ThreadpoolController()
 
 

@@ -1,0 +1,172 @@
+"""Where a simulation's noise comes from: the mechanisms' own streams on the host, or JAX.
+
+Both make the increments of a mechanism at standard deviation one, for all seeds, learners and
+coordinates, a block of rounds at a time. Methods that differ in budget, accounting, clip norm or
+step size share them and differ only in the factor, so that they differ in nothing else.
+
+* `HostNoise` runs `NoiseStream`, a block ahead in a thread of its own, while JAX computes
+  gradients: the faster way on a CPU.
+* `DeviceNoise` runs the same programs inside the compiled block, with draws of `jax.random`: on a
+  GPU no number crosses to the host. Draws are addressed by (seed, mechanism, step), so one plan
+  has the same draws on every device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import PrivacyError
+from veilstream.mechanisms import Factorization, NoiseStream
+from veilstream.mechanisms.jax_noise import JaxNoise
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["DeviceNoise", "HostNoise", "NoisePlace", "noise_place", "noise_seed"]
+
+Float32s = NDArray[np.float32]
+NoisePlace = Literal["host", "device"]
+
+
+def noise_seed(seed: int, mechanism: str) -> int:
+    """Seed of one mechanism's draws in one run; simulation only, as all seeds are."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
+
+
+def noise_place(asked: str) -> NoisePlace:
+    """Where noise is made: as asked, or on the host where JAX computes on a CPU."""
+    if asked in ("host", "device"):
+        return asked  # type: ignore[return-value]
+    from importlib.util import find_spec
+
+    import jax
+
+    on_cpu = jax.default_backend() == "cpu"
+    return "host" if on_cpu and find_spec("cryptography") is not None else "device"
+
+
+class HostNoise:
+    """Streams of one or more mechanisms, one per seed, each over all learners' coordinates."""
+
+    def __init__(
+        self, mechanisms: Sequence[Factorization], seeds: Sequence[int], steps: int, dim: int
+    ) -> None:
+        self._streams: list[list[NoiseStream]] = [
+            [m.noise(std=1.0, dim=dim, seed=noise_seed(seed, m.name)) for seed in seeds]
+            for m in mechanisms
+        ]
+        self._steps = steps
+        self._dim = dim
+        self._round = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise")
+        self._ahead: tuple[int, int, Future[tuple[Float32s, ...]]] | None = None
+
+    def take(self, first: int, count: int, following: int) -> tuple[Float32s, ...]:
+        """Increments of ``count`` rounds from ``first``, (count, steps, seeds, dim) a mechanism.
+
+        The ``following`` rounds after them are begun in the background.
+        """
+        if self._ahead is None:
+            self._ahead = (first, count, self._begin(first, count))
+        at, length, block = self._ahead
+        if (at, length) != (first, count):
+            raise PrivacyError(
+                f"noise of rounds {at} to {at + length - 1} was made, of rounds {first} to "
+                f"{first + count - 1} asked: noise is never used twice (resume from a checkpoint)"
+            )
+        made = block.result()
+        self._ahead = None
+        if following:
+            self._ahead = (first + count, following, self._begin(first + count, following))
+        return made
+
+    def _begin(self, first: int, count: int) -> Future[tuple[Float32s, ...]]:
+        return self._thread.submit(self._make, first, count)
+
+    def _make(self, first: int, count: int) -> tuple[Float32s, ...]:
+        while self._round < first:  # resumed: run forward to where the checkpoint stood
+            now = min(first - self._round, max(1, 64 // self._steps))
+            for streams in self._streams:
+                for stream in streams:
+                    stream.take(now * self._steps)
+            self._round += now
+        made = []
+        for streams in self._streams:
+            block: Float32s = np.empty((count, self._steps, len(streams), self._dim), np.float32)
+            for i, stream in enumerate(streams):
+                taken = stream.take(count * self._steps)
+                block[:, :, i] = taken.reshape(count, self._steps, self._dim)
+            made.append(block)
+        self._round += count
+        return tuple(made)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class DeviceNoise:
+    """Programs inside JAX; `block` is pure, and runs in the compiled block of rounds."""
+
+    def __init__(
+        self,
+        mechanisms: Sequence[Factorization],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        dim: int,
+        rounds: int,
+    ) -> None:
+        import jax
+
+        self._programs = [JaxNoise(m.with_block_length(rounds * steps).program) for m in mechanisms]
+        keys = np.array([[_words(noise_seed(s, m.name)) for s in seeds] for m in mechanisms])
+        self.keys = jax.random.wrap_key_data(keys.reshape(-1, 2), impl="threefry2x32").reshape(
+            len(mechanisms), len(seeds)
+        )
+        self._shape = (rounds, steps, len(seeds), dim)
+
+    def initial_state(self) -> tuple[Array, ...]:
+        """One state a mechanism, over all seeds."""
+        _, _, seeds, dim = self._shape
+        return tuple(program.initial_state(seeds * dim) for program in self._programs)
+
+    def block(
+        self, keys: Any, states: tuple[Array, ...], number: Any
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Next states, and increments (rounds, steps, seeds, dim) a mechanism, of a block."""
+        import jax
+        import jax.numpy as jnp
+
+        rounds, steps, seeds, dim = self._shape
+        after, made = [], []
+        for index, (program, state) in enumerate(zip(self._programs, states, strict=True)):
+            draw = jax.vmap(lambda key, p=program: p.draws(key, number, dim), out_axes=1)
+            fresh = draw(keys[index]).reshape(-1, seeds * dim)
+            state, increments = program.apply(state, fresh, number)
+            missing = rounds * steps - len(increments)  # a horizon shorter than one block
+            increments = jnp.pad(increments, ((0, missing), (0, 0)))
+            after.append(state)
+            made.append(increments.reshape(rounds, steps, seeds, dim))
+        return tuple(after), tuple(made)
+
+    def replay(self, blocks: int) -> tuple[Array, ...]:
+        """States after ``blocks`` blocks: where a checkpoint stood."""
+        import jax
+
+        def pass_over(number: Any, states: tuple[Array, ...]) -> tuple[Array, ...]:
+            return self.block(self.keys, states, number)[0]
+
+        run = jax.jit(lambda count: jax.lax.fori_loop(0, count, pass_over, self.initial_state()))
+        states: tuple[Array, ...] = run(blocks)
+        return states
+
+
+def _words(seed: int) -> tuple[np.uint32, np.uint32]:
+    return np.uint32(seed >> 32 & 0xFFFFFFFF), np.uint32(seed & 0xFFFFFFFF)

@@ -1,0 +1,293 @@
+"""A run in parts: seeds that fit into memory together, one after the other or in processes.
+
+Each part is a `Simulation` of its own with a checkpoint of its own. Which seeds run together is
+decided once, from the memory budget and the number of processes, and kept in the run's folder, so
+that a resumed run, in whatever number of processes, goes on to the same numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.engines.block import METRICS
+from veilstream.engines.build import Prepared, Stream, prepare
+from veilstream.engines.plan import Plan
+from veilstream.engines.simulation import Simulation, memory_of
+from veilstream.errors import InputError, VeilstreamError
+from veilstream.files import write_file
+from veilstream.learning.tasks import Task
+
+__all__ = ["Parts", "Results", "RunProgress", "read_results", "run_parts"]
+
+_CHECKPOINT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where a run stands, over all its parts."""
+
+    done: int
+    total: int
+    accuracy: float | None
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which seeds run together, and in what blocks."""
+
+    folder: Path
+    seeds: tuple[tuple[int, ...], ...]
+    block_rounds: int
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        plan: Plan,
+        prepared: Sequence[Prepared],
+        task: Task,
+        stream: Stream,
+        processes: int,
+    ) -> Parts:
+        """As the folder says, or new ones."""
+        stored = folder / "parts.json"
+        if stored.exists():
+            content = json.loads(stored.read_text())
+            return cls(folder, tuple(map(tuple, content["seeds"])), int(content["block_rounds"]))
+        seeds = range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds)
+        processes = min(processes, len(seeds))
+        most = -(-len(seeds) // processes)
+        fits = memory_of(plan, prepared, most, task, stream, share=processes)
+        count = max(processes, -(-len(seeds) // fits.seeds_together))
+        cut = [tuple(int(s) for s in part) for part in np.array_split(seeds, count)]
+        parts = cls(folder, tuple(cut), fits.rounds_per_block)
+        content = {"seeds": parts.seeds, "block_rounds": parts.block_rounds}
+        write_file(stored, json.dumps(content) + "\n")
+        return parts
+
+    def checkpoint(self, index: int) -> Path:
+        """Where a part keeps its state."""
+        name = "checkpoint.npz" if len(self.seeds) == 1 else f"checkpoint-{index}.npz"
+        return self.folder / name
+
+    def clear(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for index in range(len(self.seeds)):
+            self.checkpoint(index).unlink(missing_ok=True)
+        (self.folder / "parts.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What all parts have measured so far, (methods, seeds, rounds) each."""
+
+    seeds: list[int]
+    rounds: int
+    history: dict[str, NDArray[np.float32]]
+    held_out_accuracy: NDArray[np.float32]
+
+
+def read_results(parts: Parts) -> Results | None:
+    """Put the parts' checkpoints together; a part that has not begun is left out."""
+    seeds: list[int] = []
+    states: list[dict[str, Any]] = []
+    for index, own in enumerate(parts.seeds):
+        path = parts.checkpoint(index)
+        if path.exists():
+            with np.load(path) as stored:
+                wanted = ["round", "held_out_accuracy", *(f"history_{m}" for m in METRICS)]
+                states.append({name: stored[name] for name in wanted})
+            seeds += own
+    if not states:
+        return None
+
+    def together(name: str) -> NDArray[np.float32]:
+        return np.concatenate([state[name] for state in states], axis=1)
+
+    return Results(
+        seeds,
+        min(int(state["round"]) for state in states),
+        {m: together(f"history_{m}") for m in METRICS},
+        together("held_out_accuracy"),
+    )
+
+
+def run_parts(
+    parts: Parts,
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    task: Task | None,
+    stream: Stream | None,
+    *,
+    processes: int,
+    on_progress: OnProgress,
+) -> None:
+    """Run every part to its end; each leaves its last checkpoint.
+
+    A KeyboardInterrupt leaves checkpoints of what was done.
+    """
+    total = plan.learning.rounds * len(parts.seeds)
+    rounds = dict.fromkeys(range(len(parts.seeds)), 0)
+
+    def advanced(index: int, done: int, accuracy: float | None) -> None:
+        rounds[index] = done
+        on_progress(RunProgress(sum(rounds.values()), total, accuracy))
+
+    if processes == 1 or len(parts.seeds) == 1:
+        for index in range(len(parts.seeds)):
+            _run_part(parts, index, plan, prepared, task, stream, advanced)
+    else:
+        _in_processes(parts, plan, task, stream, min(processes, len(parts.seeds)), advanced)
+
+
+Advanced = Callable[[int, int, float | None], None]
+
+
+def _run_part(
+    parts: Parts,
+    index: int,
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    task: Task | None,
+    stream: Stream | None,
+    advanced: Advanced,
+) -> None:
+    path = parts.checkpoint(index)
+    state = None
+    if path.exists():
+        with np.load(path) as stored:
+            state = dict(stored)
+        if int(state["round"]) == plan.learning.rounds:
+            advanced(index, plan.learning.rounds, None)
+            return
+    simulation = Simulation(
+        plan, prepared, parts.seeds[index], task=task, stream=stream,
+        block_rounds=parts.block_rounds,
+    )  # fmt: skip
+    try:
+        if state is not None:
+            simulation.restore(state)
+        saved = time.monotonic()
+        while not simulation.done:
+            progress = simulation.advance()
+            advanced(index, progress.round, progress.accuracy)
+            if time.monotonic() - saved > _CHECKPOINT_EVERY_S and not simulation.done:
+                _save(path, simulation)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        if simulation.round:
+            _save(path, simulation)
+        raise
+    finally:
+        simulation.close()
+    _save(path, simulation)
+
+
+def _save(path: Path, simulation: Simulation) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **simulation.state())
+    write_file(path, buffer.getvalue())
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def _in_processes(
+    parts: Parts,
+    plan: Plan,
+    task: Task | None,
+    stream: Stream | None,
+    processes: int,
+    advanced: Advanced,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    inbox: Any = context.Queue()
+    work = pickle_or_refuse((parts, plan.to_toml(), task, stream))
+    shares = [list(range(len(parts.seeds)))[i::processes] for i in range(processes)]
+    workers = [
+        context.Process(target=_worker, args=(work, share, i, processes, inbox), daemon=True)
+        for i, share in enumerate(shares)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        left = len(parts.seeds)
+        while left:
+            try:
+                index, done, accuracy, error = inbox.get(timeout=1.0)
+            except queue.Empty:
+                if any(worker.exitcode not in (None, 0) for worker in workers):
+                    raise VeilstreamError(
+                        "a process of this run was killed; --resume goes on from its checkpoint"
+                    ) from None
+                continue
+            if error is not None:
+                raise error
+            advanced(index, done, accuracy)
+            left -= done == plan.learning.rounds
+    except KeyboardInterrupt:
+        for worker in workers:  # a terminal has told them already; anyone else has not
+            if worker.is_alive() and worker.pid is not None:
+                os.kill(worker.pid, signal.SIGINT)
+        raise
+    finally:
+        for worker in workers:
+            worker.join(timeout=30.0)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def pickle_or_refuse(work: Any) -> bytes:
+    """What workers are given."""
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            "processes", "more than 1", "a task and a stream that can be pickled",
+            f"define them in a module of their own, or take processes = 1 ({error})",
+        ) from error  # fmt: skip
+
+
+def _worker(work: bytes, share: list[int], place: int, processes: int, inbox: Any) -> None:
+    """Run some of the parts; the answer to everything is a message."""
+    _take_cores(place, processes)
+    try:
+        parts, text, task, stream = pickle.loads(work)
+        plan = Plan.parse(text)
+        prepared = [prepare(plan, method) for method in plan.methods]
+        for index in share:
+            _run_part(
+                parts, index, plan, prepared, task, stream,
+                lambda i, done, accuracy: inbox.put((i, done, accuracy, None)),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        known = isinstance(error, VeilstreamError)
+        inbox.put((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
+
+
+def _take_cores(place: int, processes: int) -> None:
+    """Processes share cores evenly, so that their threads do not crowd each other out."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = cores[place::processes]
+        if own:
+            os.sched_setaffinity(0, own)
