@@ -35,6 +35,8 @@ class Case:
     """Predicts something for each sample."""
     scale: float = 1.0
     """How far from x⁰ the tests look."""
+    heavy: bool = False
+    """Slow to compile: looked at from fewer sides."""
 
 
 def vectors(*shape: int) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -121,9 +123,11 @@ CASES = {
     "dict-logistic": Case(lambda: DictLogistic(16), records, signs),
     "dict-regression": Case(lambda: DictRegression(16), records, values),
     "pytree-mlp": Case(jax_mlp, vectors(6), classes(3)),
-    "cnn": Case(Cnn, pixels, classes(10), scale=0.01),
+    "cnn": Case(Cnn, pixels, classes(10), scale=0.01, heavy=True),
     **{
-        f"features-{name}": Case(lambda name=name: FeatureSoftmax(name), pixels, classes(10))
+        f"features-{name}": Case(
+            lambda name=name: FeatureSoftmax(name), pixels, classes(10), heavy=True
+        )
         for name in FEATURES
     },
     "torch-mlp": Case(torch_mlp, vectors(6), classes(3), double=False),
@@ -135,13 +139,17 @@ CASES = {
     ),
 }
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-NAMES = [
-    pytest.param(
-        name, marks=pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
-    ) if name.startswith("torch") else name
-    for name in CASES
-]  # fmt: skip
-every_task = pytest.mark.parametrize("name", NAMES)
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
+
+
+def tasks(*, heavy: bool = True) -> pytest.MarkDecorator:
+    chosen = [name for name, case in CASES.items() if heavy or not case.heavy]
+    marked = [pytest.param(n, marks=needs_torch) if n.startswith("torch") else n for n in chosen]
+    return pytest.mark.parametrize("name", marked)
+
+
+every_task = tasks()
+light_tasks = tasks(heavy=False)
 
 
 @cache
@@ -166,13 +174,13 @@ def one(batch: Sample, index: int) -> Sample:
 
 @every_task
 def test_start_is_flat_float32_and_follows_from_the_seed(name):
-    task = task_of(name)
+    task, again = task_of(name), CASES[name].make()
     for seed in (0, 7):
         start = task.init(seed)
         assert start.shape == (task.dim,)
         assert start.dtype == np.float32
         np.testing.assert_array_equal(start, task.init(seed))
-        np.testing.assert_array_equal(start, CASES[name].make().init(seed))
+        np.testing.assert_array_equal(start, again.init(seed))
     np.testing.assert_array_equal(task.init(), task.init(0))
 
 
@@ -183,8 +191,7 @@ def test_gradient_is_the_slope_of_the_loss(name):
     kind, step, tolerance = (np.float64, 1e-6, 1e-6) if case.double else (np.float32, 5e-3, 2e-3)
     rng = np.random.default_rng(3)
     with jax.enable_x64(case.double):
-        loss = jax.jit(task.loss)
-        gradient_of = jax.jit(task.gradient)
+        loss, gradient_of = jax.jit(task.loss), jax.jit(task.gradient)
         for i in range(3):
             x = models(name, 3)[i].astype(kind)
             sample = one(samples(name, 3), i)
@@ -199,64 +206,77 @@ def test_gradient_is_the_slope_of_the_loss(name):
                 assert slope == pytest.approx(float(gradient @ unit), abs=tolerance * max(1, size))
 
 
-def loss_and_gradient(task):
-    return lambda x, sample: (task.loss(x, sample), task.gradient(x, sample))
+@cache
+def loss_and_gradient(name: str, mapped: str = "") -> Any:
+    """Compiled, for one sample; or for (models, samples), with one vmap inside the other."""
+    task = task_of(name)
+
+    def both(x, sample):
+        return task.loss(x, sample), task.gradient(x, sample)
+
+    if mapped == "samples inside":
+        both = jax.vmap(jax.vmap(both, in_axes=(None, 0)), in_axes=(0, None))
+    if mapped == "models inside":
+        both = jax.vmap(
+            jax.vmap(both, in_axes=(0, None), out_axes=0), in_axes=(None, 0), out_axes=1
+        )
+    return jax.jit(both)
 
 
 @every_task
 def test_mapped_equals_one_at_a_time(name):
-    """Over samples inside models, and over models inside samples."""
-    both = loss_and_gradient(task_of(name))
-    x, batch, single = models(name, 2), samples(name, 3), jax.jit(both)
-    alone = [[single(x[m], one(batch, i)) for i in range(3)] for m in range(2)]
-    inside = jax.jit(jax.vmap(jax.vmap(both, in_axes=(None, 0)), in_axes=(0, None)))
-    around = jax.jit(jax.vmap(jax.vmap(both, in_axes=(0, None)), in_axes=(None, 0)))
-    for part in (0, 1):
-        each = np.array([[pair[part] for pair in row] for row in alone])
-        near = {"rtol": 1e-4, "atol": 1e-5 * np.abs(each).max()}
-        np.testing.assert_allclose(inside(x, batch)[part], each, **near)
-        np.testing.assert_allclose(around(x, batch)[part], each.swapaxes(0, 1), **near)
+    x, batch, single = models(name, 2), samples(name, 4), loss_and_gradient(name)
+    alone = [[single(x[m], one(batch, i)) for i in range(4)] for m in range(2)]
+    for nesting in ("samples inside", "models inside")[: 1 if CASES[name].heavy else 2]:
+        mapped = loss_and_gradient(name, nesting)(x, batch)
+        for part in (0, 1):
+            each = np.array([[pair[part] for pair in row] for row in alone])
+            near = {"rtol": 1e-4, "atol": 1e-5 * np.abs(each).max()}
+            np.testing.assert_allclose(mapped[part], each, **near)
 
 
-@every_task
+@light_tasks
 def test_compiled_equals_eager(name):
     task, x, sample = task_of(name), models(name, 1)[0], one(samples(name, 1), 0)
-    eager = loss_and_gradient(task)(x, sample)
-    compiled = jax.jit(loss_and_gradient(task))(x, sample)
-    for a, b in zip(compiled, eager, strict=True):
-        assert a.dtype == b.dtype == np.float32
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+    loss, gradient = loss_and_gradient(name)(x, sample)
+    assert loss.dtype == gradient.dtype == np.float32
+    np.testing.assert_allclose(loss, task.loss(x, sample), rtol=1e-4)
+    eager = np.asarray(task.gradient(x, sample))
+    np.testing.assert_allclose(gradient, eager, rtol=1e-4, atol=1e-5 * np.abs(eager).max())
 
 
 @every_task
 def test_each_sample_is_predicted_for_by_itself(name):
     if not CASES[name].answers:
         pytest.skip("predicts nothing about samples")
-    x, batch, predict = models(name, 2), samples(name, 5), jax.jit(task_of(name).predict)
-    together = np.asarray(predict(x[0], batch.features))
-    assert together.shape == batch.target.shape
-    alone = [np.asarray(predict(x[0], batch.features[i : i + 1])) for i in range(5)]
-    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-4, atol=1e-5)
-    both = jax.jit(jax.vmap(predict, in_axes=(0, None)))(x, batch.features)
-    np.testing.assert_allclose(both[0], together, rtol=1e-4, atol=1e-5)
+    x, batch, predict = models(name, 2), samples(name, 5), task_of(name).predict
+    together = jax.jit(jax.vmap(predict, in_axes=(0, None)))(x, batch.features)
+    assert together.shape == (2, *batch.target.shape)
+    single = jax.jit(predict)
+    alone = [[single(x[m], batch.features[i : i + 1])[0] for i in range(5)] for m in range(2)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
 
 
 @every_task
 def test_gradient_of_one_client_ignores_the_others(name):
     """What per-client clipping rests on, whatever the others bring."""
-    task, x, batch = task_of(name), models(name, 1)[0], samples(name, 4)
-    gradients = jax.jit(jax.vmap(task.gradient, in_axes=(None, 0)))
-    before = np.asarray(gradients(x, batch))
+    x, batch, gradients = (
+        models(name, 2),
+        samples(name, 4),
+        loss_and_gradient(name, "samples inside"),
+    )
+    before = np.asarray(gradients(x, batch)[1])
     hostile = samples(name, 4, seed=9)
     hostile.features[0], hostile.target[0] = batch.features[0], batch.target[0]
     if np.issubdtype(hostile.features.dtype, np.floating):
         hostile.features[1], hostile.features[2] = np.nan, 1e30
-    after = np.asarray(gradients(x, hostile))
-    np.testing.assert_allclose(after[0], before[0], rtol=1e-5, atol=1e-6 * np.abs(before[0]).max())
-    assert not np.allclose(after[3], before[3], rtol=1e-3)
+    after = np.asarray(gradients(x, hostile)[1])
+    largest = np.abs(before[:, 0]).max()
+    np.testing.assert_allclose(after[:, 0], before[:, 0], rtol=1e-5, atol=1e-6 * largest)
+    assert not np.allclose(after[:, 3], before[:, 3], rtol=1e-3)
 
 
-@every_task
+@light_tasks
 def test_local_rounds_run_compiled_and_move_by_no_more_than_the_clip_norm(name):
     task, learners, steps, bound = task_of(name), 2, 3, 0.25
     batch = samples(name, learners * steps)

@@ -21,11 +21,25 @@ from veilstream.engines.runner import run
 __all__ = ["run_with_progress", "show_run"]
 
 
+def _fetch_data(plan: Plan, console: Console) -> None:
+    """MNIST, if the plan needs it and it is not here."""
+    if plan.data.kind != "mnist" or plan.data.directory is not None:
+        return
+    from veilstream.streams.mnist import LICENCE, mnist_directory, mnist_problems
+
+    if mnist_problems(mnist_directory()):
+        from veilstream.streams.mnist_sources import get_mnist
+
+        console.print(f"MNIST ({LICENCE}) is not here; fetching it into {mnist_directory()}")
+        get_mnist()
+
+
 def run_with_progress(
     plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1
 ) -> Run:
     """Run the plan; everything that is not a result goes to stderr."""
     console = Console(stderr=True, highlight=False)
+    _fetch_data(plan, console)
 
     def promise(prepared: list[Prepared]) -> None:
         if quiet:
@@ -70,6 +84,19 @@ def run_with_progress(
             raise
 
 
+def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
+    """Runs that belong together."""
+    if json:
+        parts = {name: run.summary | {"folder": str(run.path)} for name, run in runs.items()}
+        print_json({"runs": parts, "figures": [str(f) for f in figures]})
+        return
+    for name, finished in runs.items():
+        sys.stdout.write(f"\n{name}: {finished.plan.description}\n")
+        show_run(finished, [], json=False)
+    for path in figures:
+        sys.stdout.write(f"Figure: {path}\n")
+
+
 def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     """The comparison, on stdout."""
     summary = finished.summary
@@ -88,8 +115,8 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
         final = method["final"]
         table.add_row(
             escape(name),
-            f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "nothing",
-            f"{promise['noise_std']:.3g}" if promise else "0",
+            f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "[red]nothing[/red]",
+            f"{method['noise_std']:.3g}",
             *(_figure(final[key]) for key in
               ("accuracy", "average_loss", "dynamic_regret", "static_regret")),
         )  # fmt: skip

@@ -4,7 +4,8 @@ Per seed, in floats of four bytes, for M methods of one shape, n learners, d par
 with k state vectors each and blocks of L steps:
 
     states      Σ k·n·d                       whatever the horizon
-    a block     Σ (L + the product's operand and result)·n·d
+    a block     Σ c·L·n·d                     c copies: made, handed over, used
+    a product   2·k·n·d                       operand and result, where noise is made on the device
     a step      _STEP_COPIES·M·n·d            gradients, clipped gradients, noise, local models
     a client    `workspace` of the task       activations, for every client of a step
 
@@ -55,12 +56,12 @@ def memory_plan(
     rounds: int,
     workspace: int = 0,
     feature_floats: int = 0,
-    block_copies: int = 3,
+    on_host: bool = False,
 ) -> MemoryPlan:
     """Seeds that run together and rounds in a block.
 
     ``feature_floats`` is the size of one client's record where records travel with the block (0
-    where they are looked up in a pool); ``block_copies`` how many copies of a block's noise exist.
+    where they are looked up in a pool); ``on_host`` says where noise is made.
     """
     width = learners * dim
     standing = sum(sum(g.states) for g in groups) * width
@@ -69,9 +70,9 @@ def memory_plan(
         _STEP_COPIES * g.methods * width + g.methods * learners * g.clients_per_step * workspace
         for g in groups
     )
-    product = 2 * max((k for g in groups for k in g.states), default=0) * width
+    product = 0 if on_host else 2 * max((k for g in groups for k in g.states), default=0) * width
     a_round = max(
-        block_copies * len(g.states) * g.steps * width
+        (4 if on_host else 3) * len(g.states) * g.steps * width
         + 3 * g.steps * g.clients_per_step * learners * feature_floats
         for g in groups
     )

@@ -55,11 +55,21 @@ class HostNoise:
     """Streams of one or more mechanisms, one per seed, each over all learners' coordinates."""
 
     def __init__(
-        self, mechanisms: Sequence[Factorization], seeds: Sequence[int], steps: int, dim: int
+        self,
+        mechanisms: Sequence[Factorization],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        dim: int,
+        rounds: int,
     ) -> None:
+        # A stream holds a block of its own: no longer than the one that is asked for.
+        fitting = [
+            m.with_block_length(min(m.program.block_length, rounds * steps)) for m in mechanisms
+        ]
         self._streams: list[list[NoiseStream]] = [
             [m.noise(std=1.0, dim=dim, seed=noise_seed(seed, m.name)) for seed in seeds]
-            for m in mechanisms
+            for m in fitting
         ]
         self._steps = steps
         self._dim = dim

@@ -19,7 +19,16 @@ from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
 from veilstream.privacy import Budget
 
-__all__ = ["DataPlan", "LearningPlan", "MethodPlan", "Plan", "PlanError", "PrivacyPlan", "RunPlan"]
+__all__ = [
+    "DataPlan",
+    "LearningPlan",
+    "MethodPlan",
+    "Plan",
+    "PlanError",
+    "PrivacyPlan",
+    "RunPlan",
+    "parse_override",
+]
 
 
 class PlanError(InputError):
@@ -283,6 +292,17 @@ def _toml(held: object) -> str:
     if isinstance(held, str):
         return json.dumps(held, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(held)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Key and value of ``key=value``; the value is TOML, or else plain text."""
+    key, equals, given = text.partition("=")
+    if not equals or not key:
+        raise InputError("--set", text, "key=value", "try learning.rounds=200")
+    try:
+        return key.strip(), tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), given.strip()
 
 
 def _override(content: dict[str, Any], key: str, given: object) -> str:

@@ -229,7 +229,8 @@ def _method_summary(
             figures["static_regret"] = _spread(np.array(each))
     return {
         "kind": prepared.plan.kind,
-        "mechanism": prepared.plan.mechanism_name if prepared.guarantee else None,
+        "mechanism": prepared.plan.mechanism_name if prepared.factorization else None,
+        "noise_std": prepared.noise_std,
         "protects": prepared.plan.method.protects,
         "guarantee": prepared.guarantee.as_dict() if prepared.guarantee else None,
         "step_size": prepared.plan.step_size,

@@ -124,7 +124,7 @@ def memory_of(
         rounds=plan.learning.rounds,
         workspace=getattr(task, "workspace", 0),
         feature_floats=record,
-        block_copies=4 if noise_place(plan.run.noise) == "host" else 3,
+        on_host=noise_place(plan.run.noise) == "host",
     )
 
 
@@ -224,7 +224,9 @@ class Simulation:
         width = learners * self.task.dim
         noise: HostNoise | DeviceNoise
         if self.noise_place == "host":
-            noise = HostNoise(mechanisms, self.seeds, steps, width)
+            noise = HostNoise(
+                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
+            )
             run_block: Any = block.run
         else:
             noise = DeviceNoise(

@@ -3,7 +3,7 @@
 What a private model can learn is limited by its noise, which grows with the number of parameters.
 Features that are fixed before any client is met cost nothing of the promise.
 
-* *edges*: histograms of edge directions (Dalal and Triggs 2005): the image's gradient, its length
+* *edge*: histograms of edge directions (Dalal and Triggs 2005): the image's gradient, its length
   shared between the two nearest of 8 directions, summed in 7 x 7 overlapping cells, each divided by
   the energy around it. 392 numbers.
 * *random*: 3x3 random convolutions with ReLU, averaged in the same cells. As many numbers.
@@ -40,7 +40,7 @@ class FeatureSoftmax(FromLoss):
     dim = (_CELLS * _CELLS * _CHANNELS + 1) * _CLASSES
     workspace = 4 * _SIDE * _SIDE * _CHANNELS
 
-    def __init__(self, features: str = "edges") -> None:
+    def __init__(self, features: str = "edge") -> None:
         if features not in FEATURES:
             raise UnknownName("features", features, FEATURES)
         self.features = FEATURES[features]
@@ -110,4 +110,4 @@ def _in_cells(channels: Array) -> Array:
     return jnp.einsum("ijc,ia,jb->abc", channels, weights, weights)
 
 
-FEATURES: dict[str, Callable[[Array], Array]] = {"edges": edge_features, "random": random_features}
+FEATURES: dict[str, Callable[[Array], Array]] = {"edge": edge_features, "random": random_features}

@@ -121,7 +121,7 @@ class PytreeTask(FromLoss):
         value = self._loss(self.unflatten(params), features, target)
         try:
             number = jnp.asarray(value)
-        except TypeError:
+        except (TypeError, ValueError):
             found = type(value).__name__
         else:
             if number.shape == () and jnp.issubdtype(number.dtype, jnp.floating):
@@ -151,7 +151,7 @@ class PytreeTask(FromLoss):
         # Away from x⁰, where a layer that starts at zero would hide what the others do.
         moved = start + 0.1 * np.random.default_rng(0).standard_normal(self.dim)
         params = jnp.asarray(moved, jnp.float32)
-        loss, gradient = jax.value_and_grad(self.loss)(params, example)
+        loss, gradient = jax.jit(jax.value_and_grad(self.loss))(params, example)
         if not (jnp.isfinite(loss) and jnp.isfinite(gradient).all()):
             raise InputError(
                 "loss", f"{float(loss)} at the example, near x⁰", "finite, with a finite gradient",
@@ -159,9 +159,9 @@ class PytreeTask(FromLoss):
             )  # fmt: skip
         if self._predict is None:
             return
-        features = made_up(example.features)
-        check_per_sample(lambda batch: self.predict(params, batch), features)
-        shape = self.predict(params, features).shape
+        features, predict = made_up(example.features), jax.jit(self.predict)
+        check_per_sample(lambda batch: predict(params, batch), features)
+        shape = predict(params, features).shape
         if self.classifies and shape[1:] != example.target.shape:
             raise InputError(
                 "predict", f"shape {shape} for {len(features)} samples", "one label a sample",

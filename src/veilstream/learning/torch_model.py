@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTask"]
 
+_one_at_a_time = threading.Lock()
+
 
 class TorchTask:
     """A module and a loss on its outputs, as a task on the flat vector of its parameters.
@@ -82,7 +84,6 @@ class TorchTask:
         self.dim = sum(self._sizes)
         self._features = _plain(made.features)
         self._target = _plain(made.target)
-        self._one_at_a_time = threading.Lock()
         self._check()
 
     def init(self, seed: int = 0) -> Array:
@@ -135,13 +136,13 @@ class TorchTask:
 
     def _losses(self, params: Any, features: Any, target: Any) -> NDArray[Any]:
         arrays = self._arrays(params, features, target)
-        with self._one_at_a_time, _torch().no_grad():
+        with _one_at_a_time, _torch().no_grad():
             return _mapped(self._loss_of_one, arrays, params.ndim - 1).astype(np.float32)
 
     def _gradients(self, params: Any, features: Any, target: Any) -> NDArray[Any]:
         arrays = self._arrays(params, features, target)
         gradient = _torch().func.grad(self._loss_of_one)
-        with self._one_at_a_time:
+        with _one_at_a_time:
             return _mapped(gradient, arrays, params.ndim - 1)
 
     def _predictions(self, params: Any, features: Any) -> NDArray[Any]:
@@ -149,7 +150,7 @@ class TorchTask:
 
     def _predictions_of(self, params: Any, features: Any) -> NDArray[Any]:
         arrays = self._arrays(params, features)
-        with self._one_at_a_time, _torch().no_grad():
+        with _one_at_a_time, _torch().no_grad():
             return _mapped(self._answers, arrays, params.ndim - 1)
 
     def _arrays(self, params: Any, *others: Any) -> list[torch.Tensor]:
@@ -199,16 +200,17 @@ class TorchTask:
         def outputs(features: NDArray[Any]) -> NDArray[Any]:
             return self._trial(params, features)
 
-        if not np.array_equal(outputs(batch), outputs(batch), equal_nan=True):
+        first = outputs(batch)
+        self._check_state(params, batch)
+        if not np.array_equal(first, outputs(batch), equal_nan=True):
             raise InputError(
                 "module", "another output for the same input", "a loss without randomness",
                 "call module.eval() first, or remove what is random",
             )  # fmt: skip
-        self._check_state(params, batch)
         check_per_sample(outputs, batch, field="module")
         self._check_loss(params, batch)
-        shape = outputs(batch).shape
-        if self.classifies and self._predict is None and (len(shape) < 2 or shape[-1] < 2):
+        scores = first.shape[-1] if first.ndim > 1 else 1
+        if self.classifies and self._predict is None and scores < 2:
             raise InputError(
                 "predict", None, "a rule, for outputs without one score a class",
                 "for instance predict=lambda outputs: outputs[:, 0] > 0",

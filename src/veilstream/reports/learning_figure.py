@@ -15,35 +15,28 @@ from veilstream.errors import MissingExtra
 from veilstream.reports.colours import colour_of
 from veilstream.reports.error_figure import save_figure
 
-__all__ = ["draw_run"]
+__all__ = ["draw_curves", "draw_run", "new_figure"]
 
 
 def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
     """Save ``name``.png and .svg into the run's folder."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "figures", "drawing a figure") from error
-
     summary = run.summary
     panels = _panels(summary)
     classifies = any(m["final"]["accuracy"] for m in summary["methods"].values())
     rows = 2 if classifies else 1
-    figure = Figure(figsize=(5.2 * len(panels) + 0.6, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.2 * len(panels) + 0.6, 3.6 * rows)
     axes = figure.subplots(rows, len(panels), squeeze=False, sharex=True, sharey="row")
     losses = run.history("loss")
     for column, (title, names) in enumerate(panels.items()):
         if classifies:
             rounds, accuracy = run.held_out_accuracy()
-            _curves(axes[0][column], np.array(rounds), accuracy, names, summary)
+            draw_curves(axes[0][column], np.array(rounds), accuracy, names, summary)
             axes[0][column].set_title(title, fontsize="medium")
         below = axes[-1][column]
         running = {
             n: np.cumsum(v, axis=1) / np.arange(1, v.shape[1] + 1) for n, v in losses.items()
         }
-        _curves(below, np.arange(1, summary["rounds"] + 1), running, names, summary)
+        draw_curves(below, np.arange(1, summary["rounds"] + 1), running, names, summary)
         below.set_xlabel("round r")
         below.set_yscale("log")
         if not classifies:
@@ -57,6 +50,19 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
     for path in paths:
         save_figure(figure, path, dpi=100)
     return paths
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure that no window knows of."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "figures", "drawing a figure") from error
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _loss_label(summary: dict[str, Any]) -> str:
@@ -83,17 +89,20 @@ def _panels(summary: dict[str, Any]) -> dict[str, list[str]]:
     return panels or {"no privacy": free}
 
 
-def _curves(
+def draw_curves(
     axes: Any, rounds: Any, values: dict[str, Any], names: list[str], summary: dict[str, Any]
 ) -> None:
+    """Mean and band of some methods; noise-free in black, not private dotted."""
     free = iter((":", (0, (1, 4)), "-."))
     for name in names:
         method = summary["methods"][name]
-        if method["guarantee"] is None:
+        if method["mechanism"] is None:
             style: dict[str, Any] = {"color": "black", "linestyle": next(free, ":")}
         else:
             plain = method["mechanism"] == "independent"
             style = {"color": colour_of(method["mechanism"]), "linestyle": "--" if plain else "-"}
+            if method["guarantee"] is None:
+                style["linestyle"] = ":"  # noise that protects no one
         mean, std = (
             values[name].mean(axis=0),
             values[name].std(axis=0, ddof=min(1, len(values[name]) - 1)),

@@ -1,0 +1,71 @@
+"""Simulation on a host that has only Python, JAX and NumPy: no command line packages, no figures.
+
+    python -m veilstream.engines run PLAN OUT [--set KEY=VALUE ...]
+    python -m veilstream.engines reproduce FIGURE OUT [--set KEY=VALUE ...]
+
+Run folders are the same as `veilstream run` makes; `veilstream` draws them elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from veilstream.engines.experiments import figure_of, plan_path
+from veilstream.engines.parts import RunProgress
+from veilstream.engines.plan import Plan, parse_override
+from veilstream.engines.runner import run
+from veilstream.errors import VeilstreamError
+
+_SAY_EVERY_S = 10.0
+
+
+def main() -> int:
+    """Run a plan or all plans of a figure."""
+    parser = argparse.ArgumentParser(prog="python -m veilstream.engines", description=__doc__)
+    parser.add_argument("what", choices=("run", "reproduce"))
+    parser.add_argument("name", help="a plan (file or shipped name), or a figure")
+    parser.add_argument("out", type=Path, help="where run folders go")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--smoke", action="store_true", help="the figure in small")
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args()
+    try:
+        changes = dict(map(parse_override, given.set))
+        if given.what == "run":
+            plans = [("", Plan.load(plan_path(Path(given.name)), changes))]
+        else:
+            plans = list(figure_of(given.name).plans(changes, smoke=given.smoke))
+        for folder, plan in plans:
+            began = time.monotonic()
+            out = given.out / folder if folder else given.out
+            finished = run(plan, out, resume=given.resume, on_progress=_say(plan.name))
+            print(f"{finished.path}: {time.monotonic() - began:.1f} s", flush=True)
+            for name, method in finished.summary["methods"].items():
+                if accuracy := method["final"]["accuracy"]:
+                    print(f"  {name}: {accuracy['mean']:.4f} ± {accuracy['std']:.4f}", flush=True)
+    except VeilstreamError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _say(name: str) -> Any:
+    said = time.monotonic()
+
+    def say(progress: RunProgress) -> None:
+        nonlocal said
+        if time.monotonic() - said > _SAY_EVERY_S:
+            said = time.monotonic()
+            shown = "" if progress.accuracy is None else f", accuracy {progress.accuracy:.3f}"
+            share = f"{progress.done}/{progress.total} rounds"
+            print(f"{name}: {share}{shown}", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    sys.exit(main())
