@@ -1,10 +1,9 @@
 """A call from compiled JAX to Python code that knows nothing of JAX.
 
-`jax.pure_callback` turns its arguments into JAX arrays before it calls, and for large ones that
-takes a copy on the very threads that wait for the call to return: with few cores, or two calls at
-once, all of them wait for ever (seen on one core with 8 MB of arguments; jax issues 24255 and 25861
-are of the same kind). Here the callback is handed the NumPy arrays themselves, views of XLA's own
-memory, and nothing inside a call waits for JAX.
+`jax.pure_callback` turns its arguments into JAX arrays before it calls. For large ones that is a
+copy which JAX's own threads make, and they may all be waiting for the call to return: then it waits
+for ever (seen with jax 0.10.2 on one core with 4 MB of arguments; jax issues 24255 and 25861 look
+alike). Here the callback is handed NumPy arrays, and nothing inside a call waits for JAX.
 
 Under `jax.vmap` an argument that is not mapped gets an axis of size one, whatever the nesting: the
 callback is called once for all, and nothing is repeated.
@@ -28,10 +27,10 @@ __all__ = ["host_call"]
 def host_call(
     callback: Callable[..., NDArray[Any]], shape: tuple[int, ...], dtype: Any, *arrays: Any
 ) -> Array:
-    """``callback(*arrays)``: an array of this shape and type, from NumPy arrays that are read only.
+    """``callback(*arrays)``: an array of this shape and type, from NumPy arrays.
 
-    The callback must be pure, hashable (a function or a bound method, not a new lambda each time),
-    safe to call from any thread, and free of JAX.
+    They are read only, and may be JAX's own memory. The callback must be pure, hashable (a function
+    or a bound method, not a new lambda each time), safe to call from any thread, and free of JAX.
     """
     import jax.numpy as jnp
 
