@@ -55,7 +55,10 @@ def case(name: str) -> None:
         },
         data={"kind": "mnist", "split": "even", "held_out": 500},
         privacy={"epsilon": 8.0, "delta": 1e-3},
-        run={"seeds": 1 if large else 4, "evaluate_every": 100, "memory_mib": 8192 if large else 4096},
+        run={
+            "seeds": 1 if large else 4, "evaluate_every": 100,
+            "memory_mib": 8192 if large else 4096,
+        },
         methods=[
             {"name": "noise-free", "kind": "noise-free", **step},
             {"name": "buffered", "mechanism": "buffered", "averaging": 3.0, **step},
@@ -64,7 +67,10 @@ def case(name: str) -> None:
     task: Any = Cnn()
     if large:
         task = PytreeTask(
-            network_loss, network_init, lambda params, x: scores(params, x).argmax(axis=-1)
+            network_loss,
+            network_init,
+            lambda params, x: scores(params, x).argmax(axis=-1),
+            classifies=True,
         )
     prepared = [prepare(plan, m) for m in plan.methods]
     stream = stream_of(plan)

@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
 def test_folder_holds_everything_and_nothing_else(finished):
     assert {p.name for p in finished.path.iterdir()} == {
         "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "summary.json",
-        "versions.json",
+        "versions.json", "models.npz",
     }  # fmt: skip
     assert finished.plan == Plan.parse(SMALL_PLAN)
     for method in finished.summary["methods"].values():

@@ -128,12 +128,11 @@ class Block:
         update = partial(server_update, Rule(1.0, self.projection_radius))
         update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
         after = update(x, releases, schedule.effective_step_size)
-        injected = noise.mean(axis=(1, 3))
         apart = jnp.full_like(x, jnp.nan) if self.noise_free is None else x - x[self.noise_free]
         measured = {
             "loss": loss,
             "accuracy": accuracy,
-            "noise": jnp.sqrt((injected**2).sum(axis=-1)),
+            "noise": self._noise_norm(unit_noise, noise_std, x),
             "distance": jnp.sqrt((apart**2).sum(axis=-1)),
         }
         blend = schedule.blend[:, None, None]
@@ -156,6 +155,21 @@ class Block:
         if not unit:
             return jnp.zeros((len(x), *shape), x.dtype)
         each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
+        return jnp.stack(each)
+
+    def _noise_norm(self, unit: tuple[Array, ...], std: Array, x: Array) -> Array:
+        """Norm of the noise in the averaged release, (methods, seeds)."""
+        import jax.numpy as jnp
+
+        if not unit:
+            return jnp.zeros(x.shape[:2], x.dtype)
+        shape = (self.steps, x.shape[1], self.learners, x.shape[2])
+        weights = jnp.full(self.learners, 1.0 / (self.learners * self.steps), x.dtype)
+        norms = []
+        for noise in unit:
+            mean = jnp.matmul(weights, noise.reshape(shape), precision="highest").sum(axis=0)
+            norms.append(jnp.sqrt((mean**2).sum(axis=-1)))
+        each = [norms[m] * std[i] for i, m in enumerate(self.mechanism_of)]
         return jnp.stack(each)
 
     def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:

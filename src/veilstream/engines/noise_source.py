@@ -109,9 +109,16 @@ class HostNoise:
         made = []
         for streams in self._streams:
             block: Float32s = np.empty((count, self._steps, len(streams), self._dim), np.float32)
+            rows = block.reshape(count * self._steps, len(streams), self._dim)
             for i, stream in enumerate(streams):
-                taken = stream.take(count * self._steps)
-                block[:, :, i] = taken.reshape(count, self._steps, self._dim)
+                if len(streams) == 1:
+                    stream.take(len(rows), out=rows[:, 0])
+                    continue
+                filled = 0
+                while filled < len(rows):
+                    now = min(len(rows) - filled, stream.program.block_length)
+                    rows[filled : filled + now, i] = stream.take(now)
+                    filled += now
             made.append(block)
         self._round += count
         return tuple(made)

@@ -34,6 +34,7 @@ from veilstream.learning.tasks import Task
 __all__ = ["Parts", "Results", "RunProgress", "read_results", "run_parts"]
 
 _CHECKPOINT_EVERY_S = 10.0
+_MODELS_BYTES = 64 * 2**20  # models of one part that are worth keeping in a run's folder
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Results:
     rounds: int
     history: dict[str, NDArray[np.float32]]
     held_out_accuracy: NDArray[np.float32]
+    models: NDArray[np.float32] | None
+    """Published last, (methods, seeds, d); None where they are many."""
 
 
 def read_results(parts: Parts) -> Results | None:
@@ -113,7 +116,9 @@ def read_results(parts: Parts) -> Results | None:
         if path.exists():
             with np.load(path) as stored:
                 wanted = ["round", "held_out_accuracy", *(f"history_{m}" for m in METRICS)]
-                states.append({name: stored[name] for name in wanted})
+                state = {name: stored[name] for name in wanted}
+                state["models"] = _published(stored)
+            states.append(state)
             seeds += own
     if not states:
         return None
@@ -126,7 +131,21 @@ def read_results(parts: Parts) -> Results | None:
         min(int(state["round"]) for state in states),
         {m: together(f"history_{m}") for m in METRICS},
         together("held_out_accuracy"),
+        together("models") if all(state["models"] is not None for state in states) else None,
     )
+
+
+def _published(stored: Any) -> NDArray[np.float32] | None:
+    """(methods, seeds, d) of one part."""
+    methods, seeds, _ = stored["history_loss"].shape
+    dim = stored["average0"].shape[-1]
+    if 4 * methods * seeds * dim > _MODELS_BYTES:
+        return None
+    models: NDArray[np.float32] = np.empty((methods, seeds, dim), np.float32)
+    for name in stored:
+        if name.startswith("methods"):
+            models[stored[name]] = stored[name.replace("methods", "average")]
+    return models
 
 
 def run_parts(

@@ -4,6 +4,7 @@
     guarantee.json   what each method promises
     history.csv      one row per method, seed and round
     accuracy.csv     held-out accuracy at the rounds that were looked at
+    models.npz       the last published model of every method and seed, unless they are very large
     summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
     versions.json    what ran
     checkpoint.npz   only while a run is not complete; one per part where seeds run in parts
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.engines.plan import Plan
-from veilstream.errors import InputError
+from veilstream.errors import InputError, UnknownName
 
 __all__ = ["Run", "check_folder", "clear_earlier", "history_csv", "versions"]
 
@@ -57,6 +58,7 @@ _OWN_FILES = frozenset(
         "accuracy.csv",
         "summary.json",
         "versions.json",
+        "models.npz",
         "checkpoint.npz",
         "parts.json",
         "learning.png",
@@ -106,6 +108,29 @@ class Run:
     def _json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text())
         return content
+
+    def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
+        """The model that a method published last, as a flat vector; of the first seed, if none.
+
+        Without a method: that of the run's main method.
+        """
+        summary = self.summary
+        method = summary["main_method"] if method is None else method
+        if method not in summary["methods"]:
+            raise UnknownName("method", method, summary["methods"])
+        seeds = summary["seeds"]
+        seed = seeds[0] if seed is None else seed
+        if seed not in seeds:
+            raise InputError("seed", seed, f"one of {seeds}", "see summary['seeds']")
+        path = self.path / "models.npz"
+        if not path.exists():
+            raise InputError(
+                "run", str(self.path), "a complete run that keeps its models",
+                "models of more than 64 MiB are not kept; run fewer methods and seeds",
+            )  # fmt: skip
+        with np.load(path) as stored:
+            chosen: Float32s = stored[method][seeds.index(seed)]
+        return chosen
 
     def history(self, column: str) -> dict[str, Float32s]:
         """One column of the history: an array (seeds, rounds) per method."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -185,6 +186,10 @@ def _finish(
         "data": look.stream.provenance,
         "methods": methods,
     }
+    if results.models is not None and complete:
+        buffer = io.BytesIO()
+        np.savez(buffer, **dict(zip(names, results.models, strict=True)))
+        write_file(folder / "models.npz", buffer.getvalue())
     write_file(folder / "summary.json", _json(summary))
 
 
