@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from veilstream.engines.run_folder import Run
     from veilstream.engines.runner import run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Budget",
