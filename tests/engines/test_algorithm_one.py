@@ -44,8 +44,16 @@ def simulate(plan: Plan, seeds=(0, 1)) -> Simulation:
     return simulation
 
 
-def algorithm_1(plan: Plan, index: int, seed: int) -> np.ndarray:
-    """Lines 1 to 18 of the paper's listing, in float64, one learner and one client at a time."""
+def host_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
+    """ξ as `HostNoise` draws them: rows of the keystream of this seed and mechanism."""
+    return draws(T, width, noise_seed(seed, mechanism))
+
+
+def algorithm_1(plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=None) -> np.ndarray:
+    """Lines 1 to 18 of the paper's listing, in float64, one learner and one client at a time.
+
+    ``xi_of(T, n·d, seed, mechanism)`` are the draws; a place without a client has gradient zero.
+    """
     method = plan.methods[index]
     R, tau, n = plan.learning.rounds, plan.learning.local_steps, plan.learning.learners
     d, c = plan.data.dim, plan.learning.clients_per_step
@@ -55,10 +63,10 @@ def algorithm_1(plan: Plan, index: int, seed: int) -> np.ndarray:
         B, xi = np.zeros((R * tau, R * tau)), np.zeros((R * tau, n, d))
     else:
         B = np.cumsum(prepared.factorization.noising_matrix(), axis=0)  # rows b^{r,t}
-        xi = prepared.noise_std * draws(
-            R * tau, n * d, noise_seed(seed, prepared.factorization.name)
-        ).reshape(R * tau, n, d)
-    stream = stream_of(plan)
+        xi = xi_of(R * tau, n * d, seed, prepared.factorization.name)
+        xi = prepared.noise_std * np.asarray(xi, np.float64).reshape(R * tau, n, d)
+    stream = stream_of(plan) if stream is None else stream
+    clip_norm = plan.clip_norm_of(method) if method.method.clips else np.inf
     x = np.zeros(d)
     eta_tilde = eta * eta_g * tau
     gradients_so_far = np.zeros((n, d))
@@ -70,13 +78,13 @@ def algorithm_1(plan: Plan, index: int, seed: int) -> np.ndarray:
             z = x.copy()
             for t in range(tau):
                 gradient = np.zeros(d)
-                for a, y in zip(
-                    clients.features[i, t * c : (t + 1) * c].astype(float),
-                    clients.target[i, t * c : (t + 1) * c].astype(float),
-                    strict=True,
-                ):
+                for place in range(t * c, (t + 1) * c):
+                    if clients.present is not None and not clients.present[i, place]:
+                        continue
+                    a = clients.features[i, place].astype(float)
+                    y = float(clients.target[i, place])
                     g = -y * a / (1 + np.exp(y * (a @ z)))
-                    gradient += g * min(1.0, plan.learning.clip_norm / np.linalg.norm(g)) / c
+                    gradient += g * min(1.0, clip_norm / np.linalg.norm(g)) / c
                 gradients_so_far[i] += gradient
                 S = gradients_so_far[i] + B[r * tau + t] @ xi[:, i]
                 z = z - eta * (S - last_sum[i])

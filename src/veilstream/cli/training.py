@@ -51,6 +51,9 @@ def run_with_progress(
         for p in prepared:
             text = str(p.guarantee) if p.guarantee else f"{p.plan.method.protects} ({p.plan.kind})"
             console.print(f"[bold]{escape(p.plan.name)}[/bold]: {escape(text)}", soft_wrap=True)
+        remarks = [r for p in prepared if p.guarantee for r in p.guarantee.remarks]
+        for remark in dict.fromkeys(remarks):
+            console.print(f"note: {escape(remark)}", soft_wrap=True)
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -79,7 +82,8 @@ def run_with_progress(
         except KeyboardInterrupt:
             if any(out.glob("checkpoint*.npz")):
                 console.print(
-                    f"The rounds so far are in {out}; --resume continues them.", soft_wrap=True
+                    f"The rounds so far are in {escape(str(out))}; --resume continues them.",
+                    soft_wrap=True,
                 )
             raise
 
@@ -130,9 +134,9 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
             console.print(f"note: {escape(name)} {remark}")
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
-    console.print(f"Run: {finished.path}")
+    console.print(f"Run: {escape(str(finished.path))}")
     for path in figures:
-        console.print(f"Figure: {path}")
+        console.print(f"Figure: {escape(str(path))}")
 
 
 def _figure(value: dict[str, Any] | None) -> str:

@@ -25,13 +25,19 @@ _SAY_EVERY_S = 10.0
 
 def main() -> int:
     """Run a plan or all plans of a figure."""
-    parser = argparse.ArgumentParser(prog="python -m veilstream.engines", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m veilstream.engines",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", choices=("run", "reproduce"))
     parser.add_argument("name", help="a plan (file or shipped name), or a figure")
     parser.add_argument("out", type=Path, help="where run folders go")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="override a key of the plan: learning.rounds=200")  # fmt: skip
     parser.add_argument("--smoke", action="store_true", help="the figure in small")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on with an unfinished run")
+    parser.add_argument("--processes", type=int, default=1, help="spread seeds over processes")
     given = parser.parse_args()
     try:
         changes = dict(map(parse_override, given.set))
@@ -42,7 +48,10 @@ def main() -> int:
         for folder, plan in plans:
             began = time.monotonic()
             out = given.out / folder if folder else given.out
-            finished = run(plan, out, resume=given.resume, on_progress=_say(plan.name))
+            finished = run(
+                plan, out, resume=given.resume, processes=given.processes,
+                on_progress=_say(plan.name),
+            )  # fmt: skip
             print(f"{finished.path}: {time.monotonic() - began:.1f} s", flush=True)
             for name, method in finished.summary["methods"].items():
                 if accuracy := method["final"]["accuracy"]:
@@ -50,6 +59,12 @@ def main() -> int:
     except VeilstreamError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

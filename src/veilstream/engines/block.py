@@ -20,7 +20,7 @@ __all__ = ["METRICS", "Block", "Models", "Schedule"]
 
 METRICS = ("loss", "accuracy", "noise", "distance")
 """Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
-averaged release, distance of x^r to the noise-free x^r."""
+averaged release, distance of x^r to that of the same method without noise."""
 
 
 class Models(NamedTuple):
@@ -53,8 +53,8 @@ class Block:
     unit_steps: bool
     projection_radius: float | None
     learners: int
-    noise_free: int | None
-    """Which method adds no noise, if one does."""
+    twin: tuple[int | None, ...]
+    """For each method, one that is the same but for the noise, which it has not; if there is."""
     mechanism_of: tuple[int, ...]
     """Which of the mechanisms each method takes its noise from."""
     keep: int
@@ -128,12 +128,15 @@ class Block:
         update = partial(server_update, Rule(1.0, self.projection_radius))
         update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
         after = update(x, releases, schedule.effective_step_size)
-        apart = jnp.full_like(x, jnp.nan) if self.noise_free is None else x - x[self.noise_free]
+        apart = [
+            jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
+            for i, j in enumerate(self.twin)
+        ]
         measured = {
             "loss": loss,
             "accuracy": accuracy,
             "noise": self._noise_norm(unit_noise, noise_std, x),
-            "distance": jnp.sqrt((apart**2).sum(axis=-1)),
+            "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
         }
         blend = schedule.blend[:, None, None]
         return Models(after, (1.0 - blend) * models.average + blend * after), measured
@@ -180,7 +183,7 @@ class Block:
         def losses(params: Array, met: Sample) -> tuple[Array, Array]:
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), met)
             weight = flat.present if flat.present is not None else jnp.ones(len(flat.target))
-            total = jnp.maximum(weight.sum(), 1.0)
+            total = weight.sum()  # nobody there: 0/0, not a number
             each = jax.vmap(self.task.loss, in_axes=(None, 0))(params, flat)
             loss = (each * weight).sum() / total
             if not self.task.classifies:

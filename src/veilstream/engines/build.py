@@ -115,8 +115,7 @@ def stream_of(plan: Plan) -> Stream:
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it.
 
-    Averaging c clients in a step divides what one of them can move by c, so the clip norm that
-    counts for the sensitivity is clip_norm / c.
+    Averaging c clients in a step divides what one of them can move by c.
     """
     learning = plan.learning
     steps, clients = method.method.steps_and_clients(
@@ -135,9 +134,10 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     std, guarantee = calibrate(
         plan.budget_of(method),
         factorization,
-        clip_norm / clients,
+        clip_norm,
         neighbours=plan.neighbours,
         accounting=plan.accounting_of(method),
+        clients_per_step=clients,
     )
     kept = guarantee if method.method.private else None
     return Prepared(method, steps, clients, rule, factorization, std, kept)

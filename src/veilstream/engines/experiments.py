@@ -38,10 +38,11 @@ class Figure:
     def plans(self, changes: dict[str, Any], *, smoke: bool) -> Iterator[tuple[str, Plan]]:
         """Folder and plan of every run."""
         for variant in self.variants:
-            overrides = variant.overrides | (self.smoke if smoke else {}) | changes
+            small = dict(self.smoke) if smoke else {}
             if smoke and self.smoke_steps:
                 tau = variant.overrides.get("learning.local_steps", 1)
-                overrides["learning.rounds"] = self.smoke_steps // tau
+                small["learning.rounds"] = self.smoke_steps // tau
+            overrides = variant.overrides | small | changes
             plan = Plan.load(experiment_path(variant.experiment), overrides)
             if smoke:
                 plain = tuple(m for m in plan.methods if " @ own" not in m.name)
@@ -79,7 +80,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "beyond", "what reaches 0.9 and more on MNIST with the promise kept",
-            tuple(Variant(name, name) for name in _BEYOND),
+            tuple(Variant(name, name, {"run.seeds": 10}) for name in _BEYOND),
             _SMOKE | {"learning.rounds": 30},
         ),
     )
@@ -107,6 +108,6 @@ def experiment_path(name: str) -> Path:
 
 def plan_path(given: Path) -> Path:
     """A plan file, or the shipped plan of that name."""
-    if given.exists() or given.suffix or len(given.parts) > 1:
+    if given.is_file() or given.suffix or len(given.parts) > 1:
         return given
     return experiment_path(given.name)

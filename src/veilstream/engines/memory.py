@@ -3,11 +3,12 @@
 Per seed, in floats of four bytes, for M methods of one shape, n learners, d parameters, mechanisms
 with k state vectors each and blocks of L steps:
 
-    states      Σ k·n·d                       whatever the horizon
+    states      Σ k·n·d                       twice on the device: before a block and after it
     a block     Σ c·L·n·d                     c copies: made, handed over, used
     a product   2·k·n·d                       operand and result, where noise is made on the device
     a step      _STEP_COPIES·M·n·d            gradients, clipped gradients, noise, local models
-    a client    `workspace` of the task       activations, for every client of a step
+    a client    `workspace` of the task       activations and gradient, for every client of a step
+    published   _KEPT_COPIES·M·d              for every round that is looked at, and one more
 
 The horizon T appears nowhere. Where the budget cannot hold all seeds at once they run in turns.
 """
@@ -22,6 +23,8 @@ from veilstream.errors import InputError
 __all__ = ["GroupSize", "MemoryPlan", "memory_plan"]
 
 _STEP_COPIES = 8
+_KEPT_COPIES = 4  # in the loop, handed over, and of the blocks in flight
+_DEVICE_STEPS = 128
 _FIXED = 200 * 2**20  # interpreter, compiler, compiled code
 
 
@@ -43,7 +46,7 @@ class MemoryPlan:
     seeds_together: int
     rounds_per_block: int
     bytes: int
-    """Estimated peak, besides the data set itself."""
+    """Estimated peak of a process, besides the data set itself."""
 
 
 def memory_plan(
@@ -54,41 +57,54 @@ def memory_plan(
     learners: int,
     dim: int,
     rounds: int,
+    evaluate_every: int = 1,
     workspace: int = 0,
     feature_floats: int = 0,
+    pooled: bool = False,
     on_host: bool = False,
+    processes: int = 1,
 ) -> MemoryPlan:
-    """Seeds that run together and rounds in a block.
+    """Seeds that run together and rounds in a block, in each of some processes.
 
-    ``feature_floats`` is the size of one client's record where records travel with the block (0
-    where they are looked up in a pool); ``on_host`` says where noise is made.
+    ``feature_floats`` is the size of one client's record; records travel with the block, or a
+    round's are looked up in a pool. ``on_host`` says where noise is made.
     """
     width = learners * dim
-    standing = sum(sum(g.states) for g in groups) * width
-    standing += 3 * sum(g.methods for g in groups) * dim
+    methods = sum(g.methods for g in groups)
+    standing = (1 if on_host else 2) * sum(sum(g.states) for g in groups) * width
+    standing += (3 + _KEPT_COPIES) * methods * dim
+    records = [g.steps * g.clients_per_step * learners * feature_floats for g in groups]
     step = max(
-        _STEP_COPIES * g.methods * width + g.methods * learners * g.clients_per_step * workspace
-        for g in groups
+        _STEP_COPIES * g.methods * width
+        + g.methods * learners * g.clients_per_step * workspace
+        + (met if pooled else 0)
+        for g, met in zip(groups, records, strict=True)
     )
     product = 0 if on_host else 2 * max((k for g in groups for k in g.states), default=0) * width
     a_round = max(
-        (4 if on_host else 3) * len(g.states) * g.steps * width
-        + 3 * g.steps * g.clients_per_step * learners * feature_floats
-        for g in groups
+        (4 if on_host else 3) * len(g.states) * g.steps * width + (0 if pooled else 3 * met)
+        for g, met in zip(groups, records, strict=True)
     )
+    a_round += -(-_KEPT_COPIES * methods * dim // evaluate_every)
     fixed = 4 * (standing + step + product)
-    room = budget_bytes - _FIXED
+    room = budget_bytes // processes - _FIXED
     least = fixed + 4 * a_round
     if least > room:
-        need = -(-(least + _FIXED) // 2**20)
+        need = -(-processes * (least + _FIXED) // 2**20)
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        fewer = ", or fewer processes" if processes > 1 else ""
         raise InputError(
-            "run.memory_mib", budget_bytes // 2**20, f"at least {need} for one seed of this plan",
-            "raise it, or take fewer methods, fewer learners or a mechanism with less state",
+            "run.memory_mib", budget_bytes // 2**20,
+            f"at least {need} for one seed of this plan{each}",
+            "raise it, or take fewer methods, fewer learners or a mechanism with less state"
+            + fewer,
         )  # fmt: skip
     # Few long blocks cost less than many short ones, but all seeds at once save most.
     together = min(seeds, room // least)
     per_seed = room // together
     block = max(1, min(-(-rounds // 50), (per_seed - fixed) // max(1, 4 * a_round)))
+    if not on_host:  # the matrices of a program in long blocks would take memory of their own
+        block = max(1, min(block, _DEVICE_STEPS // max(g.steps for g in groups)))
     return MemoryPlan(
         int(together), int(block), int(_FIXED + together * (fixed + 4 * block * a_round))
     )

@@ -83,13 +83,12 @@ class HostNoise:
         The ``following`` rounds after them are begun in the background.
         """
         if self._ahead is None:
+            if first < self._round:
+                raise _used(0, self._round, first, count)
             self._ahead = (first, count, self._begin(first, count))
         at, length, block = self._ahead
         if (at, length) != (first, count):
-            raise PrivacyError(
-                f"noise of rounds {at} to {at + length - 1} was made, of rounds {first} to "
-                f"{first + count - 1} asked: noise is never used twice (resume from a checkpoint)"
-            )
+            raise _used(at, length, first, count)
         made = block.result()
         self._ahead = None
         if following:
@@ -143,7 +142,8 @@ class DeviceNoise:
         import jax
 
         self._programs = [JaxNoise(m.with_block_length(rounds * steps).program) for m in mechanisms]
-        keys = np.array([[_words(noise_seed(s, m.name)) for s in seeds] for m in mechanisms])
+        words = [_words(noise_seed(seed, m.name)) for m in mechanisms for seed in seeds]
+        keys = np.array(words, np.uint32)  # typed, for methods without noise have none
         self.keys = jax.random.wrap_key_data(keys.reshape(-1, 2), impl="threefry2x32").reshape(
             len(mechanisms), len(seeds)
         )
@@ -183,6 +183,13 @@ class DeviceNoise:
         run = jax.jit(lambda count: jax.lax.fori_loop(0, count, pass_over, self.initial_state()))
         states: tuple[Array, ...] = run(blocks)
         return states
+
+
+def _used(at: int, length: int, first: int, count: int) -> PrivacyError:
+    return PrivacyError(
+        f"noise of rounds {at} to {at + length - 1} was made, of rounds {first} to "
+        f"{first + count - 1} asked: noise is never used twice (resume from a checkpoint)"
+    )
 
 
 def _words(seed: int) -> tuple[np.uint32, np.uint32]:

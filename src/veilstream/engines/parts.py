@@ -12,11 +12,12 @@ import json
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from veilstream.errors import InputError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.tasks import Task
 
-__all__ = ["Parts", "Results", "RunProgress", "read_results", "run_parts"]
+__all__ = ["Parts", "Results", "RunProgress", "pickle_or_refuse", "read_results", "run_parts"]
 
 _CHECKPOINT_EVERY_S = 10.0
 _MODELS_BYTES = 64 * 2**20  # models of one part that are worth keeping in a run's folder
@@ -75,7 +76,7 @@ class Parts:
         seeds = range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds)
         processes = min(processes, len(seeds))
         most = -(-len(seeds) // processes)
-        fits = memory_of(plan, prepared, most, task, stream, share=processes)
+        fits = memory_of(plan, prepared, most, task, stream, processes)
         count = max(processes, -(-len(seeds) // fits.seeds_together))
         cut = [tuple(int(s) for s in part) for part in np.array_split(seeds, count)]
         parts = cls(folder, tuple(cut), fits.rounds_per_block)
@@ -204,10 +205,12 @@ def _run_part(
         if state is not None:
             simulation.restore(state)
         saved = time.monotonic()
-        while not simulation.done:
+        while True:
             progress = simulation.advance()
+            if simulation.done:
+                break
             advanced(index, progress.round, progress.accuracy)
-            if time.monotonic() - saved > _CHECKPOINT_EVERY_S and not simulation.done:
+            if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
                 _save(path, simulation)
                 saved = time.monotonic()
     except KeyboardInterrupt:
@@ -217,6 +220,7 @@ def _run_part(
     finally:
         simulation.close()
     _save(path, simulation)
+    advanced(index, progress.round, progress.accuracy)  # done is what the disk says is done
 
 
 def _save(path: Path, simulation: Simulation) -> None:
@@ -237,32 +241,32 @@ def _in_processes(
     advanced: Advanced,
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    inbox: Any = context.Queue()
     work = pickle_or_refuse((parts, plan.to_toml(), task, stream))
-    shares = [list(range(len(parts.seeds)))[i::processes] for i in range(processes)]
-    workers = [
-        context.Process(target=_worker, args=(work, share, i, processes, inbox), daemon=True)
-        for i, share in enumerate(shares)
-    ]
-    for worker in workers:
-        worker.start()
+    workers: list[Any] = []
+    left: dict[Any, int] = {}
     try:
-        left = len(parts.seeds)
+        for place in range(processes):
+            # A pipe each: what workers shared, one that is killed could leave locked.
+            inbox, outbox = context.Pipe(duplex=False)
+            share = list(range(len(parts.seeds)))[place::processes]
+            worker = context.Process(
+                target=_worker, args=(work, share, place, processes, outbox), daemon=True
+            )
+            worker.start()
+            outbox.close()
+            workers.append(worker)
+            left[inbox] = len(share)
         while left:
-            try:
-                index, done, accuracy, error = inbox.get(timeout=1.0)
-            except queue.Empty:
-                if any(worker.exitcode not in (None, 0) for worker in workers):
-                    raise VeilstreamError(
-                        "a process of this run was killed; --resume goes on from its checkpoint"
-                    ) from None
-                continue
-            if error is not None:
-                raise error
-            advanced(index, done, accuracy)
-            left -= done == plan.learning.rounds
-    except KeyboardInterrupt:
-        for worker in workers:  # a terminal has told them already; anyone else has not
+            for ready in connection.wait(list(left)):
+                index, done, accuracy, error = _message(ready)
+                if error is not None:
+                    raise error
+                advanced(index, done, accuracy)
+                left[ready] -= done == plan.learning.rounds
+                if not left[ready]:
+                    del left[ready]
+    except BaseException:
+        for worker in workers:  # a terminal may have told them already; no one else has
             if worker.is_alive() and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGINT)
         raise
@@ -271,6 +275,16 @@ def _in_processes(
             worker.join(timeout=30.0)
             if worker.is_alive():
                 worker.terminate()
+
+
+def _message(inbox: Any) -> tuple[int, int, float | None, VeilstreamError | None]:
+    try:
+        message: tuple[int, int, float | None, VeilstreamError | None] = inbox.recv()
+    except EOFError:
+        raise VeilstreamError(
+            "a process of this run was killed; --resume goes on from its checkpoint"
+        ) from None
+    return message
 
 
 def pickle_or_refuse(work: Any) -> bytes:
@@ -284,8 +298,9 @@ def pickle_or_refuse(work: Any) -> bytes:
         ) from error  # fmt: skip
 
 
-def _worker(work: bytes, share: list[int], place: int, processes: int, inbox: Any) -> None:
+def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
     """Run some of the parts; the answer to everything is a message."""
+    signal.signal(signal.SIGINT, _interrupt_once)
     _take_cores(place, processes)
     try:
         parts, text, task, stream = pickle.loads(work)
@@ -294,13 +309,22 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, inbox: An
         for index in share:
             _run_part(
                 parts, index, plan, prepared, task, stream,
-                lambda i, done, accuracy: inbox.put((i, done, accuracy, None)),
+                lambda i, done, accuracy: outbox.send((i, done, accuracy, None)),
             )  # fmt: skip
     except KeyboardInterrupt:
         pass
     except Exception as error:
         known = isinstance(error, VeilstreamError)
-        inbox.put((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
+        with suppress(OSError):  # no one may be there any more
+            outbox.send((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interrupt_once(*_: object) -> None:
+    """A terminal and the parent may both say so; the second must not break off a checkpoint."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _take_cores(place: int, processes: int) -> None:

@@ -84,7 +84,7 @@ class DataPlan(_Part):
     drift: Literal["none", "abrupt", "gradual"] = "none"
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
-    concentration: float = value(default=0.5, gt=0, hint="small is uneven; try 0.5")
+    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
     """Of the Dirichlet split."""
     directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
     """Where the MNIST files are, if not in the user's data directory."""
@@ -147,7 +147,10 @@ class MethodPlan(_Part):
 class Plan(_Part):
     """A whole run."""
 
-    name: str = value(default="run", empty=False)
+    name: str = value(
+        default="run", pattern=r"(?!\.+$)[^/\\\x00-\x1f\x7f]+",
+        shape="text without slashes and control characters", hint="it names the run's folder",
+    )  # fmt: skip
     description: str = ""
     learning: LearningPlan
     data: DataPlan = DataPlan()

@@ -36,11 +36,17 @@ __all__ = ["Run", "check_folder", "clear_earlier", "history_csv", "versions"]
 Float32s = NDArray[np.float32]
 
 
+def _same_run(one: Plan, other: Plan) -> bool:
+    """Whether both plans have the same numbers; memory changes none of them."""
+    budget = dataclasses.replace(other.run, memory_mib=one.run.memory_mib)
+    return one == dataclasses.replace(other, run=budget)
+
+
 def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
     """Refuse a folder that holds another run, or anything else; or this run, unless resumed."""
     stored = path / "plan.toml"
     if stored.exists():
-        if stored.read_text() != plan.to_toml():
+        if not _same_run(Plan.load(stored), plan):
             raise InputError("out", str(path), "a folder without another run", "name a new folder")
         if not resume:
             raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,14 @@ from veilstream.engines.block import METRICS
 from veilstream.engines.build import Prepared, Stream, main_method, prepare, stream_of, task_of
 from veilstream.engines.comparators import Comparators, comparators, has_comparators
 from veilstream.engines.noise_source import noise_place
-from veilstream.engines.parts import Parts, Results, RunProgress, read_results, run_parts
+from veilstream.engines.parts import (
+    Parts,
+    Results,
+    RunProgress,
+    pickle_or_refuse,
+    read_results,
+    run_parts,
+)
 from veilstream.engines.plan import Plan
 from veilstream.engines.run_folder import Run, check_folder, history_csv, versions
 from veilstream.engines.simulation import evaluated_rounds, memory_of
@@ -64,7 +72,10 @@ def run(
     prepared = [prepare(plan, method) for method in plan.methods]
     own_task = task_of(plan) if task is None else task
     own_stream = stream_of(plan) if stream is None else stream
-    memory_of(plan, prepared, 1, own_task, own_stream)  # what cannot fit claims no folder
+    together = min(processes, plan.run.seeds)  # what cannot run claims no folder
+    memory_of(plan, prepared, 1, own_task, own_stream, together)
+    if together > 1:
+        pickle_or_refuse((task, stream))
     write_file(folder / "plan.toml", plan.to_toml())
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
     write_file(folder / "versions.json", _json(versions() | _where(plan)))
@@ -109,9 +120,10 @@ def _where(plan: Plan) -> dict[str, str]:
 def _check_custom(name: str, given: object, wanted: bool) -> None:
     if (given is not None) != wanted:
         key = "learning.task" if name == "task" else "data.kind"
+        way_out = f"run(plan, {name}=...)" if wanted else f'{key} = "custom", or leave {name} out'
         raise InputError(
             name, None if given is None else type(given).__name__,
-            f'one exactly where {key} is "custom"', f'{key} = "custom", or leave {name} out',
+            f'one exactly where {key} is "custom"', way_out,
         )  # fmt: skip
 
 
@@ -131,6 +143,16 @@ class _Look:
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    """As `numpy.savez`, which takes a method that is called "file" for its own argument."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
@@ -187,9 +209,7 @@ def _finish(
         "methods": methods,
     }
     if results.models is not None and complete:
-        buffer = io.BytesIO()
-        np.savez(buffer, **dict(zip(names, results.models, strict=True)))
-        write_file(folder / "models.npz", buffer.getvalue())
+        write_file(folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
     write_file(folder / "summary.json", _json(summary))
 
 
@@ -203,8 +223,9 @@ def _method_summary(
 ) -> dict[str, Any]:
     plan, done = look.plan, results.rounds
     losses = results.history["loss"][index, :, :done].astype(np.float64)
+    nobody = _nobody(results)
     figures: dict[str, Any] = {
-        "average_loss": _spread(losses.mean(axis=1)),
+        "average_loss": _spread(_over_rounds(losses, nobody)),
         "accuracy": None,
         "prequential_accuracy": None,
         "dynamic_regret": None,
@@ -214,8 +235,8 @@ def _method_summary(
     if look.task.classifies and looked:
         figures["accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
         preq = results.history["accuracy"][index, :, :done].astype(np.float64)
-        figures["prequential_accuracy"] = _spread(preq.mean(axis=1))
-    diverged = np.flatnonzero(~np.isfinite(losses).all(axis=0))
+        figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
+    diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
     if len(diverged):
         figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
     if solved and not len(diverged):
@@ -243,6 +264,24 @@ def _method_summary(
         "effective_step_size": prepared.effective_step_size,
         "final": figures,
     }
+
+
+def _nobody(results: Results) -> NDArray[np.bool_]:
+    """Rounds of each seed in which no client was met, (seeds, rounds).
+
+    Accuracy is a number whenever someone was, also of a model that has diverged.
+    """
+    measured = results.history["accuracy"][:, :, : results.rounds]
+    if np.isnan(measured).all():  # not a task that classifies
+        measured = results.history["loss"][:, :, : results.rounds]
+    return np.asarray(np.isnan(measured).all(axis=0), np.bool_)
+
+
+def _over_rounds(values: NDArray[np.float64], nobody: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean of each seed over the rounds in which someone was met."""
+    met = np.maximum((~nobody).sum(axis=1), 1)
+    mean: NDArray[np.float64] = np.where(nobody, 0.0, values).sum(axis=1) / met
+    return mean
 
 
 def _comparator_summary(solved: list[Comparators]) -> dict[str, Any] | None:

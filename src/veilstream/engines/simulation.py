@@ -44,8 +44,7 @@ __all__ = [
 
 Float32s = NDArray[np.float32]
 
-# Activations held at once while models are evaluated: what a CPU's cache likes, what a GPU needs.
-_HELD_OUT_FLOATS = {"host": 10_000_000, "device": 100_000_000}
+_CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
 _IN_FLIGHT = 2  # blocks handed to the device before the oldest must be done
 
 
@@ -68,9 +67,17 @@ def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> 
             "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
             "repair the stream; nothing was learned from these rounds",
         )  # fmt: skip
-    if drawn[0][0].present is None:
+    if all(s.present is None for row in drawn for s in row):
         return Sample(features, targets)
-    present = np.array([[s.present for s in row] for row in drawn], np.float32)
+    everyone = np.ones(targets.shape[2:], np.float32)
+    present = np.array(
+        [[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32
+    )
+    if not ((present == 0.0) | (present == 1.0)).all():
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "present = 0 or 1 for every client",
+            "a client counts once or not at all: the guarantee rests on it",
+        )  # fmt: skip
     return Sample(features, targets, present)
 
 
@@ -105,27 +112,35 @@ def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tupl
 
 
 def memory_of(
-    plan: Plan, prepared: Sequence[Prepared], seeds: int, task: Task, stream: Stream, share: int = 1
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    seeds: int,
+    task: Task,
+    stream: Stream,
+    processes: int = 1,
 ) -> MemoryPlan:
-    """What fits the plan's budget, or a ``share``-th of it."""
+    """What fits the plan's budget, in each of some processes."""
     groups = []
     for indices in _by_shape(prepared):
         members = [prepared[i] for i in indices]
         states = tuple(m.program.state_size for m in _mechanisms(members)[0])
         steps, clients, _ = members[0].shape
         groups.append(GroupSize(len(members), steps, clients, states))
-    pooled = isinstance(stream, PoolStream)
-    record = 0 if pooled else int(np.prod(stream.round(plan.run.first_seed, 0).features.shape[2:]))
+    record = stream.round(plan.run.first_seed, 0).features.shape[2:]
     return memory_plan(
-        budget_bytes=plan.run.memory_mib * 2**20 // share,
+        budget_bytes=plan.run.memory_mib * 2**20,
         groups=groups,
         seeds=seeds,
         learners=plan.learning.learners,
         dim=task.dim,
         rounds=plan.learning.rounds,
-        workspace=getattr(task, "workspace", 0),
-        feature_floats=record,
+        evaluate_every=plan.run.evaluate_every,
+        # A task that does not say: its gradient, and as much again.
+        workspace=getattr(task, "workspace", 2 * task.dim),
+        feature_floats=int(np.prod(record)),
+        pooled=isinstance(stream, PoolStream),
         on_host=noise_place(plan.run.noise) == "host",
+        processes=processes,
     )
 
 
@@ -218,7 +233,7 @@ class Simulation:
             unit_steps=unit_steps,
             projection_radius=members[0].rule.projection_radius,
             learners=learners,
-            noise_free=next((i for i, p in enumerate(members) if p.factorization is None), None),
+            twin=_twins(members),
             mechanism_of=used,
             keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
         )
@@ -364,7 +379,9 @@ class Simulation:
             if self.task.classifies:
                 main = main_method(self._prepared)
                 until = later[0][0] if later else here.round
-                accuracy = float(np.nanmean(self.history["accuracy"][main, :, first:until]))
+                span = self.history["accuracy"][main, :, first:until]
+                met = span[~np.isnan(span)]  # none where no client was there
+                accuracy = float(met.mean()) if met.size else None
             if here.round == self.plan.learning.rounds and not later:
                 for group, models in zip(self._groups, here.models, strict=True):
                     self._evaluate_at(group, models.average, len(self.evaluated) - 1)
@@ -388,23 +405,33 @@ class Simulation:
         """Held-out clients are those that a model of round r would meet: under drift, its own."""
         if not self.task.classifies:
             return
+        import jax
+
         round_ = min(self.evaluated[column], self.plan.learning.rounds - 1)
         for s, seed in enumerate(self.seeds):
             held_out = self._held_out(seed, round_)
             size = len(held_out.target)
-            work = len(group.methods) * getattr(self.task, "workspace", 0)
-            together = max(50, _HELD_OUT_FLOATS[self.noise_place] // max(1, work))
-            right = sum(
-                np.asarray(
-                    self._count_right(
-                        published[:, s],
-                        held_out.features[first : first + together],
-                        held_out.target[first : first + together],
+            together = self._held_out_together(len(group.methods))
+            with jax.default_matmul_precision("highest"):
+                right = sum(
+                    np.asarray(
+                        self._count_right(
+                            published[:, s],
+                            held_out.features[first : first + together],
+                            held_out.target[first : first + together],
+                        )
                     )
+                    for first in range(0, size, together)
                 )
-                for first in range(0, size, together)
-            )
             self.held_out_accuracy[group.methods, s, column] = right / size
+
+    def _held_out_together(self, methods: int) -> int:
+        """How many held-out clients are looked at at once."""
+        # Looking takes about a quarter of what a gradient does.
+        each = methods * max(1, getattr(self.task, "workspace", 2 * self.task.dim) // 4)
+        eighth = self.plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
+        room = _CACHE_FLOATS if self.noise_place == "host" else eighth
+        return max(50, min(eighth, room) // each)
 
     def _held_out(self, seed: int, round_: int) -> Sample:
         """Without drift, every round has the same ones: drawn once."""
@@ -490,6 +517,17 @@ class _Joined:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.concatenate([np.asarray(part) for part in self._parts])
+
+
+def _twins(members: Sequence[Prepared]) -> tuple[int | None, ...]:
+    """For each method, one without noise that takes the same steps on the same gradients."""
+
+    def steps(p: Prepared) -> object:
+        plan = p.plan
+        return plan.step_size, plan.server_step_size, plan.step_decay, p.rule
+
+    free = {steps(p): i for i, p in reversed(list(enumerate(members))) if p.factorization is None}
+    return tuple(free.get(steps(p)) for p in members)
 
 
 def _with_device_noise(block: Block, noise: DeviceNoise) -> Callable[..., Any]:

@@ -38,6 +38,8 @@ class Cnn(FromLoss):
     """Cross-entropy of the network above; features are 784 pixels from 0 to 255, targets 0 to 9."""
 
     classifies = True
+    features_shape = (784,)
+    labels = tuple(range(10))
     dim = _ENDS[-1]
     workspace = 200_000  # floats of activations and their gradients, one client
 

@@ -37,6 +37,8 @@ class FeatureSoftmax(FromLoss):
     """Softmax regression on fixed features of 784 pixels from 0 to 255, targets 0 to 9."""
 
     classifies = True
+    features_shape = (784,)
+    labels = tuple(range(10))
     dim = (_CELLS * _CELLS * _CHANNELS + 1) * _CLASSES
     workspace = 4 * _SIDE * _SIDE * _CHANNELS
 

@@ -183,7 +183,8 @@ def _label(index: int, y: object) -> float:
     if isinstance(y, bool | np.bool_):
         return 1.0 if y else -1.0
     if not isinstance(y, numbers.Real) or y not in (-1, 1):
-        raise InputError(f"targets[{index}]", y, "True or False, or +1 or -1", "pass y == 1")
+        found = f"<a {type(y).__name__}, not shown>"  # a client's own: never repeated
+        raise InputError(f"targets[{index}]", found, "True or False, or +1 or -1", "pass y == 1")
     return float(y)
 
 

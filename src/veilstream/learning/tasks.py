@@ -73,9 +73,10 @@ class Logistic(FromLoss):
     """
 
     classifies = True
+    labels = (-1.0, 1.0)
 
     def __init__(self, dim: int, ridge: float = 0.0) -> None:
-        self.dim, self.ridge = dim, ridge
+        self.dim, self.ridge, self.features_shape = dim, ridge, (dim,)
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
@@ -99,7 +100,7 @@ class LeastSquares(FromLoss):
     classifies = False
 
     def __init__(self, dim: int, ridge: float = 0.0) -> None:
-        self.dim, self.ridge = dim, ridge
+        self.dim, self.ridge, self.features_shape = dim, ridge, (dim,)
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
@@ -131,7 +132,7 @@ class Ripple(FromLoss):
     mu = 0.2
 
     def __init__(self, dim: int) -> None:
-        self.dim = dim
+        self.dim, self.features_shape = dim, (dim,)
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from veilstream.errors import InputError
-from veilstream.mechanisms.checks import positive_number
+from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.participation import Participation, as_participation
 from veilstream.privacy import gaussian, zcdp
@@ -26,8 +26,12 @@ def calibrate(
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
+    clients_per_step: int = 1,
 ) -> tuple[float, Guarantee]:
     """Least noise that keeps the budget, and the guarantee that it gives.
+
+    Where a step averages the clipped gradients of ``clients_per_step`` clients, one of them moves
+    it by that much less.
 
     Returns V, the ``std`` for `Factorization.noise`, and the `Guarantee`. The sensitivity comes
     from the program that runs (lem-priv-analy with the computed max‖c‖, never a bound on it).
@@ -39,10 +43,11 @@ def calibrate(
             "factorization", factorization, "a Factorization", "mechanisms.optimal(1000)"
         )
     clip = checked_clip_norm(clip_norm)
+    together = positive_integer("clients_per_step", clients_per_step, "try 1")
     near, how = Neighbours.of(neighbours), Accounting.of(accounting)
     part = as_participation(participation)
     report = factorization.sensitivity_report(part)
-    sensitivity = near.reach * clip * report.value
+    sensitivity = near.reach * (clip / together) * report.value
     mu_for = gaussian.mu_for if how is Accounting.EXACT else zcdp.mu_for
     std = sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
     if not (math.isfinite(std) and std > 0.0):
@@ -59,6 +64,7 @@ def calibrate(
         noise_std=std,
         sensitivity=sensitivity,
         sensitivity_exact=report.exact,
+        clients_per_step=together,
     )
 
 

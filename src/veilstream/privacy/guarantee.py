@@ -86,7 +86,8 @@ class Guarantee:
     steps, against the server and whoever reads the wire, even if they choose each next model
     after seeing all before (adaptive continual release). By: one Gaussian mechanism C·G + ξ
     (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing. It presumes that
-    every gradient is clipped to ``clip_norm`` and that nobody but the learner knows its noise.
+    every client's gradient is clipped to ``clip_norm``, that those of ``clients_per_step`` clients
+    are averaged in a step, and that nobody but the learner knows its noise.
     """
 
     epsilon: float
@@ -100,9 +101,10 @@ class Guarantee:
     noise_std: float
     """V: standard deviation of the iid noise that the mechanism correlates."""
     sensitivity: float
-    """Δ = reach · clip_norm · sensitivity of C."""
+    """Δ = reach · clip_norm / clients_per_step · sensitivity of C."""
     sensitivity_exact: bool
     """False where Δ is a safe upper bound: the promise holds with room to spare."""
+    clients_per_step: int = 1
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
@@ -124,11 +126,12 @@ class Guarantee:
     def remarks(self) -> tuple[str, ...]:
         """What a careful reader should know about this promise."""
         remarks = []
-        if self.delta * self.horizon > 0.1:
+        clients = self.horizon * self.clients_per_step
+        if self.delta * clients > 0.1:
             remarks.append(
-                f"delta = {self.delta:g} is weak for {self.horizon} clients a learner: a mechanism "
+                f"delta = {self.delta:g} is weak for {clients} clients a learner: a mechanism "
                 f"that exposes one record in {round(1 / self.delta)} would meet it; "
-                f"{0.01 / self.horizon:.0e} is safe"
+                f"{0.01 / clients:.0e} is safe"
             )
         if self.accounting is Accounting.ZCDP:
             remarks.append(
@@ -140,11 +143,13 @@ class Guarantee:
         return tuple(remarks)
 
     def __str__(self) -> str:
+        c = self.clients_per_step
+        several = f" with {c} clients averaged in a step" if c > 1 else ""
         return (
             f"({self.epsilon:g}, {self.delta:g})-local differential privacy for {self.unit}, "
             f"{self.neighbours.value} neighbours, taking part {self.participation}, over "
             f"{self.horizon} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
-            f"norm {self.clip_norm:g} ({self.accounting.value} accounting)"
+            f"norm {self.clip_norm:g}{several} ({self.accounting.value} accounting)"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
             axes[0][column].set_title(title, fontsize="medium")
         below = axes[-1][column]
         running = {
-            n: np.cumsum(v, axis=1) / np.arange(1, v.shape[1] + 1) for n, v in losses.items()
+            n: np.nancumsum(v, axis=1) / np.maximum(np.cumsum(~np.isnan(v), axis=1), 1)
+            for n, v in losses.items()
         }
         draw_curves(below, np.arange(1, summary["rounds"] + 1), running, names, summary)
         below.set_xlabel("round r")
@@ -42,7 +43,7 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
         if not classifies:
             below.set_title(title, fontsize="medium")
     if classifies:
-        axes[0][0].set_ylabel("accuracy of x^r, held out")
+        axes[0][0].set_ylabel("accuracy of the published model, held out")
     axes[-1][0].set_ylabel(_loss_label(summary))
     for panel in axes[0]:
         panel.legend(fontsize="small")

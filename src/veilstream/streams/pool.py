@@ -162,7 +162,11 @@ def mnist_stream(
     if split not in ways:
         raise UnknownName("split", split, MNIST_SPLITS)
     detail = f" (alpha {alpha:g})" if split == "dirichlet" else ""
-    detail += " (writers from QMNIST, Yadav and Bottou 2019)" if split == "writers" else ""
+    detail += (
+        " (writers from QMNIST, Yadav and Bottou 2019; one image is protected, not its writer)"
+        if split == "writers"
+        else ""
+    )
     return PoolStream(
         learners=learners,
         rounds=rounds,
