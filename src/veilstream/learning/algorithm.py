@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.traced_clipping import clip_traced
@@ -34,8 +36,11 @@ class Rule:
     """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.clip_norm, float | int) and not 1e-15 <= self.clip_norm <= 1e15:
+        known = isinstance(self.clip_norm, float | int | np.floating)
+        if known and not 1e-15 <= self.clip_norm <= 1e15:
             raise InputError("clip_norm", self.clip_norm, "in [1e-15, 1e15]", "try 1")
+        if self.projection_radius is not None and not self.projection_radius > 0.0:
+            raise InputError("projection_radius", self.projection_radius, "> 0", "None for none")
 
 
 def local_step(

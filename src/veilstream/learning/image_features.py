@@ -5,8 +5,8 @@ Features that are fixed before any client is met cost nothing of the promise.
 
 * *edge*: histograms of edge directions (Dalal and Triggs 2005): the image's gradient, its length
   shared between the two nearest of 8 directions, summed in 7 x 7 overlapping cells, each divided by
-  the energy around it. 392 numbers.
-* *random*: 3x3 random convolutions with ReLU, averaged in the same cells. As many numbers.
+  the root of the energy around it (and a little more). 392 numbers.
+* *random*: 3x3 random convolutions with ReLU, summed in the same cells. As many numbers.
 
 Each image's features are centred and scaled to norm one by themselves, with a constant beside them
 for the bias: the gradient of the softmax layer is at most √2 before clipping, for every client.
