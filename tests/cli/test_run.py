@@ -20,7 +20,7 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("Simulation: its noise comes from seeds and protects no one")
-    assert "free: protects nothing" in done.stderr
+    assert "free: nothing (noise-free)" in done.stderr
     assert "tree: (2, 0.001)-local differential privacy" in done.stderr
     assert "average loss" in done.stdout
     assert (tmp_path / "out" / "learning.png").exists()
@@ -74,23 +74,43 @@ def test_demo_never_deletes_what_is_not_its_own(tmp_path):
     assert (out / "summary.json").exists()
 
 
+# The command as it is, but for a checkpoint at every chance: an interrupt then surely finds one.
+EAGER = """
+from veilstream.cli import main
+from veilstream.engines import parts
+parts._CHECKPOINT_EVERY_S = 0.0
+main()
+"""
+
+
 def test_ctrl_c_says_what_is_left_and_resumes(tmp_path):
     plan = tmp_path / "mine.toml"
     plan.write_text(SMALL_PLAN)
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "veilstream", "run", str(plan), "--out", str(out)]
-    command += ["--set", "learning.rounds=8000", "--set", "run.memory_mib=1"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    options = ["run", str(plan), "--out", str(out), "--set", "learning.rounds=6000"]
+    options += ["--set", "run.regret=false"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", EAGER, *options], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
-    while not (out / "guarantee.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(2.5)
+    while not (out / "checkpoint.npz").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     running.send_signal(signal.SIGINT)
     _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "interrupted" in stderr
-    if (out / "checkpoint.npz").exists():
-        assert "--resume continues" in stderr
+    assert f"The rounds so far are in {out}; --resume continues them." in stderr
+    assert stderr.endswith("veilstream: interrupted; nothing half-written was left\n")
+    partial = json.loads((out / "summary.json").read_text())
+    assert not partial["complete"]
+    assert 0 < partial["rounds"] < 6000
+    assert not (out / "models.npz").exists()
+    refused = veilstream(*options)
+    assert refused.returncode == 2
+    assert "--resume continues it" in refused.stderr
+    resumed = veilstream(*options, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["rounds"] == 6000
+    assert not (out / "checkpoint.npz").exists()
 
 
 def test_unknown_figure_is_refused():

@@ -154,6 +154,18 @@ def shortened(plan: Plan, rounds: int) -> Plan:
     return Plan.parse(plan.to_toml(), {"learning.rounds": rounds})
 
 
+def test_a_client_is_there_or_not_never_in_part(tmp_path):
+    """A weight of two would move the model twice as far as the noise is made for."""
+
+    class Twofold(Wandering):
+        def round(self, seed: int, round_: int) -> Sample:
+            met = super().round(seed, round_)
+            return met._replace(present=2 * met.present) if round_ == 3 else met
+
+    with pytest.raises(InputError, match="present = 0 or 1"):
+        vs.run(own_plan([TREE]), tmp_path / "out", task=Logistic(DIM), stream=Twofold())
+
+
 # --- averaging ---------------------------------------------------------------------------------
 
 
@@ -200,6 +212,28 @@ def test_rounds_apart_are_rounds_in_a_loop(monkeypatch):
     np.testing.assert_array_equal(apart.held_out_accuracy, looped.held_out_accuracy)
     for name, values in looped.history.items():
         np.testing.assert_allclose(apart.history[name], values, atol=1e-5)
+
+
+def test_distance_is_to_the_same_method_without_noise():
+    """The same steps on gradients clipped alike; a method with no such twin has no distance."""
+    slow = FREE | {"name": "slow", "step_size": 0.03}
+    narrow = TREE | {"name": "narrow", "clip_norm": 0.05}
+    plan = own_plan([slow, TREE, FREE, narrow])
+    simulation = Simulation(
+        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM),
+        stream=pool((6, 6, 6), 1), block_rounds=1,
+    )  # fmt: skip
+    x = [simulation.models()[:, 0]]
+    while not simulation.done:
+        simulation.advance()
+        x.append(simulation.models()[:, 0])
+    simulation.close()
+    measured = simulation.history["distance"][:, 0]
+    apart = [np.linalg.norm(models[1] - models[2]) for models in x[:-1]]
+    np.testing.assert_allclose(measured[1], apart, atol=1e-5)
+    assert apart[-1] > 0.1
+    assert (measured[[0, 2]] == 0.0).all()
+    assert np.isnan(measured[3]).all()
 
 
 # --- clip norms --------------------------------------------------------------------------------

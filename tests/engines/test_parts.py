@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import veilstream as vs
+from tests.test_package import SMALL_PLAN
 from veilstream.engines import parts as parts_module
 from veilstream.engines.build import prepare
+from veilstream.engines.memory import MemoryPlan
 from veilstream.engines.parts import Parts, run_parts
 from veilstream.engines.plan import Plan
 from veilstream.engines.run_folder import Run
@@ -181,6 +183,25 @@ def test_an_interrupted_run_goes_on_in_another_number_of_processes(in_two_proces
     for name in ("history.csv", "accuracy.csv"):
         assert (resumed.path / name).read_bytes() == (in_two_processes.path / name).read_bytes()
     assert left_over(out) == set()
+
+
+def test_a_run_on_the_device_goes_on_with_another_budget(tmp_path, monkeypatch):
+    """Blocks are those that the run was begun with, whatever the memory would hold now."""
+    plan = Plan.parse(SMALL_PLAN, {"run.noise": "device"})
+
+    def blocks_of(rounds: int) -> None:
+        fits = MemoryPlan(plan.run.seeds, rounds, 0)
+        monkeypatch.setattr(parts_module, "memory_of", lambda *_: fits)
+
+    blocks_of(3)
+    whole = vs.run(plan, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        vs.run(plan, tmp_path / "out", on_progress=interrupt_after(6))
+    blocks_of(5)
+    other = Plan.parse(plan.to_toml(), {"run.memory_mib": 999})
+    resumed = vs.run(other, tmp_path / "out", resume=True)
+    for name in ("history.csv", "accuracy.csv"):
+        assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
 def kill_a_worker(signal_: signal.Signals):

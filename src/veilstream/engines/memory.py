@@ -81,7 +81,9 @@ def memory_plan(
         for g, met in zip(groups, records, strict=True)
     )
     product = 0 if on_host else 2 * max((k for g in groups for k in g.states), default=0) * width
-    a_round = max(
+    # Every group's noise is made ahead on the host; on the device one group runs after the other.
+    together_or_in_turn = sum if on_host else max
+    a_round = together_or_in_turn(
         (4 if on_host else 3) * len(g.states) * g.steps * width + (0 if pooled else 3 * met)
         for g, met in zip(groups, records, strict=True)
     )

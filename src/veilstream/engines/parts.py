@@ -13,9 +13,10 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -57,6 +58,8 @@ class Parts:
     folder: Path
     seeds: tuple[tuple[int, ...], ...]
     block_rounds: int
+    processes: int = 1
+    """As many as fit the budget at once."""
 
     @classmethod
     def of(
@@ -72,15 +75,18 @@ class Parts:
         stored = folder / "parts.json"
         if stored.exists():
             content = json.loads(stored.read_text())
-            return cls(folder, tuple(map(tuple, content["seeds"])), int(content["block_rounds"]))
+            seeds_of_parts = tuple(map(tuple, content["seeds"]))
+            return cls(folder, seeds_of_parts, content["block_rounds"], content["processes"])
         seeds = range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds)
         processes = min(processes, len(seeds))
         most = -(-len(seeds) // processes)
         fits = memory_of(plan, prepared, most, task, stream, processes)
         count = max(processes, -(-len(seeds) // fits.seeds_together))
         cut = [tuple(int(s) for s in part) for part in np.array_split(seeds, count)]
-        parts = cls(folder, tuple(cut), fits.rounds_per_block)
-        content = {"seeds": parts.seeds, "block_rounds": parts.block_rounds}
+        parts = cls(folder, tuple(cut), fits.rounds_per_block, processes)
+        content = {
+            "seeds": parts.seeds, "block_rounds": parts.block_rounds, "processes": processes
+        }  # fmt: skip
         write_file(stored, json.dumps(content) + "\n")
         return parts
 
@@ -170,6 +176,7 @@ def run_parts(
         rounds[index] = done
         on_progress(RunProgress(sum(rounds.values()), total, accuracy))
 
+    processes = min(processes, parts.processes)
     if processes == 1 or len(parts.seeds) == 1:
         for index in range(len(parts.seeds)):
             _run_part(parts, index, plan, prepared, task, stream, advanced)
@@ -215,12 +222,26 @@ def _run_part(
                 saved = time.monotonic()
     except KeyboardInterrupt:
         if simulation.round:
-            _save(path, simulation)
+            with _no_further_interrupts():
+                _save(path, simulation)
         raise
     finally:
         simulation.close()
     _save(path, simulation)
     advanced(index, progress.round, progress.accuracy)  # done is what the disk says is done
+
+
+@contextmanager
+def _no_further_interrupts() -> Iterator[None]:
+    """An impatient second Ctrl-C must not cost the checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _save(path: Path, simulation: Simulation) -> None:
@@ -280,7 +301,7 @@ def _in_processes(
 def _message(inbox: Any) -> tuple[int, int, float | None, VeilstreamError | None]:
     try:
         message: tuple[int, int, float | None, VeilstreamError | None] = inbox.recv()
-    except EOFError:
+    except (EOFError, OSError):
         raise VeilstreamError(
             "a process of this run was killed; --resume goes on from its checkpoint"
         ) from None

@@ -126,7 +126,10 @@ def memory_of(
         states = tuple(m.program.state_size for m in _mechanisms(members)[0])
         steps, clients, _ = members[0].shape
         groups.append(GroupSize(len(members), steps, clients, states))
-    record = stream.round(plan.run.first_seed, 0).features.shape[2:]
+    if isinstance(stream, PoolStream):
+        record = stream.features.shape[1:]
+    else:
+        record = stream.round(plan.run.first_seed, 0).features.shape[2:]
     return memory_plan(
         budget_bytes=plan.run.memory_mib * 2**20,
         groups=groups,
