@@ -57,7 +57,7 @@ def case(name: str) -> None:
         privacy={"epsilon": 8.0, "delta": 1e-3},
         run={
             "seeds": 1 if large else 4, "evaluate_every": 100,
-            "memory_mib": 8192 if large else 4096,
+            "memory_mib": 10240 if large else 4096,
         },
         methods=[
             {"name": "noise-free", "kind": "noise-free", **step},
