@@ -39,7 +39,7 @@ class Shares:
         return [np.arange(a, b, dtype=np.int32) for a, b in pairwise(ends)]
 
 
-def pool(shares: tuple[int, ...], per_round: int, first: float = 0.0) -> PoolStream:
+def pool(shares: tuple[int, ...], per_round: int, first: float = 2.0) -> PoolStream:
     """``first`` is every feature of the client that no learner meets."""
     rng = np.random.default_rng(8)
     features = rng.standard_normal((1 + sum(shares), DIM)).astype(np.float32)
