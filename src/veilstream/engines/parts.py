@@ -233,7 +233,7 @@ def _run_part(
 
 @contextmanager
 def _no_further_interrupts() -> Iterator[None]:
-    """An impatient second Ctrl-C must not cost the checkpoint."""
+    """A second Ctrl-C, or the parent's after the terminal's, must not cost the checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -321,7 +321,6 @@ def pickle_or_refuse(work: Any) -> bytes:
 
 def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
     """Run some of the parts; the answer to everything is a message."""
-    signal.signal(signal.SIGINT, _interrupt_once)
     _take_cores(place, processes)
     try:
         parts, text, task, stream = pickle.loads(work)
@@ -340,12 +339,6 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
             outbox.send((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _interrupt_once(*_: object) -> None:
-    """A terminal and the parent may both say so; the second must not break off a checkpoint."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _take_cores(place: int, processes: int) -> None:
