@@ -109,6 +109,8 @@ ALL_ERRORS = [
     errors.MissingExtra("cryptography", None, "drawing noise from a keystream"),
     errors.PrivacyError("no"),
     errors.HorizonExhausted(10, 10),
+    errors.LedgerError("the store is damaged", "restore it"),
+    errors.StoreBusy("store.lock", "123"),
     errors.SolverError("no"),
 ]
 

@@ -5,7 +5,9 @@
     │   └── UnknownName                exit 2   a name that does not exist; the nearest is suggested
     ├── MissingExtra (ImportError)     exit 3   a package is not installed
     ├── PrivacyError                   exit 4   going on would break the promise
-    │   └── HorizonExhausted           exit 4   the mechanism has no noise left
+    │   ├── HorizonExhausted           exit 4   the mechanism has no noise left
+    │   └── LedgerError                exit 4   a learner's ledger is damaged, or older than it was
+    ├── StoreBusy                      exit 6   another process is the ledger's one writer
     └── SolverError                    exit 5   an optimisation did not reach its tolerance
 
 Exit 130 means that the user interrupted (Ctrl-C). Exit codes are part of the public interface.
@@ -20,9 +22,11 @@ from typing import Any, ClassVar
 __all__ = [
     "HorizonExhausted",
     "InputError",
+    "LedgerError",
     "MissingExtra",
     "PrivacyError",
     "SolverError",
+    "StoreBusy",
     "UnknownName",
     "VeilstreamError",
     "among",
@@ -106,6 +110,32 @@ class HorizonExhausted(PrivacyError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.horizon, self.requested)
+
+
+class LedgerError(PrivacyError):
+    """A learner's ledger cannot be trusted to hold all that happened: nothing more is released."""
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self.what, self.way_out = what, way_out
+        super().__init__(f"{what}: nothing was released ({way_out})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.way_out)
+
+
+class StoreBusy(VeilstreamError):
+    """Another process writes to this ledger."""
+
+    exit_code: ClassVar[int] = 6
+
+    def __init__(self, path: str, holder: str) -> None:
+        self.path, self.holder = path, holder
+        super().__init__(
+            f"{path} is held by process {holder}: a ledger has one writer (stop that learner first)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.holder)
 
 
 class SolverError(VeilstreamError):

@@ -27,8 +27,9 @@ app = typer.Typer(
 
     Start with `veilstream demo`, then `veilstream plan --help`.
 
-    Exit codes: 0 done · 1 other error · 2 a value was refused · 3 an optional package is missing ·
-    4 going on would break the privacy promise · 5 a solver did not converge · 130 interrupted.
+    Exit codes: 0 done · 1 other error · 2 a value was refused · 3 a package is missing ·
+    4 going on would break the privacy promise · 5 a solver did not converge ·
+    6 another process holds the ledger · 130 interrupted.
     """,
 )
 

@@ -1,0 +1,1 @@
+"""What a deployed learner must never forget."""

@@ -1,0 +1,105 @@
+"""The grid on which a deployed learner's numbers live: whole multiples of a power of two.
+
+Floating-point sums of a gradient and noise give the gradient away in their low-order bits. Here
+both are whole numbers before they are added:
+
+* the clipped gradient is rounded *towards zero* onto the grid, which cannot lengthen it; its norm
+  is then checked again, in integers, with no rounding anywhere;
+* the *prefix* of the correlated noise is rounded *to nearest*; what a step adds is the difference
+  of two such prefixes.
+
+Sums of gradients lie on the grid, so (sum of gradients) + round(noise prefix) is exactly
+round((sum of gradients) + (noise prefix)): post-processing of the ideal Gaussian release.
+
+The grid is 2^-20 of the clip norm, or 2^-18 of the noise's standard deviation where that is coarser
+(both rounded to a power of two): float32 noise has some 2^-23 of its standard deviation as its own
+steps, and the grid must be coarser than those.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError, PrivacyError
+from veilstream.mechanisms.checks import positive_number
+from veilstream.privacy.clipping import Clipped, checked_clip_norm
+
+__all__ = ["Grid", "OnGrid", "grid_for"]
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+OnGrid = NewType("OnGrid", NDArray[np.int64])
+"""A clipped gradient in units of the grid, norm checked in integers. Made by `Grid.gradient`."""
+
+_CHUNK = 1 << 20
+_LARGEST = 2.0**62
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of ``step``, for gradients clipped to ``clip_norm``."""
+
+    step: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        positive_number("step", self.step, "a power of two")
+        if math.frexp(self.step)[0] != 0.5:
+            raise InputError("step", self.step, "a power of two", "use grid_for")
+        checked_clip_norm(self.clip_norm)
+        if self.clip_norm / self.step > 2.0**31:
+            raise InputError("step", self.step, "at least 2^-31 of the clip norm", "use grid_for")
+
+    def gradient(self, clipped: Clipped) -> OnGrid:
+        """Round towards zero; whatever exceeds the clip norm then is a defect, and is refused."""
+        exact = np.asarray(clipped, np.float64)
+        whole = np.trunc(exact / self.step)  # division by a power of two is exact
+        if not np.isfinite(whole).all():
+            raise PrivacyError("a clipped gradient is not finite: nothing was released")
+        units: Int64s = whole.astype(np.int64)
+        bound = Fraction(self.clip_norm) / Fraction(self.step)
+        if _square_norm(units, bound) > bound * bound:
+            raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
+        return OnGrid(units)
+
+    def noise(self, prefix: Floats) -> Int64s:
+        """A prefix of noise, rounded to nearest."""
+        whole = np.rint(prefix / self.step)
+        if not (np.abs(whole) < _LARGEST).all():
+            raise PrivacyError("noise left the grid's range: nothing was released")
+        units: Int64s = whole.astype(np.int64)
+        return units
+
+    def value(self, units: NDArray[np.int64]) -> NDArray[np.float32]:
+        """What whole numbers stand for."""
+        return (units * self.step).astype(np.float32)
+
+
+def _square_norm(units: Int64s, bound: Fraction) -> int:
+    """Exact sum of squares, in chunks that cannot overflow; stops at an entry beyond the bound."""
+    if len(units) and int(np.abs(units).max()) > bound:
+        return math.ceil(bound * bound) + 1
+    total = 0
+    for first in range(0, units.size, _CHUNK):  # entries are below 2^31, a chunk's sum below 2^82:
+        part = units[first : first + _CHUNK]
+        high, low = np.divmod(np.abs(part), 1 << 16)
+        total += int((high * high).sum()) << 32
+        total += int((high * low).sum()) << 17
+        total += int((low * low).sum())
+    return total
+
+
+def grid_for(clip_norm: float, noise_std: float) -> Grid:
+    """The grid of a learner with this clip norm and noise."""
+    bound = checked_clip_norm(clip_norm)
+    std = positive_number("noise_std", noise_std, "take it from veilstream.calibrate")
+    fine = math.floor(math.log2(bound)) - 20
+    coarse = math.ceil(math.log2(std)) - 18
+    return Grid(math.ldexp(1.0, max(fine, coarse)), bound)
