@@ -114,14 +114,11 @@ def test_a_whole_run_leaves_a_folder_that_can_be_read_elsewhere(tmp_path):
     assert run.history("loss")["optimal"].shape == (1, 20)
     assert run.summary["methods"]["tree"]["final"]["dynamic_regret"] is not None
     assert all(path.exists() for path in draw_run(run))
-    again = on_a_bare_host(ENGINES, "run", "experiments/demo.toml", out, *small, "--resume")
-    assert again.splitlines()[1:] == told.splitlines()[1:]
 
 
 def test_a_refusal_on_a_bare_host_is_one_line_with_its_exit_code(tmp_path):
     script = HIDE + ENGINES
     for arguments, code, message in (
-        (["run", "dem", "out"], 2, "did you mean 'demo'?"),
         (["reproduce", "cn", "out"], 2, "did you mean 'cnn'?"),
         (["run", "demo", "out", "--set", "run.noise=host"], 3, "pip install veilstream"),
     ):

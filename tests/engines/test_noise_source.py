@@ -47,10 +47,10 @@ def simulate(plan: Plan, seeds=(0, 1), **options) -> Simulation:
 
 @pytest.mark.parametrize(
     ("tau", "block_rounds", "mechanisms"),
-    [(1, 1, ["optimal"]), (1, 3, ["toeplitz_normalised"]), (3, 2, ["rounds"]), (3, 9, MECHANISMS)],
+    [(1, 1, ["optimal"]), (1, 7, ["toeplitz_normalised"]), (3, 2, ["rounds"]), (3, 9, MECHANISMS)],
 )
 def test_device_noise_is_algorithm_1(tau, block_rounds, mechanisms):
-    """Seven rounds in blocks of one round, in blocks that do not divide them, in half a block."""
+    """Seven rounds in blocks of one, of two and a short last one, in one, in less than one."""
     plan = at("device", plan_of(tau, [*map(entry, mechanisms), FREE]))
     models = simulate(plan, seeds=(0, 5), block_rounds=block_rounds).models()
     for index, method in enumerate(plan.methods):

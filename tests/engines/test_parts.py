@@ -185,9 +185,9 @@ def test_an_interrupted_run_goes_on_in_another_number_of_processes(in_two_proces
     assert left_over(out) == set()
 
 
-def test_a_run_on_the_device_goes_on_with_another_budget(tmp_path, monkeypatch):
+def test_a_run_goes_on_with_another_budget(tmp_path, monkeypatch):
     """Blocks are those that the run was begun with, whatever the memory would hold now."""
-    plan = Plan.parse(SMALL_PLAN, {"run.noise": "device", "run.regret": False})
+    plan = Plan.parse(SMALL_PLAN, {"run.regret": False})
 
     def blocks_of(rounds: int) -> None:
         fits = MemoryPlan(plan.run.seeds, rounds, 0)
