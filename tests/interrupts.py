@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from typing import Any
 
 
-def listen_to_interrupts() -> None:
-    """For ``preexec_fn``: a shell's background jobs, and all they start, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def start_interruptible(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """A shell's background jobs ignore SIGINT, and a child inherits that; a handler it does not.
+
+    (A ``preexec_fn`` would fork, which JAX in the parent warns of.)
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, text=True, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -9,7 +9,7 @@ import sys
 import time
 
 from tests.cli.test_plan import veilstream
-from tests.interrupts import listen_to_interrupts
+from tests.interrupts import start_interruptible
 from tests.test_package import SMALL_PLAN
 
 
@@ -90,10 +90,7 @@ def test_ctrl_c_says_what_is_left_and_resumes(tmp_path):
     out = tmp_path / "out"
     options = ["run", str(plan), "--out", str(out), "--set", "learning.rounds=6000"]
     options += ["--set", "run.regret=false"]
-    running = subprocess.Popen(
-        [sys.executable, "-c", EAGER, *options], stderr=subprocess.PIPE, text=True,
-        preexec_fn=listen_to_interrupts,
-    )  # fmt: skip
+    running = start_interruptible([sys.executable, "-c", EAGER, *options], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not (out / "checkpoint.npz").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

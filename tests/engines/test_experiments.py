@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import veilstream as vs
-from tests.interrupts import listen_to_interrupts
+from tests.interrupts import start_interruptible
 from tests.test_package import SMALL_PLAN
 from veilstream.engines.build import main_method, prepare
 from veilstream.engines.experiments import FIGURES, experiment_path, figure_of, plan_path
@@ -125,10 +125,9 @@ def test_figures_of_clip_norms_and_of_what_goes_beyond_are_drawn(tmp_path):
 
 def cnn_smoke(out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "veilstream", "reproduce", "cnn", "--smoke", "--out", str(out)]
-    return subprocess.Popen(
-        [*command, "--json", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=listen_to_interrupts,
-    )  # fmt: skip
+    return start_interruptible(
+        [*command, "--json", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def test_reproduce_cnn_in_small_is_interrupted_and_resumed(mnist, tmp_path):

@@ -248,7 +248,8 @@ def work(tmp_path: Path, stream: Clients) -> tuple[Parts, bytes]:
 
 @pytest.fixture
 def own_signals():
-    before = signal.getsignal(signal.SIGINT)
+    """A worker as in a shell's background, where interrupts are ignored unless one listens."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
 

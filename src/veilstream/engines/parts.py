@@ -321,6 +321,7 @@ def pickle_or_refuse(work: Any) -> bytes:
 
 def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
     """Run some of the parts; the answer to everything is a message."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     _take_cores(place, processes)
     try:
         parts, text, task, stream = pickle.loads(work)
