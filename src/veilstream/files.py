@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_file"]
+__all__ = ["sync_directory", "write_file"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -28,3 +28,12 @@ def write_file(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             Path(partial).unlink()
         raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make new names in a directory outlast a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -138,6 +138,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         neighbours=plan.neighbours,
         accounting=plan.accounting_of(method),
         clients_per_step=clients,
+        participation=plan.participation,
     )
     kept = guarantee if method.method.private else None
     return Prepared(method, steps, clients, rule, factorization, std, kept)

@@ -1,4 +1,4 @@
-"""The deployed learner: Algorithm 1 beside one data source, one client at a time, never twice.
+"""The deployed learner: Algorithm 1 beside one data source, one client at a time.
 
     learner = Learner(plan, "store.db", task)
     learner.begin_round(r, x)
@@ -6,15 +6,17 @@
     release = learner.finish_round()    send release.payload
 
 **Guarantees**, against the server and everyone who reads what is sent, whatever x the server
-chooses: `learner.guarantee` for every client's record (replace-one neighbours, one participation,
-the whole horizon; lem-priv-analy with exact accounting), also through crashes, retries and restored
-backups. What is sent is the prefix sum of clipped gradients and correlated noise on a common grid
-(`veilstream.privacy.grid`), of a size that does not depend on the data.
+chooses: `learner.guarantee` for every client's record (replace-one neighbours among records that
+are admitted, the plan's participation, the whole horizon; lem-priv-analy with the plan's
+accounting), also through crashes, retries and restored backups. What is sent is the prefix sum of
+clipped gradients and correlated noise on a common grid (`veilstream.privacy.grid`), of a size that
+does not depend on the data. Noise comes from seeds that the operating system drew; nothing lets an
+operator choose them.
 
-Order of durable writes (see `veilstream.ledger`): the pinned model and the round's noise seeds;
-for every step the client's tag and the noisy step; the message. Each is witnessed before anything
-that depends on it leaves. After a crash, steps that were not stored get fresh seeds, so no row of
-noise ever meets two gradients; stored ones are repeated to the bit.
+Order of durable writes (`veilstream.ledger`): the pinned model and the round's fresh seeds; for
+every step the client's tag and the noisy step; the message. Each is witnessed before anything that
+depends on it leaves. After a crash, steps that were not stored get new seeds, so no row of noise
+ever meets two gradients; stored ones are repeated to the bit.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ import hashlib
 import json
 import secrets
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NewType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.engines.build import prepare
 from veilstream.engines.plan import MethodPlan, Plan
+from veilstream.engines.release import Payload, Release, decode, encode
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.tasks import Sample, Task
@@ -42,20 +45,22 @@ from veilstream.ledger.store import Ledger
 from veilstream.mechanisms.keystream import KEY_BYTES, NoiseKey, row_opener
 from veilstream.mechanisms.stream import NoiseStream
 from veilstream.privacy import calibrate
-from veilstream.privacy.clipping import Clipped, clip
-from veilstream.privacy.grid import OnGrid, grid_for
+from veilstream.privacy.grid import grid_for
+from veilstream.privacy.hidden import (
+    ClippedGradient,
+    Hidden,
+    Noised,
+    RawGradient,
+    add_noise,
+    clip_onto_grid,
+)
 
-__all__ = ["Answer", "Learner", "Noised", "Release"]
+__all__ = ["Answer", "Learner"]
 
 Float32s = NDArray[np.float32]
-Int64s = NDArray[np.int64]
 
-Noised = NewType("Noised", bytes)
-"""What may be sent: made by `Learner.finish_round` alone."""
-
-_MAGIC = b"VEIL0001"
-_HEADER = struct.Struct("<8sIIQid")  # magic, epoch, round, steps so far, d, grid
 _SNAPSHOT_STEPS = 64
+_LONGEST_TAG = 1024
 
 
 class Answer(enum.Enum):
@@ -63,19 +68,6 @@ class Answer(enum.Enum):
 
     TAKEN = "taken"
     REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Release:
-    """A round's message, and its hash, which the server acknowledges."""
-
-    epoch: int
-    round: int
-    payload: Noised
-    hash: str
-
-    def __repr__(self) -> str:
-        return f"Release(epoch={self.epoch}, round={self.round}, {len(self.payload)} bytes)"
 
 
 class Learner:
@@ -87,41 +79,38 @@ class Learner:
     _snapshot_at: int
     _pinned: str | None  # hash of the open round's model
     _sealed_model: str | None  # hash of the last finished round's model
-    _z: Float32s
-    _prefix: Int64s  # all noisy steps of the epoch, in units of the grid
-    _noise_prefix: NDArray[np.float64]
+    _z: Hidden[Float32s]  # the local model
+    _prefix: Noised  # all noisy steps of the epoch, in units of the grid
+    _noise_prefix: Hidden[NDArray[np.float64]]
     _noise: NoiseStream
 
     def __init__(
-        self,
-        plan: Plan,
-        store: Path | str,
-        task: Task,
-        *,
-        witness: Path | str | None = None,
-        model_norm_cap: float = 1e6,
+        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None
     ) -> None:
-        self._method = _deployable(plan)
+        method = self._method = _deployable(plan)
         self._plan, self._task = plan, task
         self._admission = Admission.of(task)
-        prepared = prepare(plan, self._method)
+        prepared = prepare(plan, method)
         assert prepared.factorization is not None
         self._tau, self._rounds = prepared.steps, plan.learning.rounds
         # One step at a time: the mechanism whose sensitivity counts is the one in blocks of one.
         self._mechanism = prepared.factorization.with_block_length(1)
         self.noise_std, self.guarantee = calibrate(
-            plan.budget_of(self._method), self._mechanism, plan.clip_norm_of(self._method),
-            neighbours=plan.neighbours, accounting=plan.accounting_of(self._method),
+            plan.budget_of(method), self._mechanism, plan.clip_norm_of(method),
+            neighbours=plan.neighbours, accounting=plan.accounting_of(method),
+            participation=plan.participation,
         )  # fmt: skip
-        self.grid = grid_for(plan.clip_norm_of(self._method), self.noise_std)
-        self._cap = model_norm_cap
-        self._gradient = _compiled(task)
-        self._ledger = Ledger(store, witness)
+        self.grid = grid_for(plan.clip_norm_of(method), self.noise_std)
+        self._gradient = _gradient_of(task)
+        self._broken = False
+        self._ledger = self._open_ledger(store, witness)
         try:
             self._recover()
         except BaseException:
             self._ledger.close()
             raise
+
+    _open_ledger = staticmethod(Ledger)
 
     # --- where it stands -------------------------------------------------------------------------
 
@@ -136,298 +125,19 @@ class Learner:
         return self._round
 
     @property
+    def clients_wanted(self) -> int:
+        """How many clients the open round can still take."""
+        return 0 if self._pinned is None else self._tau - self._taken
+
+    @property
     def horizon_reached(self) -> bool:
         """Whether every round of this epoch has been sealed."""
         return self._round == self._rounds
 
-    # --- a round ---------------------------------------------------------------------------------
-
-    def begin_round(
-        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
-    ) -> None:
-        """Pin the model of round r; refused before any client's data are read if anything is wrong.
-
-        ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
-        if it is newer than the store, the store is an old copy.
-        """
-        self._check_acknowledged(acknowledged)
-        model = self._checked_model(x)
-        digest = hashlib.sha256(model.tobytes()).hexdigest()
-        if r == self._round - 1 and self._sealed_model == digest:
-            return  # asked again for what is sealed: finish_round repeats it
-        if r != self._round:
-            raise InputError(
-                "round", r, f"round {self._round}, which comes next", "rounds come in order, once"
-            )
-        if self.horizon_reached:
-            raise PrivacyError(
-                f"round {r} is past the horizon of {self._rounds} rounds: nothing was released "
-                "(new_epoch() starts a fresh mechanism with new clients)"
-            )
-        if self._pinned is not None:
-            if self._pinned != digest:
-                raise PrivacyError(
-                    f"round {r} was begun with another model: nothing was released "
-                    "(a learner answers one model a round)"
-                )
-            return
-        first = r * self._tau
-        seeds = {
-            self._seed_name(first + t): secrets.token_bytes(KEY_BYTES) for t in range(self._tau)
-        }
-        self._ledger.write(
-            "pin", {"epoch": self._epoch, "round": r, "x": digest},
-            keep={"x": model.tobytes(), **seeds}, destroy=self._ledger.names("x"),
-        )  # fmt: skip
-        self._ledger.witness()
-        reached("pinned")
-        self._pinned, self._z = digest, model.copy()
-
-    def observe(self, client: bytes | str, sample: Sample) -> Answer:
-        """Take one client: clip, add noise, step, store, forget the data, answer.
-
-        A client who was taken before is answered and not used. Data that cannot be used at all are
-        refused before the step; data whose gradient turns out unusable count as a zero gradient.
-        """
-        tag = self._ledger.keyed(client.encode() if isinstance(client, str) else bytes(client))
-        if self._ledger.times(tag):
-            return Answer.TAKEN
-        if self._pinned is None:
-            raise InputError("round", None, "a round that has been begun", "call begin_round")
-        if self._taken == self._tau:
-            raise InputError(
-                "client", "<not shown>", f"at most {self._tau} clients a round", "finish_round"
-            )
-        if not self._admission.accepts(sample):
-            return Answer.REFUSED
-        self._step(self._clipped_gradient(sample), tag)
-        return Answer.TAKEN
-
-    def finish_round(self) -> Release:
-        """Seal the round and return its message: the same bytes however often it is asked.
-
-        Steps without a client have a zero gradient and keep their noise.
-        """
-        if self._pinned is None:
-            return self._last_release()
-        nobody = Clipped(np.zeros(self._task.dim, np.float32))
-        while self._taken < self._tau:
-            self._step(nobody, None)
-        steps = (self._round + 1) * self._tau
-        header = _HEADER.pack(
-            _MAGIC, self._epoch, self._round, steps, self._task.dim, self.grid.step
-        )
-        payload = header + self._prefix.astype("<i8").tobytes()
-        digest = hashlib.sha256(payload).hexdigest()
-        reached("message-computed")
-        old = [*self._ledger.names("noisy/"), *self._ledger.names("message")]
-        self._ledger.write(
-            "message", {"epoch": self._epoch, "round": self._round, "hash": digest,
-                        "x": self._pinned},
-            keep={"message": payload}, destroy=old,
-        )  # fmt: skip
-        reached("message-stored")
-        self._ledger.witness()
-        reached("message-witnessed")
-        self._sealed_model, self._pinned = self._pinned, None
-        self._round, self._taken = self._round + 1, 0
-        if self.horizon_reached:
-            self._destroy_secrets()
-        elif steps - self._snapshot_at >= _SNAPSHOT_STEPS:
-            self._keep_snapshot()
-        return self._last_release()
-
-    def acknowledge(self, r: int, digest: str) -> None:
-        """Remember that the server has accepted round r's message."""
-        release = self._last_release()
-        if (r, digest) != (release.round, release.hash):
-            raise InputError(
-                "acknowledged", (r, digest), f"round {release.round} and its hash",
-                "the server acknowledges what it was sent",
-            )  # fmt: skip
-        body = {"epoch": self._epoch, "round": r, "hash": digest}
-        if not any(rec.kind == "ack" and rec.body == body for rec in self._ledger.records[-4:]):
-            self._ledger.write("ack", body)
-            self._ledger.witness()
-        reached("acknowledged")
-
-    def new_epoch(self) -> None:
-        """Start a fresh mechanism for new clients; those who took part are never taken again."""
-        if not self.horizon_reached:
-            raise PrivacyError(
-                f"epoch {self._epoch} has {self._rounds - self._round} rounds left: a new one may "
-                "start when its horizon has ended (veilstream ledger epoch --abandon gives it up)"
-            )
-        self._write_epoch(self._epoch + 1)
-
-    def close(self) -> None:
-        """Let go of the store."""
-        self._ledger.close()
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # --- a step ----------------------------------------------------------------------------------
-
-    def _clipped_gradient(self, sample: Sample) -> Clipped:
-        """Never raises: what cannot be used becomes zero, and uses up its step."""
-        try:
-            raw = np.asarray(self._gradient(self._z, sample), np.float32)
-        except Exception:  # a client's data must not be able to stop or steer a learner
-            raw = np.zeros(self._task.dim, np.float32)
-        if raw.shape != (self._task.dim,):
-            raw = np.zeros(self._task.dim, np.float32)
-        return clip(raw, self.grid.clip_norm)
-
-    def _step(self, clipped: Clipped, tag: bytes | None) -> None:
-        step = self._round * self._tau + self._taken
-        units: OnGrid = self.grid.gradient(clipped)
-        before = self.grid.noise(self._noise_prefix)
-        self._noise_prefix += self._noise.step()
-        noisy: Int64s = units + (self.grid.noise(self._noise_prefix) - before)
-        reached("step-computed")
-        self._ledger.write(
-            "step", {"epoch": self._epoch, "step": step},
-            keep={self._noisy_name(step): noisy.astype("<i8").tobytes()}, tag=tag,
-        )  # fmt: skip
-        reached("step-stored")
-        self._ledger.witness()
-        reached("step-witnessed")
-        self._apply(noisy)
-
-    def _apply(self, noisy: Int64s) -> None:
-        """Move the local model and the prefix by a noisy step."""
-        size = self._method.step_size * (1.0 + self._round) ** -self._method.step_decay
-        self._z = self._z - np.float32(size) * self.grid.value(noisy)
-        if radius := self._plan.learning.projection_radius:
-            length = float(np.linalg.norm(self._z))
-            self._z = self._z * np.float32(min(1.0, radius / length if length else 1.0))
-        self._prefix = self._prefix + noisy
-        self._taken += 1
-
-    # --- recovery --------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        """Bring memory to where the ledger stands."""
-        settings = self._settings()
-        epochs = [r for r in self._ledger.records if r.kind == "epoch"]
-        if not epochs:
-            self._write_epoch(0)
-            return
-        stored = epochs[-1].body
-        if stored["settings"] != settings:
-            changed = [k for k in settings if stored["settings"].get(k) != settings[k]]
-            before = {k: stored["settings"].get(k) for k in changed}
-            raise InputError(
-                "plan", {k: settings[k] for k in changed},
-                f"what this store was begun with: {before}",
-                "use the same plan, or another store with other clients",
-            )  # fmt: skip
-        self._begin_epoch(stored["epoch"])
-        pinned = None
-        steps = 0
-        for record in self._ledger.records[epochs[-1].number + 1 :]:
-            if record.kind == "pin":
-                pinned = record.body["x"]
-            elif record.kind == "step":
-                steps += 1
-            elif record.kind == "message":
-                self._round, self._sealed_model, pinned = record.body["round"] + 1, pinned, None
-        if self._round:
-            payload = self._ledger.blob("message")
-            self._prefix = np.frombuffer(payload, "<i8", offset=_HEADER.size).astype(np.int64)
-        if self.horizon_reached:
-            if self._ledger.names("seed/") or self._ledger.names("snapshot"):
-                self._destroy_secrets()
-            return
-        self._restore_noise(steps)
-        if pinned is not None:
-            self._pinned = pinned
-            self._z = np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32)
-            for step in range(self._round * self._tau, steps):
-                content = self._ledger.blob(self._noisy_name(step))
-                self._apply(np.frombuffer(content, "<i8").astype(np.int64))
-            self._reseed(steps)
-
-    def _reseed(self, done: int) -> None:
-        """Fresh seeds for steps that are not stored: what a crash left behind is never used."""
-        names = [self._seed_name(s) for s in range(done, (self._round + 1) * self._tau)]
-        if names:
-            fresh = {name: secrets.token_bytes(KEY_BYTES) for name in names}
-            self._ledger.write("reseed", {"epoch": self._epoch}, keep=fresh, destroy=names)
-            self._ledger.witness()
-
-    def _restore_noise(self, steps: int) -> None:
-        if self._ledger.names("snapshot"):
-            content = self._ledger.blob("snapshot")
-            (position,) = struct.unpack("<Q", content[:8])
-            d = self._task.dim
-            self._noise_prefix = np.frombuffer(content, "<f8", count=d, offset=8).copy()
-            state = np.frombuffer(content, "<f4", offset=8 + 8 * d).reshape(-1, d)
-            self._noise.restore(position, state)
-            self._snapshot_at = position
-        while self._noise.position < steps:
-            self._noise_prefix += self._noise.step()
-
-    def _keep_snapshot(self) -> None:
-        """Noise state, so that a restart is quick and old seeds can go."""
-        position, state = self._noise.snapshot()
-        content = struct.pack("<Q", position) + self._noise_prefix.astype("<f8").tobytes()
-        content += state.astype("<f4").tobytes()
-        old = [*self._ledger.names("snapshot"), *self._ledger.names("seed/")]
-        self._ledger.write(
-            "snapshot", {"epoch": self._epoch, "step": position},
-            keep={"snapshot": content}, destroy=old,
-        )  # fmt: skip
-        self._ledger.witness()
-        self._snapshot_at = position
-        reached("snapshot-stored")
-
-    def _destroy_secrets(self) -> None:
-        old = [
-            *self._ledger.names("seed/"),
-            *self._ledger.names("snapshot"),
-            *self._ledger.names("x"),
-        ]
-        self._ledger.write("end", {"epoch": self._epoch}, destroy=old)
-        self._ledger.witness()
-        self._ledger.forget()
-        reached("epoch-closed")
-
-    # --- epochs and checks -----------------------------------------------------------------------
-
-    def _write_epoch(self, epoch: int) -> None:
-        self._ledger.write(
-            "epoch", {"epoch": epoch, "settings": self._settings()},
-            destroy=self._ledger.names("message"),
-        )  # fmt: skip
-        self._ledger.witness()
-        self._begin_epoch(epoch)
-
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch, self._round, self._taken, self._snapshot_at = epoch, 0, 0, 0
-        self._pinned = self._sealed_model = None
-        self._z = np.zeros(self._task.dim, np.float32)
-        self._prefix = np.zeros(self._task.dim, np.int64)
-        self._noise_prefix = np.zeros(self._task.dim, np.float64)
-        self._noise = NoiseStream(
-            self._mechanism.program,
-            std=self.noise_std,
-            dim=self._task.dim,
-            open_row=self._open_row,
-            private=True,
-        )
-
-    def _open_row(self, step: int) -> Any:
-        """Keystream of a step's own seed, from the ledger."""
-        return row_opener(NoiseKey(self._ledger.blob(self._seed_name(step))))(step)
-
-    def _settings(self) -> dict[str, Any]:
-        """All that the guarantee rests on; a store keeps to it."""
-        settings: dict[str, Any] = {
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the guarantee rests on; a store keeps to it, and so must the server."""
+        settings = {
             "d": self._task.dim,
             "rounds": self._rounds,
             "local_steps": self._tau,
@@ -440,53 +150,405 @@ class Learner:
         as_stored: dict[str, Any] = json.loads(json.dumps(settings))
         return as_stored
 
-    def _checked_model(self, x: NDArray[Any]) -> Float32s:
+    # --- a round ---------------------------------------------------------------------------------
+
+    def begin_round(
+        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
+    ) -> None:
+        """Pin the model of round r; refused before any client's data are read if anything is wrong.
+
+        ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
+        if the store does not know it, the store is an old copy.
+        """
+        self._check_acknowledged(acknowledged)
+        model = self._checked_model(x)
+        digest = hashlib.sha256(model.tobytes()).hexdigest()
+        if isinstance(r, bool) or not isinstance(r, int | np.integer):
+            raise InputError("round", r, "a whole number", "check the server")
+        if r == self._round - 1 and self._sealed_model == digest:
+            return  # asked again for what is sealed: finish_round repeats it
+        if self.horizon_reached and r >= self._rounds:
+            raise PrivacyError(
+                f"round {r} is past the horizon of {self._rounds} rounds: nothing was released "
+                "(new_epoch() starts a fresh mechanism with new clients)"
+            )
+        if r != self._round:
+            raise InputError(
+                "round", r, f"round {self._round}, which comes next", "rounds come in order, once"
+            )
+        if self._pinned is not None:
+            if self._pinned != digest:
+                raise PrivacyError(
+                    f"round {r} was begun with another model: nothing was released "
+                    "(a learner answers one model a round)"
+                )
+            return
+        with self._whole_or_broken():
+            self._pin(int(r), model, digest, acknowledged)
+
+    def observe(self, client: bytes | str, sample: Sample) -> Answer:
+        """Take one client: clip, add noise, step, store, forget the data, answer.
+
+        A client who was taken before is answered and not used (or used again, as far as the plan's
+        participation goes). Data that cannot be used at all are refused before the step; data whose
+        gradient turns out unusable count as a zero gradient.
+        """
+        if not isinstance(client, bytes | str) or not 0 < len(client) <= _LONGEST_TAG:
+            return Answer.REFUSED
+        name = client.encode(errors="surrogatepass") if isinstance(client, str) else client
+        tag = self._ledger.keyed(name)
+        if self._spent(tag):
+            return Answer.TAKEN
+        if self._pinned is None:
+            raise InputError("round", None, "a round that has been begun", "call begin_round")
+        if self._taken == self._tau:
+            raise InputError(
+                "client", "<not shown>", f"at most {self._tau} clients a round", "finish_round"
+            )
+        admitted = self._admission.admitted(sample)
+        if admitted is None:
+            return Answer.REFUSED
+        with self._whole_or_broken():
+            self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tag)
+        return Answer.TAKEN
+
+    def finish_round(self) -> Release:
+        """Seal the round and return its message: the same bytes however often it is asked.
+
+        Steps without a client have a zero gradient and keep their noise.
+        """
+        if self._pinned is not None:
+            with self._whole_or_broken():
+                self._seal()
+        return self._last_release()
+
+    def learn_round(
+        self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
+        acknowledged: tuple[int, str] | None = None,
+    ) -> Release:  # fmt: skip
+        """A whole round from a stream of (tag, sample): takes no more of it than it uses."""
+        self.begin_round(r, x, acknowledged)
+        stream = iter(clients)
+        while self.clients_wanted:
+            try:
+                tag, sample = next(stream)
+            except StopIteration:
+                break
+            self.observe(tag, sample)
+            del sample
+        return self.finish_round()
+
+    def acknowledge(self, r: int, digest: str) -> None:
+        """Remember that the server has accepted round r's message.
+
+        (`begin_round` takes the same along, without a write of its own.)
+        """
+        release = self._last_release()
+        if (r, digest) != (release.round, release.hash):
+            raise InputError(
+                "acknowledged", (r, digest), f"round {release.round} and its hash",
+                "the server acknowledges what it was sent",
+            )  # fmt: skip
+        body = {"epoch": self._epoch, "round": r, "hash": digest}
+        recent = self._ledger.chain.current[-4:]
+        if not any(record.kind == "ack" and record.body == body for record in recent):
+            self._write("ack", body)
+        reached("acknowledged")
+
+    def new_epoch(self) -> None:
+        """Start a fresh mechanism for new clients; those who took part are never taken again."""
+        if not self.horizon_reached:
+            raise PrivacyError(
+                f"epoch {self._epoch} has {self._rounds - self._round} rounds left: nothing was "
+                "released (a new one may start when its horizon has ended; "
+                "`veilstream ledger epoch --abandon` gives it up)"
+            )
+        with self._whole_or_broken():
+            self._write_epoch(self._epoch + 1)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._ledger.close()
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what a round consists of ----------------------------------------------------------------
+
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        """What is interrupted half-way leaves memory behind the store: only a restart may go on."""
+        self._ledger.check()
+        if self._broken:
+            raise PrivacyError(
+                "an earlier call was interrupted half-way: nothing was released "
+                "(start the learner again; it goes on where its store stands)"
+            )
+        self._broken = True
+        yield
+        self._broken = False
+
+    def _pin(
+        self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None
+    ) -> None:
+        steps = range(r * self._tau, (r + 1) * self._tau)
+        seeds = {self._seed_name(step): _fresh_seed() for step in steps}
+        body: dict[str, Any] = {"epoch": self._epoch, "round": r, "x": digest}
+        if acknowledged is not None:
+            body["acknowledged"] = list(acknowledged)
+        self._write("pin", body, keep={"x": model.tobytes(), **seeds})
+        reached("pinned")
+        self._pinned, self._z = digest, Hidden(model)
+
+    def _raw_gradient(self, sample: Sample) -> RawGradient:
+        """Never raises: what cannot be used becomes zero, and uses up its step."""
+        zero = np.zeros(self._task.dim, np.float32)
         try:
-            model = np.ascontiguousarray(x, np.float32)
-        except (TypeError, ValueError):
+            with np.errstate(all="ignore"):
+                raw = np.asarray(self._gradient(self._z.reveal(), sample))
+                usable = raw.shape == zero.shape and raw.dtype.kind == "f"
+                return RawGradient(raw.astype(np.float32) if usable else zero)
+        except Exception:  # a client's data must not be able to stop or steer a learner
+            return RawGradient(zero)
+
+    def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
+        step = self._round * self._tau + self._taken
+        noise = self._noise_prefix.reveal()
+        before = self.grid.noise(noise)
+        noise += self._noise.step()
+        noisy = add_noise(gradient, self.grid.noise(noise) - before)
+        reached("step-computed")
+        self._write(
+            "step", {"epoch": self._epoch, "step": step}, tag=tag, points="step",
+            keep={f"noisy/{self._taken}": _pack(noisy)},
+        )  # fmt: skip
+        self._apply(noisy)
+
+    def _apply(self, noisy: Noised) -> None:
+        """Move the local model and the prefix by a noisy step."""
+        size = self._method.step_size * (1.0 + self._round) ** -self._method.step_decay
+        z = self._z.reveal() - np.float32(size) * self.grid.value(noisy)
+        if radius := self._plan.learning.projection_radius:
+            length = float(np.linalg.norm(z))
+            z = z * np.float32(min(1.0, radius / length if length else 1.0))
+        self._z = Hidden(z)
+        self._prefix = Noised(self._prefix + noisy)
+        self._taken += 1
+
+    def _seal(self) -> None:
+        while self._taken < self._tau:
+            nothing = RawGradient(np.zeros(self._task.dim, np.float32))
+            self._step(clip_onto_grid(nothing, self.grid), None)
+        r, steps = self._round, (self._round + 1) * self._tau
+        payload = encode(self._epoch, r, steps, self.grid.step, self._prefix)
+        digest = hashlib.sha256(payload).hexdigest()
+        reached("message-computed")
+        self._write(
+            "message", {"epoch": self._epoch, "round": r, "hash": digest, "x": self._pinned},
+            keep={"message": payload}, points="message",
+        )  # fmt: skip
+        self._sealed_model, self._pinned = self._pinned, None
+        self._round, self._taken = r + 1, 0
+        if self.horizon_reached:
+            self._destroy_secrets()
+        elif steps - self._snapshot_at >= _SNAPSHOT_STEPS:
+            self._keep_snapshot()
+
+    def _write(self, kind: str, body: dict[str, Any], *, points: str = "", **more: Any) -> None:
+        """Store and witness."""
+        self._ledger.write(kind, body, **more)
+        if points:
+            reached(f"{points}-stored")
+        self._ledger.witness()
+        if points:
+            reached(f"{points}-witnessed")
+
+    # --- recovery --------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Bring memory to where the ledger stands."""
+        records = self._ledger.chain.current
+        if not records or any(record.kind in ("next", "recovered") for record in records):
+            # A store's first epoch, or one that `veilstream ledger epoch` asked for.
+            self._write_epoch(self._ledger.chain.epoch + 1)
+            return
+        stored = records[0].body
+        self._check_settings(stored["settings"])
+        self._begin_epoch(stored["epoch"])
+        steps = 0
+        for record in records:
+            if record.kind == "pin":
+                self._pinned = record.body["x"]
+            elif record.kind == "step":
+                steps += 1
+            elif record.kind == "message":
+                self._round = record.body["round"] + 1
+                self._sealed_model, self._pinned = self._pinned, None
+        if self._round:
+            self._prefix = decode(self._ledger.blob("message")).prefix
+        if self.horizon_reached:
+            self._destroy_secrets()
+            return
+        self._restore_noise(steps)
+        if self._pinned is not None:
+            self._z = Hidden(np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32))
+            for t in range(steps - self._round * self._tau):
+                self._apply(_unpack(self._ledger.blob(f"noisy/{t}")))
+            self._reseed(steps)
+
+    def _reseed(self, done: int) -> None:
+        """Fresh seeds for steps that are not stored: what a crash left behind is never used."""
+        steps = range(done, (self._round + 1) * self._tau)
+        if steps:
+            seeds = {self._seed_name(step): _fresh_seed() for step in steps}
+            self._write("reseed", {"epoch": self._epoch}, keep=seeds)
+
+    def _restore_noise(self, steps: int) -> None:
+        if self._ledger.names("snapshot"):
+            content = self._ledger.blob("snapshot")
+            (position,) = struct.unpack("<Q", content[:8])
+            d = self._task.dim
+            self._noise_prefix = Hidden(np.frombuffer(content, "<f8", count=d, offset=8).copy())
+            state = np.frombuffer(content, "<f4", offset=8 + 8 * d).reshape(-1, d)
+            self._noise.restore(position, state)
+            self._snapshot_at = position
+        noise = self._noise_prefix.reveal()
+        while self._noise.position < steps:
+            noise += self._noise.step()
+
+    def _keep_snapshot(self) -> None:
+        """Noise state, so that a restart is quick and old seeds can go."""
+        position, state = self._noise.snapshot()
+        content = struct.pack("<Q", position) + self._noise_prefix.reveal().astype("<f8").tobytes()
+        content += state.astype("<f4").tobytes()
+        self._write(
+            "snapshot", {"epoch": self._epoch, "step": position},
+            keep={"snapshot": content}, destroy=self._ledger.names("seed/"),
+        )  # fmt: skip
+        self._snapshot_at = position
+        reached("snapshot-stored")
+
+    def _destroy_secrets(self) -> None:
+        """At the end of the horizon; repeated at every start until nothing is left."""
+        secret = [n for n in self._ledger.chain.kept if n not in ("message", "carried")]
+        if secret:
+            self._write("end", {"epoch": self._epoch}, destroy=secret)
+        self._ledger.forget()
+        reached("epoch-closed")
+
+    # --- epochs and checks -----------------------------------------------------------------------
+
+    def _write_epoch(self, epoch: int) -> None:
+        self._write(
+            "epoch", {"epoch": epoch, "settings": self.settings},
+            destroy=self._ledger.names("message"),
+        )  # fmt: skip
+        self._begin_epoch(epoch)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        dim = self._task.dim
+        self._epoch, self._round, self._taken, self._snapshot_at = epoch, 0, 0, 0
+        self._pinned = self._sealed_model = None
+        self._z = Hidden(np.zeros(dim, np.float32))
+        self._prefix = Noised(np.zeros(dim, np.int64))
+        self._noise_prefix = Hidden(np.zeros(dim, np.float64))
+        self._noise = NoiseStream(
+            self._mechanism.program, std=self.noise_std, dim=dim, open_row=self._open_row,
+            private=True,
+        )  # fmt: skip
+
+    def _open_row(self, step: int) -> Any:
+        """Keystream of a step's own seed, from the ledger."""
+        return row_opener(NoiseKey(self._ledger.blob(self._seed_name(step))))(step)
+
+    def _spent(self, tag: bytes) -> bool:
+        """Whether this client may not take part in the next step."""
+        visit = self._ledger.visit(tag)
+        if visit is None:
+            return False
+        step = self._round * self._tau + self._taken
+        allowed = self._plan.participation
+        return (
+            visit.epoch != self._epoch
+            or visit.times >= allowed.times
+            or step - visit.step < allowed.min_separation
+        )
+
+    def _check_settings(self, stored: dict[str, Any]) -> None:
+        settings = self.settings
+        changed = [key for key in settings if stored.get(key) != settings[key]]
+        if changed:
             raise InputError(
-                "x", type(x).__name__, "an array of numbers", "check the server"
-            ) from None
-        if model.shape != (self._task.dim,):
+                "plan", {key: settings[key] for key in changed},
+                f"what this store was begun with: { {key: stored.get(key) for key in changed} }",
+                "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
+                "another plan",
+            )  # fmt: skip
+
+    def _checked_model(self, x: NDArray[Any]) -> Float32s:
+        given = x if isinstance(x, np.ndarray) else None
+        if given is None or given.dtype.kind not in "fiu" or given.shape != (self._task.dim,):
+            what = type(x).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
             raise InputError(
-                "x", f"shape {model.shape}", f"shape ({self._task.dim},)", "check the server"
+                "x", what, f"an array of numbers of shape ({self._task.dim},)", "check the server"
             )
-        length = float(np.sqrt((model.astype(np.float64) ** 2).sum()))
-        if not np.isfinite(length) or length > self._cap:
+        cap = self._plan.learning.model_norm_cap
+        with np.errstate(all="ignore"):
+            model = given.astype(np.float32)
+            length = float(np.sqrt((model.astype(np.float64) ** 2).sum()))
+        if not length <= cap:
             raise InputError(
-                "x", f"norm {length}", f"a norm of at most {self._cap:g}", "check the server"
-            )
+                "x", f"norm {length:g}", f"a norm of at most {cap:g} (learning.model_norm_cap)",
+                "check the server",
+            )  # fmt: skip
         return model
 
     def _check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
         if acknowledged is None:
             return
-        r, digest = acknowledged
-        known = {
-            record.body["round"]: record.body["hash"]
-            for record in self._ledger.records
-            if record.kind == "message" and record.body["epoch"] == self._epoch
-        }
-        if known.get(r) != digest:
+        match acknowledged:
+            case (int() as r, str() as digest) if not isinstance(r, bool):
+                pass
+            case _:
+                raise InputError("acknowledged", "<another form>", "(round, hash)", "or None")
+        if self._ledger.chain.messages.get(digest) != r:
             raise LedgerError(
-                f"the server has accepted round {r} with hash {digest[:16]}, which this store "
-                f"{'does not know' if r not in known else 'knows with another hash'}",
-                "this store is an old copy: put the newest one back",
+                f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
+                "does not know",
+                "this store and its witness are old copies: put the newest ones back; if they are "
+                "lost, begin another store, with other clients only",
             )
 
     def _last_release(self) -> Release:
-        messages = [r for r in self._ledger.records if r.kind == "message"]
-        if not messages or messages[-1].body["epoch"] != self._epoch:
+        self._ledger.check()
+        if not self._round:
             raise InputError("round", None, "a round that has been finished", "begin_round first")
-        body = messages[-1].body
-        payload = Noised(self._ledger.blob("message"))
-        return Release(body["epoch"], body["round"], payload, body["hash"])
+        payload = self._ledger.blob("message")
+        message = decode(payload)
+        return Release(message.epoch, message.round, Payload(payload), message.hash)
 
     def _seed_name(self, step: int) -> str:
         return f"seed/{self._epoch}/{step:010d}"
 
-    def _noisy_name(self, step: int) -> str:
-        return f"noisy/{self._epoch}/{step:010d}"
+
+def _fresh_seed() -> bytes:
+    """From the operating system; nothing else makes a deployed learner's noise."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def _pack(noisy: Noised) -> bytes:
+    """In four bytes a number where they are enough, as they nearly always are."""
+    small = noisy.astype("<i4")
+    return small.tobytes() if (small == noisy).all() else b"\0" + noisy.astype("<i8").tobytes()
+
+
+def _unpack(content: bytes) -> Noised:
+    if len(content) % 4:
+        return Noised(np.frombuffer(content, "<i8", offset=1).astype(np.int64))
+    return Noised(np.frombuffer(content, "<i4").astype(np.int64))
 
 
 def _deployable(plan: Plan) -> MethodPlan:
@@ -505,10 +567,18 @@ def _deployable(plan: Plan) -> MethodPlan:
     return private[0]
 
 
-def _compiled(task: Task) -> Callable[[Float32s, Sample], Any]:
-    import jax
+def _gradient_of(task: Task) -> Callable[[Float32s, Sample], Any]:
+    """The task's own NumPy gradient if it has one (`host_gradient`), else JAX's, compiled."""
+    host: Callable[[Float32s, Sample], Any] | None = getattr(task, "host_gradient", None)
+    if host is not None:
+        return host
+    compiled: list[Any] = []
 
-    gradient = jax.jit(task.gradient)
-    return lambda z, sample: gradient(
-        z, Sample(np.asarray(sample.features), np.asarray(sample.target))
-    )
+    def gradient(z: Float32s, sample: Sample) -> Any:
+        if not compiled:  # a restart need not wait for JAX
+            import jax
+
+            compiled.append(jax.jit(task.gradient))
+        return compiled[0](z, sample)
+
+    return gradient

@@ -17,7 +17,7 @@ from veilstream.engines.schema import Table, value
 from veilstream.errors import InputError
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
-from veilstream.privacy import Budget
+from veilstream.privacy import ONCE, Budget, Participation
 
 __all__ = [
     "DataPlan",
@@ -52,6 +52,8 @@ class PrivacyPlan(_Part):
     delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
     accounting: Literal["exact", "zcdp"] = "exact"
     neighbours: Literal["replace-one", "zero-out"] = "replace-one"
+    participations: int = value(default=1, ge=1, hint="how often a client may take part; try 1")
+    min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
 
 
 class LearningPlan(_Part):
@@ -68,6 +70,8 @@ class LearningPlan(_Part):
     """"custom" is a task given in Python: run(plan, task=...)."""
     ridge: float = value(default=0.0, ge=0, hint="0 for none")
     projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
+    model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
+    """A deployed learner refuses models with a larger norm."""
 
 
 class DataPlan(_Part):
@@ -245,6 +249,13 @@ class Plan(_Part):
     def neighbours(self) -> str:
         """The plan's relation between neighbours."""
         return self.privacy.neighbours if self.privacy else "replace-one"
+
+    @property
+    def participation(self) -> Participation:
+        """How often one client may take part."""
+        if self.privacy is None:
+            return ONCE
+        return Participation(self.privacy.participations, self.privacy.min_separation)
 
     @classmethod
     def load(cls, path: Path | str, overrides: dict[str, Any] | None = None) -> Plan:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Sample, Task
 
 __all__ = ["Admission"]
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What a sample must look like. `accepts` never raises."""
+    """What a sample must look like."""
 
     shape: tuple[int, ...]
     labels: tuple[float, ...] | None
@@ -34,20 +34,28 @@ class Admission:
         labels = getattr(task, "labels", None)
         return cls(tuple(shape), None if labels is None else tuple(labels))
 
-    def accepts(self, sample: object) -> bool:
-        """Whether a step may be spent on it."""
+    def admitted(self, sample: object) -> Sample | None:
+        """The sample in one form for all (float32, no denormals), or None. Never raises."""
         try:
-            if not isinstance(sample, tuple) or not 2 <= len(sample) <= 3:
-                return False
-            features, target = np.asarray(sample[0]), np.asarray(sample[1])
-            if features.dtype.kind not in "biuf" or target.dtype.kind not in "biuf":
-                return False
-            if features.shape != self.shape or target.shape != ():
-                return False
-            if not np.isfinite(features).all() or float(np.abs(features).max()) > self.largest:
-                return False
-            if self.labels is not None:
-                return float(target) in self.labels
-            return bool(np.isfinite(target)) and abs(float(target)) <= self.largest
+            return self._admitted(sample)
         except Exception:  # whatever a client sends, the answer is one of two
-            return False
+            return None
+
+    def _admitted(self, sample: object) -> Sample | None:
+        if not isinstance(sample, tuple) or not 2 <= len(sample) <= 3:
+            return None
+        features, target = np.asarray(sample[0]), np.asarray(sample[1])
+        if features.dtype.kind not in "biuf" or target.dtype.kind not in "biuf":
+            return None
+        if features.shape != self.shape or target.shape != ():
+            return None
+        if not (np.abs(features.astype(np.float64)) <= self.largest).all():  # nor NaN
+            return None
+        if not abs(float(target)) <= self.largest:
+            return None
+        if self.labels is not None and float(target) not in self.labels:
+            return None
+        usual = features.astype(np.float32)
+        usual[np.abs(usual) < np.finfo(np.float32).tiny] = 0.0  # denormals slow arithmetic down
+        whole = self.labels is not None and all(isinstance(label, int) for label in self.labels)
+        return Sample(usual, np.asarray(target, np.int32 if whole else np.float32))

@@ -24,6 +24,9 @@ class Sample(NamedTuple):
     present: Any = None
     """1 where there is a client, 0 where its learner met none: a zero gradient, with its noise."""
 
+    def __repr__(self) -> str:
+        return "Sample(<hidden>)"  # people's data, not for logs
+
 
 class Task(Protocol):
     """A loss and what follows from it."""

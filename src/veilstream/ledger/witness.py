@@ -1,31 +1,46 @@
 """The second witness: a file, best on another device, that remembers how far the ledger had come.
 
-One entry of 80 bytes for every record, appended and synced before anything leaves the learner:
+96 bytes at the start, and 96 for every record, appended and synced before anything leaves the
+learner:
 
-    8 bytes  number of the record
-    32 bytes its hash in the chain
-    32 bytes the client's keyed tag, or zeros: after the loss of a store, who took part is known
-    8 bytes  checksum of the entry
+    start   8 bytes  VEILWIT2
+            32 bytes the key that clients' tags are hashed with: after the loss of a store, who took
+                     part can still be recognised
+            40 bytes zero
+            16 bytes checksum
+    entry   8 bytes  number of the record
+            8 bytes  its epoch
+            32 bytes its hash in the chain
+            32 bytes the client's keyed tag, or zeros
+            16 bytes checksum
 
 A torn last entry (a cut while it was appended) is no evidence of anything and is dropped: what it
-would have witnessed was not yet let out.
+would have witnessed was not yet let out. (The first form of this file had no start and entries of
+80 bytes, without epochs; it is still read, and replaced.)
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from veilstream.errors import LedgerError
+from veilstream.files import sync_directory, write_file
+from veilstream.ledger.chain import Record, carried_tags
 
-__all__ = ["ENTRY_BYTES", "Entry", "Witness"]
+__all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of"]
 
-ENTRY_BYTES = 80
-NO_TAG = bytes(32)
+ENTRY_BYTES = 96
+_MAGIC = b"VEILWIT2"
+_NO_TAG = bytes(32)
+_BODY = struct.Struct(">QQ32s32s")
+_FIRST_FORM = struct.Struct(">Q32s32s8s")
 
 
 @dataclass(frozen=True)
@@ -33,57 +48,71 @@ class Entry:
     """One record, as witnessed."""
 
     number: int
+    epoch: int
     hash: bytes
-    tag: bytes
+    tag: bytes | None
+
+    @classmethod
+    def of(cls, record: Record) -> Entry:
+        """What is worth remembering of a record."""
+        return cls(record.number, record.body.get("epoch", 0), record.hash, record.tag)
 
     def pack(self) -> bytes:
-        """80 bytes."""
-        body = struct.pack(">Q32s32s", self.number, self.hash, self.tag)
-        return body + hashlib.sha256(body).digest()[:8]
+        """As it stands in the file."""
+        return _sealed(_BODY.pack(self.number, self.epoch, self.hash, self.tag or _NO_TAG))
 
     @classmethod
     def unpack(cls, data: bytes) -> Entry | None:
         """The entry, or None if its checksum does not agree."""
-        body, checksum = data[:72], data[72:]
-        if hashlib.sha256(body).digest()[:8] != checksum:
+        if _sealed(data[: _BODY.size]) != data:
             return None
-        return cls(*struct.unpack(">Q32s32s", body))
+        number, epoch, link, tag = _BODY.unpack_from(data)
+        return cls(number, epoch, link, None if tag == _NO_TAG else tag)
 
 
 class Witness:
     """An append-only file of entries."""
 
     def __init__(self, path: Path) -> None:
+        """Open a file that `create` made."""
         self.path = path
-        fresh = not path.exists()
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if fresh:
-            _sync_directory(path.parent)
-        size = os.fstat(self._handle).st_size
-        self._end = size - size % ENTRY_BYTES
-        if (
-            self._end
-            and Entry.unpack(os.pread(self._handle, ENTRY_BYTES, self._end - ENTRY_BYTES)) is None
-        ):
-            self._end -= ENTRY_BYTES  # torn while it was appended
+        self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._first_form = self._read(0, 8) != _MAGIC
+            self._end = 0
+            if self._first_form:
+                self._last = self._last_of_first_form()
+            else:
+                self.tag_key = self._checked_start()
+                self._last = self._find_end()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: Path, tag_key: bytes, entries: Iterable[Entry] = ()) -> Witness:
+        """Write a file anew, whole or not at all, and open it."""
+        start = _sealed(_MAGIC + tag_key + bytes(40))
+        write_file(path, start + b"".join(entry.pack() for entry in entries))
+        sync_directory(path.parent)
+        return cls(path)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the file has the first form, and is to be written anew."""
+        return self._first_form
 
     def entries(self) -> Iterator[Entry]:
         """All of them; one in the middle that is damaged is an error."""
-        for place in range(0, self._end, ENTRY_BYTES):
-            entry = Entry.unpack(os.pread(self._handle, ENTRY_BYTES, place))
+        for place in range(ENTRY_BYTES, self._end, ENTRY_BYTES):
+            entry = Entry.unpack(self._read(place, ENTRY_BYTES))
             if entry is None:
-                raise LedgerError(
-                    f"the witness {self.path} is damaged at byte {place}",
-                    "restore this file from its own device; without it a restored old store "
-                    "cannot be told",
-                )
+                raise self._damaged(f"at byte {place}")
             yield entry
 
     def last(self) -> Entry | None:
         """The newest entry."""
-        if not self._end:
-            return None
-        return Entry.unpack(os.pread(self._handle, ENTRY_BYTES, self._end - ENTRY_BYTES))
+        return self._last
 
     def append(self, entries: list[Entry]) -> None:
         """Durable when it returns."""
@@ -93,6 +122,7 @@ class Witness:
             raise OSError(f"only {done} of {len(data)} bytes fitted into {self.path}")
         os.fsync(self._handle)
         self._end += len(data)
+        self._last = entries[-1]
 
     def close(self) -> None:
         """Let go of the file."""
@@ -100,10 +130,60 @@ class Witness:
             os.close(self._handle)
             self._handle = -1
 
+    def _read(self, place: int, size: int) -> bytes:
+        return os.pread(self._handle, size, place)
 
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _checked_start(self) -> bytes:
+        start = self._read(0, ENTRY_BYTES)
+        if _sealed(start[: _BODY.size]) != start:
+            raise self._damaged("at its start")
+        return start[8:40]
+
+    def _find_end(self) -> Entry | None:
+        size = os.fstat(self._handle).st_size
+        self._end = size - size % ENTRY_BYTES
+        while self._end > ENTRY_BYTES:
+            last = Entry.unpack(self._read(self._end - ENTRY_BYTES, ENTRY_BYTES))
+            if last is not None:
+                return last
+            self._end -= ENTRY_BYTES  # torn while it was appended
+        return None
+
+    def _last_of_first_form(self) -> Entry | None:
+        size = os.fstat(self._handle).st_size
+        whole = size - size % _FIRST_FORM.size
+        for place in range(whole - _FIRST_FORM.size, -1, -_FIRST_FORM.size):
+            data = self._read(place, _FIRST_FORM.size)
+            number, link, tag, checksum = _FIRST_FORM.unpack(data)
+            if hashlib.sha256(data[:72]).digest()[:8] == checksum:
+                return Entry(number, 0, link, None if tag == _NO_TAG else tag)
+        if size >= _FIRST_FORM.size:
+            raise self._damaged("everywhere")
+        return None
+
+    def _damaged(self, where: str) -> LedgerError:
+        return LedgerError(
+            f"the witness {self.path} is damaged {where}",
+            "put this file back from its own device; if it is lost and the store is the newest "
+            "there is, `veilstream ledger verify --renew-witness` writes it anew",
+        )
+
+
+def entries_of(db: Any, first: int) -> list[Entry]:
+    """What a witness should hold of a store's records from this number on.
+
+    A record that carries clients over from a lost store has an entry for each of them.
+    """
+    entries = []
+    rows = db.execute("SELECT * FROM records WHERE number >= ? ORDER BY number", (first,))
+    for number, kind, body, link in rows.fetchall():
+        record = Record(number, kind, json.loads(body), link)
+        if kind == "recovered":
+            epoch = record.body["epoch"]
+            entries += [Entry(number, epoch, link, tag) for tag in carried_tags(db)]
+        entries.append(Entry.of(record))
+    return entries
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + hashlib.sha256(body).digest()[: ENTRY_BYTES - _BODY.size]

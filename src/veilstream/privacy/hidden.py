@@ -1,0 +1,69 @@
+"""Values that must not be seen, as types: raw gradient, clipped gradient, noised vector.
+
+A gradient goes through these types in one direction only:
+
+    RawGradient --clip_onto_grid--> ClippedGradient --add_noise--> Noised --> a release
+
+The first two hold what would give a client away. They print as nothing, cannot be pickled, and a
+type checker refuses them wherever a `Noised` is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NewType, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.privacy.clipping import clip
+from veilstream.privacy.grid import Grid, OnGrid
+
+__all__ = ["ClippedGradient", "Hidden", "Noised", "RawGradient", "add_noise", "clip_onto_grid"]
+
+T = TypeVar("T")
+
+
+class Hidden(Generic[T]):
+    """A value that no text, log or pickle may hold; `reveal` is where it is used."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: T) -> None:
+        self._held = held
+
+    def reveal(self) -> T:
+        """The value itself."""
+        return self._held
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<hidden>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is not to be written anywhere")
+
+
+class RawGradient(Hidden[NDArray[np.float32]]):
+    """As the loss gave it."""
+
+    __slots__ = ()
+
+
+class ClippedGradient(Hidden[OnGrid]):
+    """On the grid, norm checked in integers. Made by `clip_onto_grid` alone."""
+
+    __slots__ = ()
+
+
+Noised = NewType("Noised", NDArray[np.int64])
+"""Clipped gradients and their noise, in units of the grid: may be sent. Made by `add_noise`, and
+sums of such."""
+
+
+def clip_onto_grid(raw: RawGradient, grid: Grid) -> ClippedGradient:
+    """Clip and round towards zero; what is not finite becomes zero."""
+    return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm)))
+
+
+def add_noise(gradient: ClippedGradient, noise: NDArray[np.int64]) -> Noised:
+    """The noisy step: whole numbers, so no low-order bit tells the two apart."""
+    return Noised(gradient.reveal() + noise)
