@@ -62,7 +62,14 @@ def documented_python(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/new-mechanism.md", "docs/algorithm-by-hand.md", "docs/theory.md"]
+    "page",
+    [
+        "README.md",
+        "docs/new-mechanism.md",
+        "docs/algorithm-by-hand.md",
+        "docs/theory.md",
+        "docs/learner.md",
+    ],
 )
 def test_documented_code_runs(page, tmp_path, monkeypatch):
     blocks = documented_python(ROOT / page)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import time
+import weakref
+
 import numpy as np
 import pytest
 
@@ -11,6 +16,8 @@ from veilstream.engines.plan import Plan
 from veilstream.engines.release import HEADER_BYTES
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
 from veilstream.learning.tasks import Logistic, Sample
+from veilstream.ledger.inspect import verify
+from veilstream.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.mechanisms.keystream import NoiseKey, row_opener
 from veilstream.mechanisms.normals import fill_normals
 
@@ -192,3 +199,214 @@ def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
             assert learner._last_release() == release
     except LedgerError:
         pass
+
+
+# --- who takes part, and how often ----------------------------------------------------------------
+
+
+class Still:
+    """A task in NumPy, whose gradient the test chooses."""
+
+    dim, features_shape, labels, classifies = D, (D,), (-1.0, 1.0), True
+
+    def __init__(self, gradient=lambda z, sample: np.zeros(D, np.float32)):
+        self.host_gradient = gradient
+
+
+def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
+    plan = Plan(
+        learning={"rounds": R, "local_steps": TAU, "learners": 1}, data={"dim": D},
+        privacy={"epsilon": 4.0, "delta": 1e-3, "participations": 2, "min_separation": 4},
+        methods=[{"name": "ours", "mechanism": "toeplitz", "step_size": 0.1}],
+    )  # fmt: skip
+    with Learner(plan, tmp_path / "s.db", Still()) as learner:
+        assert learner.guarantee.participation.times == 2
+        once, _ = vs.calibrate(
+            vs.Budget(4.0, 1e-3), vs.mechanisms.toeplitz(R * TAU), 1.0, accounting="exact"
+        )
+        assert learner.noise_std > once  # two visits cost noise
+        steps = []
+        for r in range(R):
+            learner.begin_round(r, model(r))
+            while learner.clients_wanted:
+                before = learner._taken
+                assert learner.observe("often", client(0, 0)) is Answer.TAKEN
+                if learner._taken > before:
+                    steps.append(r * TAU + before)
+                else:
+                    learner.observe(f"{r}/{before}", client(0, 0))
+            learner.finish_round()
+        assert steps == [0, 4]  # twice, four steps apart
+        learner.new_epoch()
+        learner.begin_round(0, model(0))
+        learner.observe("often", client(0, 0))
+        assert learner.clients_wanted == TAU  # no client spans two epochs
+
+
+def test_an_epoch_that_was_asked_for_begins_with_the_next_start_and_another_plan(tmp_path):
+    store = tmp_path / "s.db"
+    with Learner(plan_of("tree"), store, Still()) as learner:
+        run_round(learner, 0)
+    with pytest.raises(InputError, match="begun with"):
+        Learner(plan_of("independent"), store, Still())
+    ask_for_epoch(store, abandon=True)
+    with Learner(plan_of("independent"), store, Still()) as learner:
+        assert (learner.epoch, learner.round) == (1, 0)
+        learner.begin_round(0, model(0))
+        learner.observe("0/0", client(0, 0))
+        assert learner.clients_wanted == TAU
+
+
+def test_a_learner_goes_on_after_the_loss_of_its_store_with_new_clients_only(tmp_path):
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        run_round(learner, 0)
+    store.write_bytes(store.read_bytes()[:5000])
+    with pytest.raises(LedgerError):
+        Learner(plan_of(), store, Still())
+    begin_again(store)
+    with Learner(plan_of(), store, Still()) as learner:
+        assert (learner.epoch, learner.round) == (1, 0)
+        learner.begin_round(0, model(0))
+        for t in range(TAU):
+            assert learner.observe(f"0/{t}", client(0, 0)) is Answer.TAKEN
+        assert learner.clients_wanted == TAU
+    verify(store)
+
+
+# --- data and secrets go --------------------------------------------------------------------------
+
+
+def test_a_clients_data_are_gone_when_observe_returns(tmp_path):
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+        learner.begin_round(0, model(0))
+        features = np.array(client(0, 0).features)
+        gone = weakref.ref(features)
+        learner.observe("a", Sample(features, 1.0))
+        del features
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_stream_is_read_one_client_at_a_time_and_no_further_than_needed(tmp_path):
+    alive = []
+
+    def clients():
+        for i in range(100):
+            features = np.array(client(0, i).features)
+            alive.append(weakref.ref(features))
+            yield f"c{i}", Sample(features, 1.0)
+            del features
+            gc.collect()
+            assert sum(ref() is not None for ref in alive) == 0
+
+    with Learner(plan_of(), tmp_path / "s.db", Still()) as learner:
+        release = learner.learn_round(0, model(0), clients())
+        assert len(alive) == TAU
+        assert release.round == 0
+
+
+def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
+    store = tmp_path / "s.db"
+    seeds, states = set(), set()
+    with Learner(plan_of(), store, Still()) as learner:
+        for r in range(R):
+            learner.begin_round(r, model(r))
+            seeds |= {learner._ledger.blob(name) for name in learner._ledger.names("seed/")}
+            states.add(learner._noise_prefix.reveal().tobytes())
+            learner.finish_round()
+        assert len(seeds) == R * TAU
+        files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        assert len(files["s.db-wal"]) == 0
+        for secret in seeds | states - {bytes(8 * D)}:
+            assert not any(secret in content for content in files.values())
+    status = verify(store)
+    assert (status.ended, status.secrets, status.round) == (True, 0, R)
+
+
+def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
+    """The same seeds, with a snapshot after every round and without any: the same bytes."""
+    payloads = []
+    for steps in (1, 10**6):
+        drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
+        monkeypatch.setattr(
+            "veilstream.engines.learner._fresh_seed", lambda drawn=drawn: next(drawn)
+        )
+        monkeypatch.setattr("veilstream.engines.learner._SNAPSHOT_STEPS", steps)
+        store = tmp_path / f"{steps}.db"
+        sent = []
+        for r in range(R):
+            with Learner(plan_of("optimal"), store, Still()) as learner:
+                sent.append(run_round(learner, r).payload)
+                held = len(learner._ledger.names("seed/"))
+                assert held == (0 if steps == 1 or r == R - 1 else (r + 1) * TAU)
+        payloads.append(sent)
+    assert payloads[0] == payloads[1]
+
+
+# --- what breaks half-way -------------------------------------------------------------------------
+
+
+def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_path, monkeypatch):
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        learner.begin_round(0, model(0))
+
+        def interrupted(point):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("veilstream.engines.learner.reached", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                learner.observe("a", client(0, 0))
+        for call in (
+            lambda: learner.observe("b", client(0, 1)),
+            learner.finish_round,
+        ):
+            with pytest.raises(PrivacyError, match="half-way"):
+                call()
+    with Learner(plan_of(), store, Still()) as learner:
+        assert learner.clients_wanted == TAU
+        run_round(learner, 0)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        lambda z, s: 1 / 0, lambda z, s: np.full(D, np.inf, np.float32), lambda z, s: None,
+        lambda z, s: np.zeros(D + 1, np.float32), lambda z, s: "text",
+        lambda z, s: np.full(D, 1e300), lambda z, s: np.zeros(D, complex),
+        lambda z, s: np.full(D, 1e-45, np.float32),
+    ],
+)  # fmt: skip
+def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_path, monkeypatch):
+    sent = []
+    for i, task in enumerate([Still(gradient), Still()]):
+        drawn = iter(hashlib.sha256(b"%d" % j).digest() for j in range(100))
+        monkeypatch.setattr(
+            "veilstream.engines.learner._fresh_seed", lambda drawn=drawn: next(drawn)
+        )
+        with Learner(plan_of(), tmp_path / f"{i}.db", task) as learner:
+            sent.append(run_round(learner, 0).payload)
+    assert sent[0] == sent[1]
+
+
+def test_no_decision_uses_the_clock(tmp_path, monkeypatch):
+    def no_clock(*args):
+        raise AssertionError("a clock was read")
+
+    for name in ("time", "time_ns", "monotonic", "monotonic_ns"):
+        monkeypatch.setattr(time, name, no_clock)
+    with Learner(plan_of(), tmp_path / "s.db", Still()) as learner:
+        for r in range(R):
+            run_round(learner, r)
+        learner.new_epoch()
+
+
+def test_the_servers_acknowledgement_of_an_earlier_epoch_is_still_known(tmp_path):
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        last = [run_round(learner, r) for r in range(R)][-1]
+        learner.new_epoch()
+    with Learner(plan_of(), store, Still()) as learner:
+        learner.begin_round(0, model(0), acknowledged=(last.round, last.hash))

@@ -11,7 +11,7 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import data, demo, plan
+from veilstream.cli import data, demo, ledger, plan
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.errors import VeilstreamError
 
@@ -54,6 +54,7 @@ app.command("demo")(demo.command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
 app.add_typer(data.app, name="data")
+app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:

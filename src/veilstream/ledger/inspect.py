@@ -79,9 +79,9 @@ def inspect(store: Path, witness: Path | str | None = None) -> Status:
         records=chain.length, head=chain.head.hex(),
         epoch=chain.epoch if epochs else None,
         round=kinds["message"], rounds=settings and settings["rounds"],
-        pinned=kinds["pin"] > kinds["message"] and not kinds["end"],
+        pinned=kinds["pin"] > kinds["message"] and not kinds["next"],
         steps=kinds["step"], clients=clients,
-        acknowledged=max(acks, default=None), ended=bool(kinds["end"]),
+        acknowledged=max(acks, default=None), ended=bool(kinds["end"] or kinds["next"]),
         secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
         guarantee=settings and settings["guarantee"], witnessed=seen,
     )  # fmt: skip

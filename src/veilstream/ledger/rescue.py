@@ -4,6 +4,8 @@
 * A lost store is begun anew from the witness. Its noise is gone, so its epoch is over; who took
   part in it is known to the witness, under the same key, and is left out for ever.
 
+* An epoch can be given up: its secrets are destroyed, and the next learner begins a new one.
+
 With both lost, nobody knows who took part: such a learner may only begin again with other clients.
 """
 
@@ -16,10 +18,10 @@ from veilstream.errors import InputError, LedgerError
 from veilstream.files import sync_directory
 from veilstream.ledger.chain import Chain, digest, read_chain
 from veilstream.ledger.lock import OneWriter
-from veilstream.ledger.store import create_tables, open_sqlite, readable, witness_path
+from veilstream.ledger.store import Ledger, create_tables, open_sqlite, readable, witness_path
 from veilstream.ledger.witness import Entry, Witness, entries_of
 
-__all__ = ["begin_again", "renew_witness"]
+__all__ = ["ask_for_epoch", "begin_again", "renew_witness"]
 
 
 def renew_witness(store: Path, witness: Path | str | None = None) -> int:
@@ -60,6 +62,33 @@ def _refuse_if_ahead(where: Path, db: Any, store: Path) -> None:
             "the witness is right and the store is old: put the newest store back, or give its "
             "epoch up with `veilstream ledger epoch --lost`",
         )
+
+
+def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bool = False) -> int:
+    """Have the next learner on this store begin a new epoch, with its own plan; returns which.
+
+    Secrets of the old one are destroyed. An epoch with rounds left is given up only on demand:
+    what it has released stays released, what it has not is lost.
+    """
+    if not store.exists():
+        raise InputError("store", str(store), "a ledger that exists", "check the path")
+    with Ledger(store, witness) as ledger:
+        chain = ledger.chain
+        kinds = [record.kind for record in chain.current]
+        if not chain.length or kinds[-1] in ("next", "recovered"):
+            return chain.epoch + 1  # already so
+        rounds = chain.current[0].body["settings"]["rounds"]
+        left = rounds - kinds.count("message")
+        if left and not abandon:
+            raise InputError(
+                "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
+                "go on with it, or give it up with --abandon",
+            )  # fmt: skip
+        secret = [name for name in chain.kept if name not in ("message", "carried")]
+        ledger.write("next", {"epoch": chain.epoch, "rounds_left": left}, destroy=secret)
+        ledger.witness()
+        ledger.forget()
+        return chain.epoch + 1
 
 
 def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | None, int]:

@@ -280,6 +280,7 @@ class Ledger:
 
     def forget(self) -> None:
         """Make sure that what was destroyed is gone from the log file too."""
+        self._db.execute("PRAGMA busy_timeout=5000")  # someone may be looking at it
         (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise LedgerError(

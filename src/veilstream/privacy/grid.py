@@ -9,7 +9,8 @@ both are whole numbers before they are added:
   of two such prefixes.
 
 Sums of gradients lie on the grid, so (sum of gradients) + round(noise prefix) is exactly
-round((sum of gradients) + (noise prefix)): post-processing of the ideal Gaussian release.
+round((sum of gradients) + (noise prefix)): post-processing of the ideal Gaussian release. (Ties are
+rounded upwards; rounding them to even would not commute with odd sums.)
 
 The grid is 2^-20 of the clip norm, or 2^-18 of the noise's standard deviation where that is coarser
 (both rounded to a power of two): float32 noise has some 2^-23 of its standard deviation as its own
@@ -71,7 +72,9 @@ class Grid:
 
     def noise(self, prefix: Floats) -> Int64s:
         """A prefix of noise, rounded to nearest."""
-        whole = np.rint(prefix / self.step)
+        scaled = prefix / self.step
+        whole = np.floor(scaled)
+        whole += scaled - whole >= 0.5  # ties upwards: the same wherever the gradients' sum lies
         if not (np.abs(whole) < _LARGEST).all():
             raise PrivacyError("noise left the grid's range: nothing was released")
         units: Int64s = whole.astype(np.int64)

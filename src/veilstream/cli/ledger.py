@@ -1,0 +1,144 @@
+"""`veilstream ledger`: what a learner's store holds, whether it is whole, and how to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veilstream.errors import InputError
+
+if TYPE_CHECKING:
+    from veilstream.ledger.inspect import Status
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Look at a learner's ledger, check it, and go on after a loss.
+
+    A ledger is a store (SQLite) and its witness, a file best kept on another device. **Never
+    restore an old copy of a store**: it has forgotten who took part. The learner refuses it.
+    """,
+)
+
+Store = Annotated[Path, typer.Argument(help="The learner's store.", show_default=False)]
+WitnessFile = Annotated[
+    Path | None,
+    typer.Option("--witness", help="Its witness, if not beside it.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command("status")
+def status_command(store: Store, witness: WitnessFile = None, json: Json = False) -> None:
+    """Show where a learner stands. Changes nothing, and may be used while the learner runs.
+
+    Example: `veilstream ledger status learner.db`
+    """
+    from veilstream.ledger.inspect import inspect
+
+    _show(inspect(store, witness), json)
+
+
+@app.command("verify")
+def verify_command(
+    store: Store,
+    witness: WitnessFile = None,
+    renew_witness: Annotated[
+        bool,
+        typer.Option(
+            "--renew-witness",
+            help="Write a lost witness anew. Only if this store is the newest there is: "
+            "an old copy would then no longer be recognised.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check every record, all that hangs on it, and every entry of the witness.
+
+    Exit code 0: nothing was changed or lost. 4: something was; the message says what to do.
+    """
+    from veilstream.ledger.inspect import verify
+    from veilstream.ledger.rescue import renew_witness as renew
+
+    if renew_witness:
+        renew(store, witness)
+    _show(verify(store, witness), json, verified=True)
+
+
+@app.command("epoch")
+def epoch_command(
+    store: Store,
+    witness: WitnessFile = None,
+    abandon: Annotated[
+        bool,
+        typer.Option("--abandon", help="Give up an epoch whose horizon has not ended."),
+    ] = False,
+    lost: Annotated[
+        bool,
+        typer.Option(
+            "--lost",
+            help="The store is gone, damaged or old: begin a new one from the witness. "
+            "What is there is put aside, not deleted.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Have the learner begin a new epoch when it next starts: fresh noise, new clients only.
+
+    Secrets of the old epoch are destroyed. Everyone who took part before is left out for ever, so
+    the promise holds for each client whatever happened to the store. The new epoch may have
+    another plan.
+    """
+    from veilstream.cli.tables import print_json
+    from veilstream.ledger.inspect import inspect
+    from veilstream.ledger.rescue import ask_for_epoch, begin_again
+
+    if lost and abandon:
+        raise InputError("--abandon", True, "not together with --lost", "--lost gives it up anyway")
+    if lost:
+        aside, carried = begin_again(store, witness)
+        status = inspect(store, witness)
+        answer = {
+            "store": str(store), "carried_clients": carried,
+            "put_aside": None if aside is None else str(aside), "records": status.records,
+        }  # fmt: skip
+        text = f"{store}: begun anew; {carried} clients who took part are left out"
+        text += f"\nThe old store is kept as {aside}" if aside else ""
+    else:
+        epoch = ask_for_epoch(store, witness, abandon=abandon)
+        answer = {"store": str(store), "next_epoch": epoch}
+        text = f"{store}: the learner begins epoch {epoch} when it next starts"
+    if json:
+        print_json(answer)
+    else:
+        typer.echo(text)
+
+
+def _show(status: Status, json: bool, *, verified: bool = False) -> None:
+    from veilstream.cli.tables import print_json
+
+    if json:
+        print_json({**status.as_dict(), "verified": verified})
+        return
+    if status.guarantee:
+        g = status.guarantee
+        typer.echo(f"Guarantee     ({g['epsilon']:g}, {g['delta']:g}), {g['neighbours']}")
+    where = "not begun" if status.epoch is None else f"{status.epoch}"
+    if status.epoch is not None:
+        where += f", {status.round} of {status.rounds} rounds sealed"
+        where += ", one begun" if status.pinned else ""
+        where += "; over, secrets destroyed" if status.ended else ""
+    typer.echo(f"Epoch         {where}")
+    acknowledged = "none" if status.acknowledged is None else f"up to round {status.acknowledged}"
+    typer.echo(f"Acknowledged  {acknowledged}")
+    typer.echo(f"Clients       {status.clients} took part, {status.steps} steps in this epoch")
+    typer.echo(f"Secrets       {status.secrets} held")
+    typer.echo(f"Records       {status.records}, {status.witnessed} witnessed in {status.witness}")
+    typer.echo(f"Chain head    {status.head}")
+    typer.echo(f"Writer        {'none' if status.holder is None else f'process {status.holder}'}")
+    if verified:
+        typer.echo("Verified      every record, everything it keeps, every entry of the witness")
