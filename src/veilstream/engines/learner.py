@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -34,9 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.engines.build import prepare
-from veilstream.engines.plan import MethodPlan, Plan
+from veilstream.engines.plan import Plan
 from veilstream.engines.release import Payload, Release, decode, encode
+from veilstream.engines.terms import Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.tasks import Sample, Task
@@ -44,8 +43,6 @@ from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
 from veilstream.mechanisms.keystream import KEY_BYTES, NoiseKey, row_opener
 from veilstream.mechanisms.stream import NoiseStream
-from veilstream.privacy import calibrate
-from veilstream.privacy.grid import grid_for
 from veilstream.privacy.hidden import (
     ClippedGradient,
     Hidden,
@@ -87,20 +84,12 @@ class Learner:
     def __init__(
         self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None
     ) -> None:
-        method = self._method = _deployable(plan)
         self._plan, self._task = plan, task
         self._admission = Admission.of(task)
-        prepared = prepare(plan, method)
-        assert prepared.factorization is not None
-        self._tau, self._rounds = prepared.steps, plan.learning.rounds
-        # One step at a time: the mechanism whose sensitivity counts is the one in blocks of one.
-        self._mechanism = prepared.factorization.with_block_length(1)
-        self.noise_std, self.guarantee = calibrate(
-            plan.budget_of(method), self._mechanism, plan.clip_norm_of(method),
-            neighbours=plan.neighbours, accounting=plan.accounting_of(method),
-            participation=plan.participation,
-        )  # fmt: skip
-        self.grid = grid_for(plan.clip_norm_of(method), self.noise_std)
+        self._terms = terms = Terms.of(plan, task.dim)
+        self._method, self._mechanism = terms.method, terms.mechanism
+        self._tau, self._rounds = terms.local_steps, terms.rounds
+        self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
         self._broken = False
         self._ledger = self._open_ledger(store, witness)
@@ -137,18 +126,7 @@ class Learner:
     @property
     def settings(self) -> dict[str, Any]:
         """All that the guarantee rests on; a store keeps to it, and so must the server."""
-        settings = {
-            "d": self._task.dim,
-            "rounds": self._rounds,
-            "local_steps": self._tau,
-            "mechanism": self._mechanism.name,
-            "clip_norm": self.grid.clip_norm,
-            "noise_std": self.noise_std,
-            "grid": self.grid.step,
-            "guarantee": self.guarantee.as_dict(),
-        }
-        as_stored: dict[str, Any] = json.loads(json.dumps(settings))
-        return as_stored
+        return self._terms.settings
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -478,12 +456,11 @@ class Learner:
         )
 
     def _check_settings(self, stored: dict[str, Any]) -> None:
-        settings = self.settings
-        changed = [key for key in settings if stored.get(key) != settings[key]]
+        changed = differences(self.settings, stored)
         if changed:
             raise InputError(
-                "plan", {key: settings[key] for key in changed},
-                f"what this store was begun with: { {key: stored.get(key) for key in changed} }",
+                "plan", {key: ours for key, (ours, _) in changed.items()},
+                f"what this store was begun with: { {k: then for k, (_, then) in changed.items()} }",
                 "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
                 "another plan",
             )  # fmt: skip
@@ -549,22 +526,6 @@ def _unpack(content: bytes) -> Noised:
     if len(content) % 4:
         return Noised(np.frombuffer(content, "<i8", offset=1).astype(np.int64))
     return Noised(np.frombuffer(content, "<i4").astype(np.int64))
-
-
-def _deployable(plan: Plan) -> MethodPlan:
-    """The plan's one private method."""
-    private = [m for m in plan.methods if m.method.private]
-    if len(private) != 1:
-        raise InputError(
-            "methods", [m.name for m in plan.methods], "exactly one private method",
-            "a learner runs one; keep comparisons for simulation",
-        )  # fmt: skip
-    if plan.learning.clients_per_step != 1 or not private[0].method.local_updates:
-        raise InputError(
-            "learning.clients_per_step", plan.learning.clients_per_step, "1",
-            "a deployed learner takes one client a step",
-        )  # fmt: skip
-    return private[0]
 
 
 def _gradient_of(task: Task) -> Callable[[Float32s, Sample], Any]:

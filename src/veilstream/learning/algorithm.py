@@ -1,7 +1,8 @@
 """Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
 
-Pure functions of arrays. Simulation maps them over seeds, learners and methods; a deployed learner
-calls `local_step` client by client. Only the source of `noise` differs between the two.
+Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
+(`engines.learner`) and server do the same steps on whole numbers, where rounding is part of the
+promise; parity tests hold the two together.
 """
 
 from __future__ import annotations
