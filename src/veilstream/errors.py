@@ -7,6 +7,7 @@
     ├── PrivacyError                   exit 4   going on would break the promise
     │   ├── HorizonExhausted           exit 4   the mechanism has no noise left
     │   └── LedgerError                exit 4   a learner's ledger is damaged, or older than it was
+    ├── ProtocolError                  exit 7   a message that server or learner must not act on
     ├── StoreBusy                      exit 6   another process is the ledger's one writer
     └── SolverError                    exit 5   an optimisation did not reach its tolerance
 
@@ -25,6 +26,7 @@ __all__ = [
     "LedgerError",
     "MissingExtra",
     "PrivacyError",
+    "ProtocolError",
     "SolverError",
     "StoreBusy",
     "UnknownName",
@@ -118,6 +120,19 @@ class LedgerError(PrivacyError):
     def __init__(self, what: str, way_out: str) -> None:
         self.what, self.way_out = what, way_out
         super().__init__(f"{what}: nothing was released ({way_out})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.way_out)
+
+
+class ProtocolError(VeilstreamError):
+    """A message between server and learner that must not be acted on."""
+
+    exit_code: ClassVar[int] = 7
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self.what, self.way_out = what, way_out
+        super().__init__(f"{what}: refused ({way_out})")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.what, self.way_out)

@@ -74,6 +74,7 @@ class Learner:
     _round: int
     _taken: int  # steps of the open round that are stored
     _snapshot_at: int
+    _run: str | None  # the server's run that this epoch belongs to
     _pinned: str | None  # hash of the open round's model
     _sealed_model: str | None  # hash of the last finished round's model
     _z: Hidden[Float32s]  # the local model
@@ -92,6 +93,7 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
         self._broken = False
+        self._model: Float32s | None = None  # the newest that the server sent
         self._ledger = self._open_ledger(store, witness)
         try:
             self._recover()
@@ -112,6 +114,11 @@ class Learner:
     def round(self) -> int:
         """The round that is open, or is to be begun next."""
         return self._round
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a round has been begun and not sealed."""
+        return self._pinned is not None
 
     @property
     def clients_wanted(self) -> int:
@@ -138,7 +145,7 @@ class Learner:
         ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
         if the store does not know it, the store is an old copy.
         """
-        self._check_acknowledged(acknowledged)
+        self.check_acknowledged(acknowledged)
         model = self._checked_model(x)
         digest = hashlib.sha256(model.tobytes()).hexdigest()
         if isinstance(r, bool) or not isinstance(r, int | np.integer):
@@ -233,6 +240,28 @@ class Learner:
             self._write("ack", body)
         reached("acknowledged")
 
+    def predict(self, features: NDArray[Any]) -> Any:
+        """What the server's newest model says of a client; None before the first model.
+
+        Answered here, with a model that is public anyway.
+        """
+        shape = getattr(self._task, "features_shape", None)
+        if self._model is None or features.shape != tuple(shape or ()):
+            return None
+        return np.asarray(self._task.predict(self._model, features)).tolist()  # type: ignore[arg-type]
+
+    def join(self, run: str) -> None:
+        """Give this epoch to one run of the server; another run is refused until the next epoch."""
+        if self._run is None:
+            with self._whole_or_broken():
+                self._write("join", {"epoch": self._epoch, "run": run})
+            self._run = run
+        elif self._run != run:
+            raise InputError(
+                "run", run, f"run {self._run!r}, which this learner's epoch {self._epoch} is for",
+                "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
+            )  # fmt: skip
+
     def new_epoch(self) -> None:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
         if not self.horizon_reached:
@@ -279,7 +308,7 @@ class Learner:
             body["acknowledged"] = list(acknowledged)
         self._write("pin", body, keep={"x": model.tobytes(), **seeds})
         reached("pinned")
-        self._pinned, self._z = digest, Hidden(model)
+        self._pinned, self._z, self._model = digest, Hidden(model), model
 
     def _raw_gradient(self, sample: Sample) -> RawGradient:
         """Never raises: what cannot be used becomes zero, and uses up its step."""
@@ -356,10 +385,14 @@ class Learner:
         stored = records[0].body
         self._check_settings(stored["settings"])
         self._begin_epoch(stored["epoch"])
+        if self._ledger.names("x"):
+            self._model = np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32)
         steps = 0
         for record in records:
             if record.kind == "pin":
                 self._pinned = record.body["x"]
+            elif record.kind == "join":
+                self._run = record.body["run"]
             elif record.kind == "step":
                 steps += 1
             elif record.kind == "message":
@@ -372,7 +405,8 @@ class Learner:
             return
         self._restore_noise(steps)
         if self._pinned is not None:
-            self._z = Hidden(np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32))
+            assert self._model is not None
+            self._z = Hidden(self._model)
             for t in range(steps - self._round * self._tau):
                 self._apply(_unpack(self._ledger.blob(f"noisy/{t}")))
             self._reseed(steps)
@@ -429,7 +463,7 @@ class Learner:
     def _begin_epoch(self, epoch: int) -> None:
         dim = self._task.dim
         self._epoch, self._round, self._taken, self._snapshot_at = epoch, 0, 0, 0
-        self._pinned = self._sealed_model = None
+        self._run = self._pinned = self._sealed_model = None
         self._z = Hidden(np.zeros(dim, np.float32))
         self._prefix = Noised(np.zeros(dim, np.int64))
         self._noise_prefix = Hidden(np.zeros(dim, np.float64))
@@ -458,9 +492,10 @@ class Learner:
     def _check_settings(self, stored: dict[str, Any]) -> None:
         changed = differences(self.settings, stored)
         if changed:
+            then = {key: stored.get(key) for key in changed}
             raise InputError(
-                "plan", {key: ours for key, (ours, _) in changed.items()},
-                f"what this store was begun with: { {k: then for k, (_, then) in changed.items()} }",
+                "plan", {key: self.settings.get(key) for key in changed},
+                f"what this store was begun with: {then}",
                 "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
                 "another plan",
             )  # fmt: skip
@@ -483,7 +518,8 @@ class Learner:
             )  # fmt: skip
         return model
 
-    def _check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
+    def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
+        """Refuse to go on if the server has accepted what this store does not know."""
         if acknowledged is None:
             return
         match acknowledged:

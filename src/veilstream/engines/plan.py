@@ -21,6 +21,7 @@ from veilstream.privacy import ONCE, Budget, Participation
 
 __all__ = [
     "DataPlan",
+    "FederationPlan",
     "LearningPlan",
     "MethodPlan",
     "Plan",
@@ -111,6 +112,14 @@ class RunPlan(_Part):
     regret: bool = True
 
 
+class FederationPlan(_Part):
+    """How a server waits for learners on other machines."""
+
+    quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
+    deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
+    patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+
+
 class MethodPlan(_Part):
     """One line of the comparison."""
 
@@ -160,6 +169,7 @@ class Plan(_Part):
     data: DataPlan = DataPlan()
     privacy: PrivacyPlan | None = None
     run: RunPlan = RunPlan()
+    federation: FederationPlan = FederationPlan()
     methods: tuple[MethodPlan, ...] = value(empty=False)
 
     def check(self) -> None:

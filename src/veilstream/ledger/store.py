@@ -48,7 +48,8 @@ DO UPDATE SET epoch = excluded.epoch, step = excluded.step, times = times + 1"""
 
 def open_sqlite(path: Path) -> Any:
     """A connection whose commits outlast a power cut, and whose deletions leave nothing behind."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+    # One thread at a time, as for the learner itself; not always the same one.
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
     for pragma in (
         "page_size=16384", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON",
         "wal_autocheckpoint=1000",

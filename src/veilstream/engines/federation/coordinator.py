@@ -1,0 +1,361 @@
+"""The server: announces x, collects releases, moves x; one piece of code for every engine.
+
+Learners have constant weights, 1/n of those that the plan names, whoever answers: otherwise the
+correlated noise would no longer cancel. A learner's message is the prefix sum of all its noisy
+steps; the server keeps the last one that it accepted and takes the difference, so a reply that was
+lost or late is made good by the next. A learner's own round advances only when it takes part; the
+server asks each for the round that is its next.
+
+Written down before the next round is announced: model, round, and for each learner its prefix and
+the (round, hash) that is echoed to it as acknowledgement. A server that is started again goes on to
+the same numbers. Nothing here imports noise or clients' data.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.engines.federation.carrier import Carrier, Failure
+from veilstream.engines.federation.checkpoint import Models, Position, Seat
+from veilstream.engines.federation.keys import ServerKeys
+from veilstream.engines.federation.messages import Reply, Request, digest
+from veilstream.engines.plan import Plan
+from veilstream.engines.release import decode
+from veilstream.engines.run_folder import check_folder, versions
+from veilstream.engines.terms import Terms, differences
+from veilstream.errors import InputError, ProtocolError, VeilstreamError
+from veilstream.files import write_file
+
+__all__ = ["Coordinator", "Standing"]
+
+_AGAIN_S = 5.0  # before an unanswered request is sent once more
+_REFUSED_AGAIN_S = 25.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Standing:
+    """For whoever watches."""
+
+    round: int
+    rounds: int
+    answered: tuple[str, ...]
+    missing: tuple[str, ...]
+    note: str = ""
+    """Something worth a line: a refusal, a learner that came or went."""
+
+
+@dataclass
+class _Asked:
+    """What a learner has been asked in this round."""
+
+    request: bytes
+    at: float
+    node: str
+
+
+@dataclass
+class _Place:
+    """Where a learner sits in the engine."""
+
+    node: str
+    daemon: str
+
+
+@dataclass
+class _Round:
+    """A round in flight."""
+
+    began: float
+    asked: dict[str, _Asked] = field(default_factory=dict)
+    increments: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+
+class Coordinator:
+    """One run of the server, in one folder."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        x0: NDArray[np.float32],
+        keys: ServerKeys,
+        folder: Path,
+        *,
+        engine: str = "",
+        watch: Callable[[Standing], None] = lambda _: None,
+    ) -> None:
+        self._plan, self._keys, self._folder, self._watch = plan, keys, folder, watch
+        self.terms = Terms.of(plan, len(x0))
+        n = plan.learning.learners
+        if len(keys.learners) != n:
+            raise InputError(
+                "learning.learners", n, f"as many as have keys ({len(keys.learners)})",
+                "`veilstream keys add` makes more; weights are 1/n of all, present or not",
+            )  # fmt: skip
+        self._needed = max(1, int(np.ceil(plan.federation.quorum * n)))
+        self.models = Models(folder / "models.f32", len(x0))
+        resumed = (folder / "checkpoint.npz").exists()
+        check_folder(folder, plan, resume=resumed)
+        self._position = self._load(x0) if resumed else self._begin(x0, engine)
+        self._places: dict[str, _Place] = {}
+        self._present: set[str] = set()
+        self._enrolling: dict[str, tuple[str, float]] = {}  # node -> (hash of the request, when)
+        self._refused: dict[str, str] = {}
+        self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
+
+    # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        """Name of this run, the same after a restart."""
+        return self._position.run
+
+    @property
+    def round(self) -> int:
+        """Rounds that are done; the model after them is released."""
+        return self._position.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self._position.round == self.terms.rounds
+
+    def _begin(self, x0: NDArray[np.float32], engine: str) -> Position:
+        names = sorted(self._keys.learners)
+        seats = {name: Seat(name, np.zeros(len(x0), np.int64)) for name in names}
+        x = x0.astype(np.float64)
+        run = f"{self._plan.name}-{secrets.token_hex(4)}"
+        write_file(self._folder / "plan.toml", self._plan.to_toml())
+        write_file(self._folder / "guarantee.json", _json(self.terms.guarantee.as_dict()))
+        write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
+        write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
+        self.models.write(0, x0)
+        position = Position(run, 0, x, x.copy(), seats)
+        position.save(self._folder / "checkpoint.npz")
+        return position
+
+    def _load(self, x0: NDArray[np.float32]) -> Position:
+        position = Position.load(self._folder / "checkpoint.npz")
+        if set(position.seats) != set(self._keys.learners) or len(position.x) != len(x0):
+            raise InputError(
+                "learners", sorted(self._keys.learners),
+                f"those that the run was begun with: {sorted(position.seats)}",
+                "name another folder for another run",
+            )  # fmt: skip
+        return position
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def go(self, carrier: Carrier, until: int | None = None) -> None:
+        """Run rounds until the horizon (or ``until``); what is done is kept whatever happens."""
+        last = self.terms.rounds if until is None else min(until, self.terms.rounds)
+        while self._position.round < last:
+            here = _Round(time.monotonic())
+            while not self._complete(here):
+                self._call_on(carrier, here)
+                for node, data in carrier.receive(_LOOK_S):
+                    self._take(node, data, here)
+            self._move(here)
+
+    def _complete(self, here: _Round) -> bool:
+        n, answered = self._plan.learning.learners, len(here.increments)
+        if answered == n:
+            return True
+        if n - len(self._refused) < self._needed:
+            why = "; ".join(self._refused.values())
+            raise ProtocolError(
+                f"{len(self._refused)} of {n} learners cannot take part ({why})",
+                f"a round needs {self._needed}: repair them, then start the server again",
+            )
+        if answered + len(self._refused) >= n and answered >= self._needed:
+            return True
+        late = time.monotonic() - here.began > self._plan.federation.deadline_s
+        return late and answered >= self._needed
+
+    def _call_on(self, carrier: Carrier, here: _Round) -> None:
+        """Ask newcomers who they are, and every learner for its round; again if need be."""
+        now, nodes = time.monotonic(), carrier.nodes()
+        self._present = nodes
+        seated = {place.node for place in self._places.values()}
+        for node in nodes - seated:
+            _, when = self._enrolling.get(node, ("", -np.inf))
+            if now - when > _AGAIN_S:
+                request = Request(
+                    "enrol", self.run, "", secrets.token_hex(8), settings=self.terms.settings
+                ).sign(self._keys.identity)
+                self._enrolling[node] = digest(request), now
+                carrier.send(node, request)
+        for name, place in self._places.items():
+            if name in here.increments or place.node not in nodes or name in self._refused:
+                continue
+            asked = here.asked.get(name)
+            if asked and asked.node == place.node and now - asked.at < self._patience(asked):
+                continue
+            request = self._request(name) if asked is None else asked.request
+            here.asked[name] = _Asked(request, now, place.node)
+            self._outstanding[name].add(digest(request))
+            carrier.send(place.node, request)
+
+    def _patience(self, asked: _Asked) -> float:
+        """A learner may wait for its clients; only then is silence a loss."""
+        return self._plan.federation.patience_s + _AGAIN_S
+
+    def _request(self, name: str) -> bytes:
+        seat = self._position.seats[name]
+        x = self._position.x.astype("<f4").tobytes()
+        return Request(
+            "round", self.run, name, secrets.token_hex(8), seat.round, seat.accepted, body=x
+        ).sign(self._keys.identity)
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _take(self, node: str, data: bytes | Failure, here: _Round) -> None:
+        if isinstance(data, Failure):
+            self._note(here, f"{self._name_at(node)}: {data.why}")
+            for asked in here.asked.values():
+                if asked.node == node:
+                    asked.at = min(asked.at, time.monotonic() - self._patience(asked) + 1.0)
+            return
+        try:
+            reply = self._checked(data)
+            if reply.kind == "refusal":
+                self._note_refusal(node, reply, here)
+            elif reply.kind == "enrolled":
+                self._seat(node, reply, here)
+            else:
+                self._accept(reply, here)
+        except VeilstreamError as error:
+            self._note(here, f"{self._name_at(node)}: {error}")
+
+    def _checked(self, data: bytes) -> Reply:
+        """From a known learner, signed, in answer to something that was asked."""
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(
+                f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
+            )
+        reply = Reply.read(data, self._keys.learners[name])
+        asked = self._outstanding[name] | {request for request, _ in self._enrolling.values()}
+        if reply.answers not in asked:
+            raise ProtocolError(
+                f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
+            )
+        return reply
+
+    def _seat(self, node: str, reply: Reply, here: _Round) -> None:
+        """Enrol: same terms, one daemon a name."""
+        name, facts = reply.learner, reply.facts
+        unlike = differences(self.terms.settings, facts.get("settings", {}))
+        if unlike:
+            both = ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+            self._refused[name] = f"{name}: another plan ({both})"
+            raise ProtocolError(f"learner {name!r} has another plan ({both})", "use one plan")
+        place, daemon = self._places.get(name), str(facts.get("daemon"))
+        elsewhere = place and place.node != node and place.node in self._present
+        if place and elsewhere and place.daemon != daemon:
+            self._enrolling[node] = "", time.monotonic() + _REFUSED_AGAIN_S
+            raise ProtocolError(
+                f"a second learner calls itself {name!r}",
+                "each learner needs keys of its own; if it moved, stop the first",
+            )
+        epoch, round_ = int(facts["epoch"]), int(facts["round"])
+        seat = self._position.seats[name]
+        if epoch > seat.epoch:  # it lost its store: a new epoch, whose sums begin at zero
+            seat.epoch, seat.round = epoch, 0
+            seat.prefix = np.zeros_like(seat.prefix)
+        elif epoch < seat.epoch or round_ < seat.round:
+            self._refused[name] = f"{name}: its store is an old copy"
+            raise ProtocolError(
+                f"learner {name!r} is at epoch {epoch}, round {round_}, and had come to epoch "
+                f"{seat.epoch}, round {seat.round}",
+                "its store is an old copy: put the newest one back",
+            )
+        self._enrolling.pop(node, None)
+        self._refused.pop(name, None)
+        here.asked.pop(name, None)
+        self._places[name] = _Place(node, daemon)
+        self._note(here, f"{name}: here")
+
+    def _accept(self, reply: Reply, here: _Round) -> None:
+        name, message = reply.learner, decode(reply.body)
+        seat = self._position.seats[name]
+        if name in here.increments or (message.epoch, message.round) < (seat.epoch, seat.round):
+            return  # the same again
+        if (message.epoch, message.round, message.grid, len(message.prefix)) != (
+            seat.epoch, seat.round, self.terms.grid.step, self.terms.dim,
+        ):  # fmt: skip
+            raise ProtocolError(
+                f"a release of epoch {message.epoch}, round {message.round} from {name!r}",
+                f"epoch {seat.epoch}, round {seat.round} was asked for",
+            )
+        here.increments[name] = message.prefix - seat.prefix
+        seat.prefix, seat.accepted = message.prefix, (message.round, message.hash)
+        seat.round += 1
+        self._outstanding[name].clear()
+        self._note(here, "")
+
+    def _note_refusal(self, node: str, reply: Reply, here: _Round) -> None:
+        why = str(reply.facts.get("why", ""))
+        self._refused[reply.learner] = f"{reply.learner}: {why}"
+        # Someone may repair it: ask again who is there, but not at once.
+        self._places.pop(reply.learner, None)
+        self._enrolling[node] = "", time.monotonic() + _REFUSED_AGAIN_S
+        self._note(here, f"{reply.learner} refuses: {why}")
+
+    # --- the model -------------------------------------------------------------------------------
+
+    def _move(self, here: _Round) -> None:
+        """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ)."""
+        position, method = self._position, self.terms.method
+        r = position.round
+        total = np.zeros(self.terms.dim, np.int64)
+        for increment in here.increments.values():
+            total += increment
+        size = method.step_size * method.server_step_size * (1.0 + r) ** -method.step_decay
+        x = position.x - size * self.terms.grid.step * total / self._plan.learning.learners
+        if radius := self._plan.learning.projection_radius:
+            length = float(np.linalg.norm(x))
+            x = x * min(1.0, radius / length if length else 1.0)
+        power = method.averaging
+        blend = 1.0 if power is None else (power + 1.0) / (power + r + 1.0)
+        position.x, position.round = x, r + 1
+        position.average = (1.0 - blend) * position.average + blend * x
+        self.models.write(r + 1, position.average.astype(np.float32))
+        position.save(self._folder / "checkpoint.npz")
+        missing = sorted(set(position.seats) - set(here.increments))
+        with (self._folder / "rounds.csv").open("a") as file:
+            seconds = time.monotonic() - here.began
+            file.write(f"{r},{seconds:.4f},{len(here.increments)},{' '.join(missing)}\n")
+        if self.finished:
+            self._sum_up()
+        self._note(here, "")
+
+    def _sum_up(self) -> None:
+        seats = self._position.seats.values()
+        summary = {
+            "name": self._plan.name, "run": self.run, "rounds": self.round,
+            "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
+            "guarantee": self.terms.guarantee.as_dict(),
+        }  # fmt: skip
+        write_file(self._folder / "summary.json", _json(summary))
+
+    def _note(self, here: _Round, note: str) -> None:
+        answered = tuple(sorted(here.increments))
+        missing = tuple(sorted(set(self._position.seats) - set(answered)))
+        self._watch(Standing(self._position.round, self.terms.rounds, answered, missing, note))
+
+    def _name_at(self, node: str) -> str:
+        names = [name for name, place in self._places.items() if place.node == node]
+        return names[0] if names else f"node {node}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"

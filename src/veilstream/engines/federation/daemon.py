@@ -1,0 +1,145 @@
+"""The learner's long-lived side: ledger, noise, model and data source behind one function.
+
+`handle(request bytes) -> reply bytes` is all that an engine's relay calls, over a Unix socket. It
+does one request at a time, and the same request again gets the same release. Only releases leave:
+no loss, no count of refused clients; a reply has one size whatever the data.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilstream.engines.federation import frames
+from veilstream.engines.federation.keys import LearnerKeys
+from veilstream.engines.federation.messages import Reply, Request, digest
+from veilstream.engines.federation.sources import Source
+from veilstream.engines.learner import Learner
+from veilstream.engines.release import Release
+from veilstream.engines.terms import differences
+from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
+
+__all__ = ["Daemon"]
+
+
+class Daemon:
+    """One learner, answering one server."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        keys: LearnerKeys,
+        source: Source,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._learner, self._keys, self._source, self._log = learner, keys, source, log
+        self._instance = secrets.token_hex(8)
+        self._busy = threading.Lock()
+        self.rounds_done = 0
+        self._listener: socket.socket | None = None
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def handle(self, data: bytes) -> bytes:
+        """A signed reply to whatever comes; a refusal says why, and never anything about data."""
+        try:
+            request = Request.read(data, self._keys.server)
+            with self._busy:
+                reply = self._answer(request, digest(data))
+        except VeilstreamError as error:
+            self._log(str(error))
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
+        return reply.sign(self._keys.identity)
+
+    def _answer(self, request: Request, answers: str) -> Reply:
+        if request.kind == "enrol":
+            return self._enrol(request, answers)
+        if request.learner != self._keys.name:
+            raise ProtocolError(
+                f"a request to {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
+        self._learner.join(request.run)
+        release = self._release(request)
+        self.rounds_done += 1
+        return Reply("release", self._keys.name, answers, {}, release.payload)
+
+    def _enrol(self, request: Request, answers: str) -> Reply:
+        unlike = differences(request.settings, self._learner.settings)
+        if unlike:
+            both = ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+            raise ProtocolError(
+                f"server and learner {self._keys.name!r} have different plans ({both})",
+                "use one plan on both sides",
+            )
+        self._learner.join(request.run)
+        facts = {
+            "epoch": self._learner.epoch,
+            "round": self._learner.round,
+            "daemon": self._instance,
+            "settings": self._learner.settings,
+        }
+        return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _release(self, request: Request) -> Release:
+        """Do the round, or say again what is sealed; a round begun with another x is finished."""
+        learner, r = self._learner, request.round
+        if r == learner.round - 1:
+            learner.check_acknowledged(request.acknowledged)
+            return learner.finish_round()
+        if not (learner.pinned and r == learner.round):
+            learner.begin_round(r, self._model(request.body), request.acknowledged)
+        self._source.serve(r, learner.observe, lambda: learner.clients_wanted)
+        return learner.finish_round()
+
+    def _model(self, body: bytes) -> np.ndarray[Any, Any]:
+        if len(body) % 4:
+            raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
+        return np.frombuffer(body, "<f4")
+
+    def predict(self, features: np.ndarray[Any, Any]) -> Any:
+        """What the newest model says; None before the first, or for features of another shape."""
+        return self._learner.predict(features)
+
+    # --- the socket ------------------------------------------------------------------------------
+
+    def serve(self, path: Path) -> None:
+        """Answer on a Unix socket until `close`."""
+        self._listener = frames.listen(path)
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while (data := frames.receive(connection)) is not None:
+                    frames.send(connection, self.handle(data))
+            except OSError:
+                return  # the relay is gone; what was sealed is sent when it asks again
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        with self._busy:
+            self._learner.close()
+
+
+def _outside(error: VeilstreamError) -> str:
+    """What the server may know: its own mistakes in full, of the learner's machine nothing."""
+    if isinstance(error, InputError | ProtocolError):
+        return str(error)
+    if isinstance(error, LedgerError):
+        return "its store is not the newest, or damaged (its own log says more)"
+    return "it has stopped (its own log says why)"

@@ -1,0 +1,106 @@
+"""Child processes that end when their parent does, however it ends, and are started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Child"]
+
+# Runs in the child before the command: the kernel kills it when the parent is gone.
+_LEASH = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9)\n"
+    "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+)
+_CALM_S = 20.0
+
+
+class Child:
+    """A command, its log, and how often it had to be started."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.command, self.log = list(command), log
+        self._environment = os.environ | dict(environment or {})
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+        self._due = 0.0
+        self._began = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self.running and self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last one, once it has ended."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start it, in a group of its own so that all it starts can be ended with it."""
+        leash: list[str] = []
+        if sys.platform == "linux":
+            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid())]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                env=self._environment, cwd=self._directory, start_new_session=True,
+            )  # fmt: skip
+        self.starts += 1
+        self._began = time.monotonic()
+
+    def keep_running(self) -> bool:
+        """Start it again if it has ended, ever more slowly; whether it had to be."""
+        if self.running:
+            return False
+        now = time.monotonic()
+        if self._due == 0.0:
+            calm = now - self._began > _CALM_S
+            self._due = now + (0.5 if calm else min(0.5 * 2.0 ** min(self.starts, 6), 20.0))
+        if now < self._due:
+            return False
+        self._due = 0.0
+        self.end()
+        self.start()
+        return True
+
+    def end(self, patience_s: float = 3.0) -> None:
+        """Ask it to end; then make it, and all it started."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        process.wait()
+
+    def last_lines(self, count: int = 5) -> str:
+        """End of its log, for an error message."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+        except OSError:
+            return ""

@@ -1,0 +1,155 @@
+"""Where a learner's clients come from: a file beside it, people who call, or the plan's own stream.
+
+A source offers clients one at a time and holds no more than one. After a restart it begins again:
+who took part before is answered and not used, so a file is its own bookmark.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from veilstream.engines.build import stream_of
+from veilstream.engines.learner import Answer
+from veilstream.engines.plan import Plan
+from veilstream.errors import InputError
+from veilstream.learning.tasks import Sample
+
+__all__ = ["FileSource", "LiveSource", "Observe", "PlanSource", "Source", "open_source"]
+
+Observe = Callable[[str | bytes, Sample], Answer]
+Wanted = Callable[[], int]
+
+
+class Source(Protocol):
+    """What a daemon asks for clients."""
+
+    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
+        """Offer clients for this round until no more are wanted, or none comes."""
+
+
+class PlanSource:
+    """The plan's own stream, as one learner of the simulation sees it: for demonstrations."""
+
+    def __init__(self, plan: Plan, index: int, seed: int | None = None) -> None:
+        if not 0 <= index < plan.learning.learners:
+            raise InputError(
+                "data", f"plan:{index}", f"a learner from 0 to {plan.learning.learners - 1}",
+                "plan:0 is the first",
+            )  # fmt: skip
+        self._stream, self._index = stream_of(plan), index
+        self._seed = plan.run.first_seed if seed is None else seed
+
+    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
+        """The τ clients of this round."""
+        batch = self._stream.round(self._seed, round_)
+        for t in range(batch.features.shape[1]):
+            if not wanted():
+                return
+            present = batch.present is None or bool(batch.present[self._index, t])
+            if present:
+                sample = Sample(batch.features[self._index, t], batch.target[self._index, t])
+                observe(f"{self._seed}/{self._index}/{round_}/{t}", sample)
+
+
+class FileSource:
+    """Records of a file, top to bottom: CSV with a header, or one JSON object a line.
+
+    ``target`` is the label or value, ``tag`` (if there is one) says who; every other column is a
+    feature, in the file's order. In JSON, ``features`` is a list. A record that cannot be read is
+    offered as it is, and refused like any other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
+        self._records = self._read()
+        if path.suffix == ".csv":
+            with path.open(newline="") as file:
+                header = next(csv.reader(file), [])
+            if "target" not in header:
+                raise InputError("data", str(path), "a header with a column `target`", "add one")
+
+    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
+        """The next records; at the end of the file nobody comes any more."""
+        while wanted():
+            record = next(self._records, None)
+            if record is None:
+                return
+            observe(*record)
+            del record
+
+    def _read(self) -> Iterator[tuple[str, Any]]:
+        with self._path.open(newline="") as file:
+            rows: Iterator[Any] = csv.DictReader(file) if self._path.suffix == ".csv" else file
+            for number, row in enumerate(rows):
+                try:
+                    yield self._parsed(number, row)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    yield f"{self._path.name}:{number}", None
+
+    def _parsed(self, number: int, row: Any) -> tuple[str, Sample]:
+        fields = row if isinstance(row, dict) else json.loads(row)
+        tag = str(fields.pop("tag", f"{self._path.name}:{number}"))
+        target = float(fields.pop("target"))
+        numbers = fields["features"] if "features" in fields else list(fields.values())
+        return tag, Sample(np.asarray(numbers, np.float32), target)
+
+
+class LiveSource:
+    """People who call: each waits until a learner takes its data, and nothing is put by."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._turn = threading.Lock()  # one caller at a time
+        self._changed = threading.Condition()
+        self._offer: tuple[str | bytes, Any] | None = None
+        self._answer: Answer | None = None
+        self._open = False
+
+    def offer(self, tag: str | bytes, sample: Any, timeout_s: float = 10.0) -> Answer | None:
+        """Answer to a caller; None if no learner is waiting for anyone now."""
+        with self._turn, self._changed:
+            if not self._open:
+                return None
+            self._offer, self._answer = (tag, sample), None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._answer or not self._open, timeout_s)
+            answer, self._offer, self._answer = self._answer, None, None
+            return answer
+
+    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
+        """Whoever calls within the plan's patience."""
+        until = time.monotonic() + self._patience_s
+        with self._changed:
+            self._open = True
+            try:
+                while wanted():
+                    left = until - time.monotonic()
+                    if not self._changed.wait_for(lambda: self._offer is not None, max(left, 0.0)):
+                        return
+                    assert self._offer is not None
+                    (tag, sample), self._offer = self._offer, None
+                    self._answer = observe(tag, sample)
+                    del sample
+                    self._changed.notify_all()
+            finally:
+                self._open = False
+                self._changed.notify_all()
+
+
+def open_source(text: str, plan: Plan) -> Source:
+    """``live``, ``plan:INDEX``, or a file."""
+    if text == "live":
+        return LiveSource(plan.federation.patience_s)
+    if text.startswith("plan:") and text[5:].isdigit():
+        return PlanSource(plan, int(text[5:]))
+    return FileSource(Path(text))
