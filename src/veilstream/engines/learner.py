@@ -248,7 +248,7 @@ class Learner:
         shape = getattr(self._task, "features_shape", None)
         if self._model is None or features.shape != tuple(shape or ()):
             return None
-        return np.asarray(self._task.predict(self._model, features)).tolist()  # type: ignore[arg-type]
+        return np.asarray(self._task.predict(self._model, features)).tolist()
 
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server; another run is refused until the next epoch."""
