@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import sqlite3
 import time
 import weakref
 
@@ -410,3 +411,26 @@ def test_the_servers_acknowledgement_of_an_earlier_epoch_is_still_known(tmp_path
         learner.new_epoch()
     with Learner(plan_of(), store, Still()) as learner:
         learner.begin_round(0, model(0), acknowledged=(last.round, last.hash))
+
+
+def test_a_reader_at_the_end_of_the_horizon_delays_forgetting_and_nothing_else(tmp_path):
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        for r in range(R - 1):
+            run_round(learner, r)
+        reader = sqlite3.connect(store)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        assert run_round(learner, R - 1).round == R - 1
+        with pytest.raises(LedgerError, match="being read"):
+            learner.new_epoch()
+        reader.close()
+        learner.new_epoch()
+        assert learner.epoch == 1
+
+
+def test_a_witness_that_was_being_made_leaves_no_copy_of_the_key(tmp_path):
+    store = tmp_path / "s.db"
+    (tmp_path / ".s.witness.new").write_bytes(b"left by a kill")
+    Learner(plan_of(), store, Still()).close()
+    assert not (tmp_path / ".s.witness.new").exists()

@@ -93,6 +93,7 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
         self._broken = False
+        self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
         self._ledger = self._open_ledger(store, witness)
         try:
@@ -270,6 +271,11 @@ class Learner:
                 "released (a new one may start when its horizon has ended; "
                 "`veilstream ledger epoch --abandon` gives it up)"
             )
+        if not self._forgotten and not self._ledger.forget():
+            raise LedgerError(
+                "the store is being read, so destroyed secrets may stay in its log",
+                "close what reads it, then ask again",
+            )
         with self._whole_or_broken():
             self._write_epoch(self._epoch + 1)
 
@@ -444,11 +450,15 @@ class Learner:
         reached("snapshot-stored")
 
     def _destroy_secrets(self) -> None:
-        """At the end of the horizon; repeated at every start until nothing is left."""
+        """At the end of the horizon.
+
+        While someone reads the store, its log file stays; then this is done again when the learner
+        is started, and before a new epoch.
+        """
         secret = [n for n in self._ledger.chain.kept if n not in ("message", "carried")]
         if secret:
             self._write("end", {"epoch": self._epoch}, destroy=secret)
-        self._ledger.forget()
+        self._forgotten = self._ledger.forget()
         reached("epoch-closed")
 
     # --- epochs and checks -----------------------------------------------------------------------

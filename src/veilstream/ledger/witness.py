@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import LedgerError
-from veilstream.files import sync_directory, write_file
+from veilstream.files import sync_directory
 from veilstream.ledger.chain import Record, carried_tags
 
 __all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of"]
@@ -76,6 +76,7 @@ class Witness:
     def __init__(self, path: Path) -> None:
         """Open a file that `create` made."""
         self.path = path
+        path.with_name(f".{path.name}.new").unlink(missing_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._first_form = self._read(0, 8) != _MAGIC
@@ -93,7 +94,15 @@ class Witness:
     def create(cls, path: Path, tag_key: bytes, entries: Iterable[Entry] = ()) -> Witness:
         """Write a file anew, whole or not at all, and open it."""
         start = _sealed(_MAGIC + tag_key + bytes(40))
-        write_file(path, start + b"".join(entry.pack() for entry in entries))
+        content = start + b"".join(entry.pack() for entry in entries)
+        # Always the same name while it is made, so that a kill leaves no stray copy of the key.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.new")
+        with open(partial, "wb", opener=_private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
         sync_directory(path.parent)
         return cls(path)
 
@@ -167,6 +176,10 @@ class Witness:
             "put this file back from its own device; if it is lost and the store is the newest "
             "there is, `veilstream ledger verify --renew-witness` writes it anew",
         )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def entries_of(db: Any, first: int) -> list[Entry]:
