@@ -11,8 +11,9 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import data, demo, ledger, plan
+from veilstream.cli import data, demo, federation, keys, ledger, plan
 from veilstream.cli.run import reproduce_command, run_command
+from veilstream.cli.server import learner_command, server_command
 from veilstream.errors import VeilstreamError
 
 __all__ = ["main"]
@@ -55,6 +56,10 @@ app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(federation.app, name="federation")
+app.command("server")(server_command)
+app.command("learner")(learner_command)
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

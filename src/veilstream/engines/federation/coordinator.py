@@ -269,7 +269,7 @@ class Coordinator:
         epoch, round_ = int(facts["epoch"]), int(facts["round"])
         seat = self._position.seats[name]
         if epoch > seat.epoch:  # it lost its store: a new epoch, whose sums begin at zero
-            seat.epoch, seat.round = epoch, 0
+            seat.epoch, seat.round, seat.accepted = epoch, 0, None
             seat.prefix = np.zeros_like(seat.prefix)
         elif epoch < seat.epoch or round_ < seat.round:
             self._refused[name] = f"{name}: its store is an old copy"

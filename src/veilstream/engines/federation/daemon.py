@@ -27,6 +27,8 @@ from veilstream.errors import InputError, LedgerError, ProtocolError, Veilstream
 
 __all__ = ["Daemon"]
 
+_STOPPED = "it has stopped (its own log says why)"
+
 
 class Daemon:
     """One learner, answering one server."""
@@ -55,6 +57,9 @@ class Daemon:
         except VeilstreamError as error:
             self._log(str(error))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
+        except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
+            self._log(f"{type(error).__name__} while answering")
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
     def _answer(self, request: Request, answers: str) -> Reply:
@@ -142,4 +147,4 @@ def _outside(error: VeilstreamError) -> str:
         return str(error)
     if isinstance(error, LedgerError):
         return "its store is not the newest, or damaged (its own log says more)"
-    return "it has stopped (its own log says why)"
+    return _STOPPED

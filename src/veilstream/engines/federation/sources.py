@@ -101,7 +101,7 @@ class FileSource:
         tag = str(fields.pop("tag", f"{self._path.name}:{number}"))
         target = float(fields.pop("target"))
         numbers = fields["features"] if "features" in fields else list(fields.values())
-        return tag, Sample(np.asarray(numbers, np.float32), target)
+        return tag, Sample(np.asarray(numbers, np.float64), target)
 
 
 class LiveSource:

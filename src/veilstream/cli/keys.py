@@ -1,0 +1,105 @@
+"""`veilstream keys`: identities of a server and its learners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilstream.errors import UnknownName
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Make the keys of a federation: a CA, a server, and its learners.
+
+    `veilstream keys make keys --host fl.example.org --learner north --learner south`, then copy
+    `keys/server` to the server, `keys/learners/NAME` to each learner, and keep `keys/ca` offline.
+    """,
+)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of all keys.", show_default=False)]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address by which learners reach the server. Repeatable."),
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="flower, or flare (makes its start-up kits as well).")
+]
+Port = Annotated[int, typer.Option(help="Port of the server; part of FLARE's kits.")]
+
+
+@app.command("make")
+def make_command(
+    folder: Folder,
+    host: Hosts = None,
+    learner: Annotated[
+        list[str] | None, typer.Option("--learner", help="Name of a learner. Repeatable.")
+    ] = None,
+    engine: EngineName = "flower",
+    port: Port = 8400,
+    days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
+) -> None:
+    """Make a new CA, the server's keys and the learners' keys."""
+    from veilstream.engines.federation.keys import make_keys
+
+    hosts = host or ["127.0.0.1", "localhost"]
+    make_keys(folder, hosts, learner or [], days)
+    _kits(folder, engine, hosts[0], port)
+    typer.echo(f"server:   {folder / 'server'}")
+    for name in learner or []:
+        typer.echo(f"learner:  {folder / 'learners' / name}")
+    typer.echo(f"keep offline: {folder / 'ca'}")
+
+
+@app.command("add")
+def add_command(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
+    host: Hosts = None,
+    engine: EngineName = "flower",
+    port: Port = 8400,
+) -> None:
+    """Make keys for one more learner. The server must be given its folder anew."""
+    from veilstream.engines.federation.keys import add_learner
+
+    where = add_learner(folder, name)
+    _kits(folder, engine, (host or ["localhost"])[0], port)
+    typer.echo(f"learner:  {where}")
+
+
+@app.command("remove")
+def remove_command(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
+) -> None:
+    """Have the server no longer know a learner. The server must be given its folder anew."""
+    from veilstream.engines.federation.keys import remove_learner
+
+    remove_learner(folder, name)
+    typer.echo(f"{name} is no longer known to {folder / 'server'}")
+
+
+@app.command("renew")
+def renew_command(
+    folder: Folder,
+    host: Hosts = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
+) -> None:
+    """Make a new TLS key and certificate for the server, from the same CA."""
+    from veilstream.engines.federation.keys import renew_server
+
+    renew_server(folder, host or ["127.0.0.1", "localhost"], days)
+    typer.echo(f"renewed:  {folder / 'server/tls.pem'}")
+
+
+def _kits(folder: Path, engine: str, host: str, port: int) -> None:
+    if engine == "flare":
+        from veilstream.engines.flare import provision
+
+        provision(folder, host, port)
+    elif engine != "flower":
+        raise UnknownName("engine", engine, ("flower", "flare"))

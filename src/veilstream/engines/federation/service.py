@@ -1,0 +1,240 @@
+"""The two long-lived processes of a federation: a server, and a learner beside its data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from veilstream.engines.build import task_of
+from veilstream.engines.federation.carrier import Carrier
+from veilstream.engines.federation.coordinator import Coordinator, Standing
+from veilstream.engines.federation.daemon import Daemon
+from veilstream.engines.federation.desk import Desk
+from veilstream.engines.federation.keys import LearnerKeys, ServerKeys
+from veilstream.engines.federation.publish import Publisher
+from veilstream.engines.federation.sources import LiveSource, open_source
+from veilstream.engines.learner import Learner
+from veilstream.engines.plan import Plan
+from veilstream.errors import InputError, UnknownName, VeilstreamError
+from veilstream.learning.tasks import Task
+
+__all__ = ["ENGINES", "Address", "Engine", "LearnerService", "Node", "ServerService"]
+
+Address = tuple[str, int]
+ENGINES = ("flower", "flare")
+_TEND_S = 1.0
+
+
+class Engine(Carrier, Protocol):
+    """The server's side of an engine."""
+
+    def start(self) -> None:
+        """Begin to carry."""
+
+    def tend(self) -> str | None:
+        """Repair what has died; a line to show, if anything happened."""
+
+
+class Node(Protocol):
+    """A learner's side of an engine."""
+
+    def start(self) -> None:
+        """Connect; an error if the server refuses."""
+
+    def tend(self) -> str | None:
+        """Repair what has died; a line to show, if anything happened."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+def server_engine(
+    name: str, keys: Path, state: Path, address: Address, *, insecure: bool
+) -> Engine:
+    """The engine of this name."""
+    _check_loopback(address, insecure)
+    if name == "flower":
+        from veilstream.engines.flower import FlowerServer
+
+        return FlowerServer(keys, state, address, insecure=insecure)
+    if name == "flare":
+        from veilstream.engines.flare import FlareServer
+
+        return FlareServer(keys, state, address, insecure=insecure)
+    raise UnknownName("engine", name, ENGINES)
+
+
+def learner_node(
+    name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
+) -> Node:
+    """The engine of this name, at a learner."""
+    _check_loopback(server, insecure)
+    if name == "flower":
+        from veilstream.engines.flower import FlowerNode
+
+        return FlowerNode(keys, socket, state, server, insecure=insecure)
+    if name == "flare":
+        from veilstream.engines.flare import FlareNode
+
+        return FlareNode(keys, socket, state, server, insecure=insecure)
+    raise UnknownName("engine", name, ENGINES)
+
+
+def _check_loopback(address: Address, insecure: bool) -> None:
+    if insecure and address[0] not in ("127.0.0.1", "localhost", "::1"):
+        raise InputError(
+            "--insecure", address[0], "a loopback address", "TLS is the default: leave it out"
+        )
+
+
+@dataclass
+class ServerService:
+    """`veilstream server`: engine, coordinator and the page of models."""
+
+    plan: Plan
+    keys: Path
+    folder: Path
+    address: Address
+    engine: str = "flower"
+    publish: Address | None = None
+    insecure: bool = False
+    task: Task | None = None
+
+    def run(
+        self,
+        watch: Callable[[Standing], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Coordinator:
+        """Run to the end of the horizon; started again after a kill, go on."""
+        keys = ServerKeys.load(self.keys)
+        task = task_of(self.plan) if self.task is None else self.task
+        x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
+        coordinator = Coordinator(self.plan, x0, keys, self.folder, engine=self.engine, watch=watch)
+        say(str(coordinator.terms.guarantee))
+        with ExitStack() as stack:
+            if self.publish is not None:
+                tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
+                page = Publisher(coordinator, self.publish, tls)
+                stack.callback(page.close)
+                scheme = "http" if tls is None else "https"
+                say(f"models at {scheme}://{self.publish[0]}:{page.port}/model/latest")
+            if not coordinator.finished:
+                engine = server_engine(
+                    self.engine, self.keys, self.folder / "engine", self.address,
+                    insecure=self.insecure,
+                )  # fmt: skip
+                stack.callback(engine.close)
+                engine.start()
+                say(f"run {coordinator.run} waits for learners at {_shown(self.address)}")
+                with _tended(engine.tend, say):
+                    coordinator.go(engine)
+        return coordinator
+
+
+@dataclass
+class LearnerService:
+    """`veilstream learner`: ledger, daemon, data source, and the engine's relay."""
+
+    plan: Plan
+    keys: Path
+    store: Path
+    data: str
+    server: Address
+    engine: str = "flower"
+    witness: Path | None = None
+    desk: Address | None = None
+    insecure: bool = False
+    task: Task | None = None
+
+    def run(
+        self,
+        say: Callable[[str], None] = lambda _: None,
+        stop: threading.Event | None = None,
+        on_round: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Answer the server until ``stop``, or until the horizon has ended and is acknowledged."""
+        stop = threading.Event() if stop is None else stop
+        keys = LearnerKeys.load(self.keys)
+        source = open_source(self.data, self.plan)
+        task = task_of(self.plan) if self.task is None else self.task
+        with ExitStack() as stack:
+            learner = Learner(self.plan, self.store, task, witness=self.witness)
+            stack.callback(learner.close)
+            say(str(learner.guarantee))
+            daemon = Daemon(learner, keys, source, log=say)
+            socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
+            threading.Thread(target=daemon.serve, args=(socket,), daemon=True).start()
+            stack.callback(daemon.close)
+            if self.desk is not None:
+                live = source if isinstance(source, LiveSource) else None
+                desk = Desk(daemon, live, self.desk)
+                stack.callback(desk.close)
+                say(f"desk at http://{self.desk[0]}:{desk.port}/")
+            state = self.store.with_suffix(".engine")
+            node = learner_node(
+                self.engine, self.keys, socket, state, self.server, insecure=self.insecure
+            )
+            stack.callback(node.close)
+            node.start()
+            say(f"{keys.name} at epoch {learner.epoch}, round {learner.round}")
+            seen = -1
+            with _tended(node.tend, say) as problems:
+                while not stop.wait(0.1):
+                    if problems:
+                        raise problems[0]
+                    if learner.round != seen:
+                        seen = learner.round
+                        on_round(seen)
+
+
+@contextmanager
+def _tended(
+    tend: Callable[[], str | None], say: Callable[[str], None]
+) -> Iterator[list[VeilstreamError]]:
+    """Look after an engine while something else runs; what it cannot repair ends up in the list."""
+    ended = threading.Event()
+    problems: list[VeilstreamError] = []
+
+    def look() -> None:
+        while not ended.wait(_TEND_S):
+            try:
+                note = tend()
+            except VeilstreamError as error:
+                problems.append(error)
+                return
+            if note:
+                say(note)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield problems
+    finally:
+        ended.set()
+        thread.join(10.0)
+
+
+@contextmanager
+def _short_path(folder: Path, name: str) -> Iterator[Path]:
+    """A path for a Unix socket, whose name may have 100 bytes; else one in a temporary folder."""
+    path = folder.resolve() / name
+    if len(os.fsencode(path)) <= 90:
+        yield path
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="veilstream-") as short:
+        yield Path(short) / name
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"

@@ -1,0 +1,393 @@
+"""Server and learners together, over Loopback: numbers, losses, restarts, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.federation.world import DIM, World, plan_of, seeds_by_name, wait_for
+from veilstream.engines.federation.carrier import Failure
+from veilstream.engines.federation.keys import PrivateKey, ServerKeys, add_learner
+from veilstream.engines.federation.messages import Reply, Request, digest
+from veilstream.engines.plan import Plan
+from veilstream.errors import InputError, ProtocolError
+from veilstream.ledger.inspect import verify
+from veilstream.ledger.rescue import begin_again
+
+
+@pytest.fixture
+def world(tmp_path):
+    with World(tmp_path, plan_of()) as made:
+        yield made
+
+
+def finished(world) -> np.ndarray:
+    coordinator = world.coordinator()
+    assert coordinator.finished
+    return coordinator.models.read(coordinator.round)
+
+
+def test_a_run_ends_with_the_model_that_the_ledgers_imply(world):
+    world.start_all()
+    world.coordinator().go(world.carrier())
+    model = finished(world)
+    world.close()
+    np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
+    for name in world.names:
+        status = verify(world.store(name))
+        assert (status.round, status.clients, status.ended) == (6, 12, True)
+
+
+class Losing:
+    """A carrier that loses requests and replies, and delivers some twice."""
+
+    def __init__(self, inner, seed: int) -> None:
+        self._inner, self._rng = inner, np.random.default_rng(seed)
+
+    def nodes(self):
+        return self._inner.nodes()
+
+    def send(self, node, request):
+        for _ in range(int(self._rng.choice([0, 1, 1, 2]))):
+            self._inner.send(node, request)
+
+    def receive(self, timeout_s):
+        out = []
+        for node, what in self._inner.receive(timeout_s):
+            out += [(node, what)] * int(self._rng.choice([0, 1, 1, 2]))
+        return out
+
+    def close(self):
+        self._inner.close()
+
+
+def test_lost_and_doubled_messages_change_nothing(tmp_path, monkeypatch):
+    seeds_by_name(monkeypatch)
+    monkeypatch.setattr("veilstream.engines.federation.coordinator._AGAIN_S", 0.1)
+    plan = plan_of(federation={"patience_s": 0.2, "deadline_s": 60.0})
+    models = []
+    for name, wrap in (("calm", lambda c: c), ("stormy", lambda c: Losing(c, 5))):
+        with World(tmp_path / name, plan).start_all() as world:
+            world.coordinator().go(wrap(world.carrier()))
+            models.append(finished(world))
+    np.testing.assert_array_equal(models[0], models[1])
+
+
+def test_a_server_that_is_started_again_goes_on_to_the_same_numbers(tmp_path, monkeypatch):
+    seeds_by_name(monkeypatch)
+    models = []
+    for name, stops in (("whole", [6]), ("parts", [1, 1, 4, 6])):
+        with World(tmp_path / name, plan_of()).start_all() as world:
+            for until in stops:
+                coordinator = world.coordinator()
+                coordinator.go(world.carrier(), until)
+            models.append([coordinator.models.read(r) for r in range(7)])
+    np.testing.assert_array_equal(models[0], models[1])
+
+
+def test_a_server_killed_before_its_checkpoint_loses_only_the_round_in_flight(world, monkeypatch):
+    world.start_all()
+    coordinator = world.coordinator()
+    coordinator.go(world.carrier(), 2)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("veilstream.engines.federation.checkpoint.Position.save", killed)
+        with pytest.raises(Killed):
+            coordinator.go(world.carrier(), 3)
+    again = world.coordinator()
+    assert again.round == 2
+    again.go(world.carrier())
+    model = finished(world)
+    world.close()
+    np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
+
+
+def test_weights_stay_constant_when_a_learner_is_away_and_its_rounds_are_its_own(tmp_path):
+    plan = plan_of(federation={"quorum": 0.5, "deadline_s": 0.3, "patience_s": 0.1})
+    with World(tmp_path, plan) as world:
+        world.start("a")
+        world.start("b")
+        coordinator = world.coordinator()
+        coordinator.go(world.carrier(), 3)
+        world.start("c")
+        wait_for(lambda: "c" in world.carrier().nodes())
+        coordinator.go(world.carrier())
+        rounds = {name: seat.round for name, seat in coordinator._position.seats.items()}
+        assert rounds["a"] == rounds["b"] == 6
+        assert rounds["c"] in (2, 3)  # it counts those it took part in
+        model = finished(world)
+        world.close()
+        np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
+
+
+def test_a_late_reply_is_made_good_by_the_next(tmp_path):
+    """One learner needs longer than a round: its sums arrive later, and none is lost."""
+    plan = plan_of(rounds=8, federation={"quorum": 0.5, "deadline_s": 0.2, "patience_s": 0.1})
+
+    class Slow:
+        def __init__(self, inner):
+            self._inner = inner
+
+        def serve(self, round_, observe, wanted):
+            time.sleep(0.5)
+            self._inner.serve(round_, observe, wanted)
+
+    from veilstream.engines.federation.sources import PlanSource
+
+    with World(tmp_path, plan) as world:
+        world.start("a")
+        world.start("b")
+        world.start("c", source=Slow(PlanSource(plan, 2)))
+        coordinator = world.coordinator()
+        coordinator.go(world.carrier())
+        seat = coordinator._position.seats["c"]
+        assert 1 <= seat.round < 8
+        prefixes = {n: s.prefix.copy() for n, s in coordinator._position.seats.items()}
+        world.close()
+        total = sum(p * coordinator.terms.grid.step for p in prefixes.values())
+        np.testing.assert_allclose(
+            finished(world), -0.2 * np.asarray(total) / 3, rtol=1e-6, atol=1e-7
+        )
+
+
+def test_a_learner_killed_and_started_again_repeats_its_bytes(world):
+    world.start_all()
+    world.coordinator().go(world.carrier(), 3)
+    world.stop("b")
+    coordinator = world.coordinator()
+    going = threading.Thread(target=coordinator.go, args=(world.carrier(),), daemon=True)
+    going.start()
+    time.sleep(0.3)
+    assert going.is_alive()  # the quorum is everyone
+    world.start("b")
+    going.join(30)
+    assert not going.is_alive()
+    model = finished(world)
+    world.close()
+    np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
+
+
+def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
+    world.start_all()
+    world.coordinator().go(world.carrier(), 3)
+    world.stop("b")
+    for file in world.store("b").parent.glob("store.db*"):
+        file.unlink()
+    begin_again(world.store("b"))
+    source = world.root / "others.jsonl"
+    source.write_text("".join(
+        f'{{"tag": "new {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(50)
+    ))  # fmt: skip
+    from veilstream.engines.federation.sources import FileSource
+
+    world.start("b", source=FileSource(source))
+    coordinator = world.coordinator()
+    coordinator.go(world.carrier())
+    seat = coordinator._position.seats["b"]
+    assert (seat.epoch, seat.round) == (1, 3)
+    assert verify(world.store("b")).clients == 6 + 6
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "changed"),
+    [
+        ("clip_norm", {"clip_norm": 2.0}),
+        ("rounds", {"rounds": 7}),
+        ("local_steps", {"local_steps": 3}),
+    ],
+)
+def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, changed):
+    learning = dataclasses.asdict(world.plan.learning) | changed
+    other = dataclasses.replace(world.plan, learning=Plan.parse(world.plan.to_toml(), {
+        f"learning.{k}": v for k, v in learning.items() if v is not None
+    }).learning)  # fmt: skip
+    world.start("a")
+    world.start("b", plan=other)
+    world.start("c")
+    began = time.monotonic()
+    with pytest.raises(ProtocolError, match=rf"{key}: server .*, learner "):
+        world.coordinator().go(world.carrier())
+    assert time.monotonic() - began < 10
+
+
+def test_another_mechanism_is_refused_at_enrolment(world):
+    other = plan_of(method={"mechanism": "tree"})
+    for name in world.names:
+        world.start(name, plan=other)
+    with pytest.raises(ProtocolError, match="mechanism: server 'buffered'"):
+        world.coordinator().go(world.carrier())
+
+
+class Tampering:
+    """A carrier that changes what passes."""
+
+    def __init__(self, inner, change) -> None:
+        self._inner, self._change = inner, change
+
+    def nodes(self):
+        return self._inner.nodes()
+
+    def send(self, node, request):
+        self._inner.send(node, request)
+
+    def receive(self, timeout_s):
+        return [(node, self._change(node, what)) for node, what in self._inner.receive(timeout_s)]
+
+    def close(self):
+        self._inner.close()
+
+
+def test_an_unknown_learner_and_a_forged_one_are_refused(tmp_path):
+    plan = plan_of(federation={"quorum": 0.5, "deadline_s": 0.5, "patience_s": 0.1})
+    with World(tmp_path, plan).start_all() as world:
+        stranger = PrivateKey(bytes(32))
+
+        def change(node, what):
+            if isinstance(what, Failure) or node == "a":
+                return what
+            reply = Reply.read(what, ServerKeys.load(world.root / "keys/server").learners[node])
+            name = "nobody" if node == "b" else "c"
+            return dataclasses.replace(reply, learner=name).sign(stranger)
+
+        with pytest.raises(TimeoutError):
+            run_for(world.coordinator(), Tampering(world.carrier(), change), 2.0)
+        assert any("'nobody', who is not enrolled" in note for note in world.notes)
+        assert any("not signed by learner 'c'" in note for note in world.notes)
+
+
+def run_for(coordinator, carrier, seconds: float) -> None:
+    going = threading.Thread(target=coordinator.go, args=(carrier,), daemon=True)
+    going.start()
+    going.join(seconds)
+    if going.is_alive():
+        raise TimeoutError
+
+
+def test_a_replayed_reply_is_refused(world):
+    world.start_all()
+    kept: dict[str, bytes] = {}
+
+    def change(node, what):
+        if node == "a" and isinstance(what, bytes):
+            reply = Reply.read(what, world.keys_of("a").identity.public)
+            if reply.kind == "release":
+                return kept.setdefault(node, what)
+        return what
+
+    with pytest.raises(TimeoutError):
+        run_for(world.coordinator(), Tampering(world.carrier(), change), 2.0)
+    assert any("to nothing that was asked" in note for note in world.notes)
+    assert world.coordinator().round == 1
+
+
+def test_a_second_learner_with_the_same_name_is_refused_and_the_first_goes_on(tmp_path):
+    plan = plan_of(rounds=40)
+    with World(tmp_path, plan).start_all() as world:
+        twin = World(tmp_path / "twin", plan)
+        twin.keys_of = world.keys_of  # the same keys, another store
+        twin.start("a")
+        from veilstream.engines.federation.loopback import Loopback
+
+        carrier = Loopback(
+            {name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")}
+        )
+        coordinator = world.coordinator()
+        coordinator.go(carrier)
+        twin.close()
+        assert any("a second learner calls itself 'a'" in note for note in world.notes)
+        assert coordinator.finished
+
+
+def test_a_forged_acknowledgement_is_refused_by_the_learner(world):
+    daemon = world.start("a")
+    keys = ServerKeys.load(world.root / "keys/server")
+    x = np.zeros(DIM, "<f4").tobytes()
+
+    def ask(request: Request, key=keys.identity) -> Reply:
+        data = request.sign(key)
+        reply = Reply.read(daemon.handle(data), world.keys_of("a").identity.public)
+        assert reply.answers == digest(data)
+        return reply
+
+    good = Request("round", "run", "a", "n", 0, None, body=x)
+    assert ask(good).kind == "release"
+    forged = Request("round", "run", "a", "n", 1, (0, "ff" * 32), body=x)
+    reply = ask(forged, PrivateKey(bytes(32)))
+    assert reply.kind == "refusal"
+    assert "not signed by the server" in reply.facts["why"]
+    reply = ask(forged)  # signed by the server, and not true: this store would be an old copy
+    assert reply.kind == "refusal"
+    assert "its store is not the newest" in reply.facts["why"]
+    for other in (
+        dataclasses.replace(good, learner="b"),
+        dataclasses.replace(good, run="another", round=1),
+        dataclasses.replace(good, round=5),
+        dataclasses.replace(good, round=1, body=b"abc"),
+        dataclasses.replace(good, round=1, body=x + x),
+    ):
+        assert ask(other).kind == "refusal"
+    assert ask(good).kind == "release"  # asked again: the same
+
+
+def test_an_old_request_that_is_sent_again_gets_the_same_bytes_or_nothing(world):
+    daemon = world.start("a")
+    keys = ServerKeys.load(world.root / "keys/server")
+    x = np.zeros(DIM, "<f4").tobytes()
+    requests = [
+        Request("round", "run", "a", "n", r, None, body=x).sign(keys.identity) for r in range(3)
+    ]
+    replies = [daemon.handle(request) for request in requests]
+    assert daemon.handle(requests[2]) == replies[2]
+    for old in requests[:2]:
+        reply = Reply.read(daemon.handle(old), world.keys_of("a").identity.public)
+        assert reply.kind == "refusal"
+
+
+def test_a_server_needs_as_many_learners_as_its_plan_names(world):
+    add_learner(world.root / "keys", "d")
+    with pytest.raises(InputError, match=r"as many as have keys \(4\)"):
+        world.coordinator()
+
+
+def test_nothing_but_the_release_leaves_and_sizes_do_not_depend_on_the_data(tmp_path):
+    """Two learners see opposite worlds: refused records, unusable ones, none at all."""
+    sizes = {}
+    for kind in ("usual", "hostile", "nobody"):
+        with World(tmp_path / kind, plan_of(learners=1), names=("a",)) as world:
+            path = tmp_path / f"{kind}.jsonl"
+            rows = {
+                "usual": [{"tag": f"{i}", "features": [0.1] * DIM, "target": 1} for i in range(40)],
+                "hostile": [{"tag": "x", "features": [1e300] * DIM, "target": 9}, {"no": 1}] * 20,
+                "nobody": [],
+            }[kind]
+            import json
+
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            from veilstream.engines.federation.sources import FileSource
+
+            daemon = world.start("a", source=FileSource(path))
+            keys = ServerKeys.load(world.root / "keys/server")
+            seen = []
+            for r in range(6):
+                x = np.full(DIM, 0.1 * r, "<f4").tobytes()
+                data = Request("round", "run", "a", "n" * 16, r, None, body=x).sign(keys.identity)
+                reply = daemon.handle(data)
+                seen.append(len(reply))
+                facts = Reply.read(reply, world.keys_of("a").identity.public)
+                assert (facts.kind, facts.facts) == ("release", {})
+            sizes[kind] = seen
+    assert sizes["usual"] == sizes["hostile"] == sizes["nobody"]
+    assert len(set(sizes["usual"])) == 1

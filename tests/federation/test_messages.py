@@ -1,0 +1,176 @@
+"""Signed messages and keys: what is accepted is what was signed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veilstream.engines.federation.keys import (
+    LearnerKeys,
+    PrivateKey,
+    ServerKeys,
+    add_learner,
+    make_keys,
+    remove_learner,
+    renew_server,
+)
+from veilstream.engines.federation.messages import Reply, Request
+from veilstream.errors import InputError, ProtocolError
+
+KEY = PrivateKey(bytes(range(32)))
+REQUEST = Request("round", "run", "north", "nonce", 3, (2, "ab"), {"d": 5}, b"model")
+REPLY = Reply("release", "north", "cd", {"x": 1}, b"bytes")
+
+
+def test_messages_survive_the_way():
+    assert Request.read(REQUEST.sign(KEY), KEY.public) == REQUEST
+    assert Reply.read(REPLY.sign(KEY), KEY.public) == REPLY
+    assert Reply.claimed_learner(REPLY.sign(KEY)) == "north"
+
+
+@given(st.data())
+def test_any_change_is_refused(data):
+    for message, read in ((REQUEST, Request.read), (REPLY, Reply.read)):
+        sent = bytearray(message.sign(KEY))
+        place = data.draw(st.integers(0, len(sent) - 1))
+        sent[place] ^= 1 << data.draw(st.integers(0, 7))
+        with pytest.raises(ProtocolError):
+            read(bytes(sent), KEY.public)
+
+
+@given(st.binary(max_size=300))
+def test_anything_else_is_refused(noise):
+    with pytest.raises(ProtocolError):
+        Request.read(noise, KEY.public)
+    with pytest.raises(ProtocolError):
+        Reply.read(noise, KEY.public)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [], "text", {}, {"kind": "round"}, None,
+        {"kind": "other", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
+         "settings": {}},
+        {"kind": "round", "run": 1, "learner": "", "nonce": "", "round": 0, "acknowledged": None,
+         "settings": {}},
+        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": -1, "acknowledged": None,
+         "settings": {}},
+        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": True,
+         "acknowledged": None, "settings": {}},
+        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": [1],
+         "settings": {}},
+    ],
+)  # fmt: skip
+def test_a_signed_message_of_unknown_form_is_refused_too(head):
+    text = json.dumps(head).encode()
+    signed = struct.pack("<4sI", b"VSM1", len(text)) + text
+    for read in (Request.read, Reply.read):
+        with pytest.raises(ProtocolError):
+            read(signed + KEY.sign(signed), KEY.public)
+
+
+def test_another_key_is_refused_by_name():
+    with pytest.raises(ProtocolError, match="not signed by learner 'north'"):
+        Reply.read(REPLY.sign(PrivateKey(bytes(32))), KEY.public)
+    with pytest.raises(ProtocolError, match="not signed by the server"):
+        Request.read(REQUEST.sign(PrivateKey(bytes(32))), KEY.public)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_keys_fit_together_and_secrets_are_for_their_owner(tmp_path):
+    keys = tmp_path / "keys"
+    make_keys(keys, ["fl.example.org", "127.0.0.1"], ["north", "south"])
+    server = ServerKeys.load(keys / "server")
+    north = LearnerKeys.load(keys / "learners/north")
+    assert north.name == "north"
+    assert north.server.raw == server.identity.public.raw
+    assert server.learners["north"].raw == north.identity.public.raw
+    assert Reply.read(REPLY.sign(north.identity), server.learners["north"]) == REPLY
+    for path in keys.rglob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not list((keys / "server").rglob("ca.key"))
+    assert not list((keys / "learners").rglob("ca.key"))
+
+
+def test_the_servers_certificate_is_what_tls_wants(tmp_path):
+    """A handshake by the standard library, with the right CA, a wrong one, a wrong name."""
+    import socket
+    import ssl
+    import threading
+
+    make_keys(tmp_path / "a", ["127.0.0.1", "localhost"], [])
+    make_keys(tmp_path / "b", ["127.0.0.1"], [])
+
+    def handshake(ca, name):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "a/server/tls.pem", tmp_path / "a/server/tls.key")
+        ours, theirs = socket.socketpair()
+
+        def answer():
+            try:
+                with context.wrap_socket(ours, server_side=True) as held:
+                    held.recv(1)
+            except OSError:
+                ours.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            trust = ssl.create_default_context(cafile=str(ca))
+            with trust.wrap_socket(theirs, server_hostname=name) as held:
+                return held.version()
+        finally:
+            theirs.close()
+            thread.join()
+
+    assert handshake(tmp_path / "a/server/ca.pem", "127.0.0.1") == "TLSv1.3"
+    assert handshake(tmp_path / "a/server/ca.pem", "localhost") == "TLSv1.3"
+    renew_server(tmp_path / "a", ["127.0.0.1"])
+    assert handshake(tmp_path / "a/server/ca.pem", "127.0.0.1") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(tmp_path / "a/server/ca.pem", "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(tmp_path / "b/server/ca.pem", "127.0.0.1")
+
+
+def test_learners_are_added_and_removed(tmp_path):
+    keys = tmp_path / "keys"
+    make_keys(keys, ["127.0.0.1"], ["north"])
+    add_learner(keys, "south")
+    assert set(ServerKeys.load(keys / "server").learners) == {"north", "south"}
+    with pytest.raises(InputError, match="no keys yet"):
+        add_learner(keys, "south")
+    remove_learner(keys, "south")
+    assert set(ServerKeys.load(keys / "server").learners) == {"north"}
+    with pytest.raises(InputError, match="one of north"):
+        remove_learner(keys, "south")
+
+
+@pytest.mark.parametrize("bad", ["", "../up", "a b", "-x", "ä", "x" * 64, "a/b", "a\n"])
+def test_names_that_cannot_be(bad, tmp_path):
+    with pytest.raises(InputError, match="learner"):
+        make_keys(tmp_path / "keys", ["127.0.0.1"], [bad])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_existing_keys_are_not_overwritten(tmp_path):
+    make_keys(tmp_path, ["127.0.0.1"], ["north"])
+    with pytest.raises(InputError, match="new or empty"):
+        make_keys(tmp_path, ["127.0.0.1"], ["north"])
+
+
+def test_missing_and_broken_key_files_are_named(tmp_path):
+    make_keys(tmp_path, ["127.0.0.1"], ["north"])
+    with pytest.raises(InputError, match="keys"):
+        LearnerKeys.load(tmp_path / "learners/south")
+    (tmp_path / "learners/north/identity.key").write_text("zz")
+    with pytest.raises(InputError, match=r"identity\.key"):
+        LearnerKeys.load(tmp_path / "learners/north")
