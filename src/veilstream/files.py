@@ -10,23 +10,28 @@ from pathlib import Path
 __all__ = ["sync_directory", "write_file"]
 
 
-def write_file(path: Path, content: str | bytes) -> None:
+def write_file(path: Path, content: str | bytes, *, partial: str | None = None) -> None:
     """Write under another name, then move into place: readers never see half, writers never mix.
 
-    A failure leaves what was there before, and nothing else.
+    A failure leaves what was there before, and nothing else. A kill may leave the other name; where
+    that must not pile up, ``partial`` says what it is (then there must be one writer only).
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)
+    if partial is None:
+        handle, other = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)
+    else:
+        other = str(path.parent / partial)
+        handle = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(partial).replace(path)
+        Path(other).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(partial).unlink()
+            Path(other).unlink()
         raise
 
 

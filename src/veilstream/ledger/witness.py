@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import LedgerError
-from veilstream.files import sync_directory
+from veilstream.files import sync_directory, write_file
 from veilstream.ledger.chain import Record, carried_tags
 
 __all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of"]
@@ -95,14 +95,7 @@ class Witness:
         """Write a file anew, whole or not at all, and open it."""
         start = _sealed(_MAGIC + tag_key + bytes(40))
         content = start + b"".join(entry.pack() for entry in entries)
-        # Always the same name while it is made, so that a kill leaves no stray copy of the key.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.new")
-        with open(partial, "wb", opener=_private) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_file(path, content, partial=f".{path.name}.new")  # a kill leaves no stray key
         sync_directory(path.parent)
         return cls(path)
 
@@ -176,10 +169,6 @@ class Witness:
             "put this file back from its own device; if it is lost and the store is the newest "
             "there is, `veilstream ledger verify --renew-witness` writes it anew",
         )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def entries_of(db: Any, first: int) -> list[Entry]:
