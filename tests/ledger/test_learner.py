@@ -147,6 +147,28 @@ def test_what_a_server_may_not_ask(tmp_path):
             learner.begin_round(0, model(0), acknowledged=(3, "ff" * 32))
 
 
+def test_what_is_pinned_is_what_is_used(tmp_path):
+    """A masked array would be used without its masked entries, and stored with them."""
+    hidden = np.ma.masked_array(np.full(D, 1e20, np.float32), mask=[True] * D)
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+        with pytest.raises(InputError, match="norm"):
+            learner.begin_round(0, hidden)
+        learner.begin_round(0, np.ma.masked_array(model(0), mask=[True] + [False] * (D - 1)))
+        assert type(learner._z.reveal()) is np.ndarray
+        np.testing.assert_array_equal(learner._z.reveal(), model(0))
+
+
+@pytest.mark.parametrize("r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)])
+def test_rounds_that_are_no_rounds(r, tmp_path):
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+        with pytest.raises(InputError):
+            learner.begin_round(r, model(0))
+        with pytest.raises(InputError):
+            learner.begin_round(0, model(0), acknowledged=(r, "ab"))
+        with pytest.raises(InputError):
+            learner.acknowledge(r, "ab")
+
+
 def test_clients_data_are_refused_or_count_as_zero(tmp_path):
     bad = [
         Sample(np.zeros(D + 1, np.float32), 1.0), Sample(np.full(D, np.nan), 1.0),

@@ -146,11 +146,10 @@ class Learner:
         ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
         if the store does not know it, the store is an old copy.
         """
+        r = _checked_round("round", r)
         self.check_acknowledged(acknowledged)
         model = self._checked_model(x)
         digest = hashlib.sha256(model.tobytes()).hexdigest()
-        if isinstance(r, bool) or not isinstance(r, int | np.integer):
-            raise InputError("round", r, "a whole number", "check the server")
         if r == self._round - 1 and self._sealed_model == digest:
             return  # asked again for what is sealed: finish_round repeats it
         if self.horizon_reached and r >= self._rounds:
@@ -170,7 +169,7 @@ class Learner:
                 )
             return
         with self._whole_or_broken():
-            self._pin(int(r), model, digest, acknowledged)
+            self._pin(r, model, digest, acknowledged)
 
     def observe(self, client: bytes | str, sample: Sample) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
@@ -179,7 +178,7 @@ class Learner:
         participation goes). Data that cannot be used at all are refused before the step; data whose
         gradient turns out unusable count as a zero gradient.
         """
-        if not isinstance(client, bytes | str) or not 0 < len(client) <= _LONGEST_TAG:
+        if type(client) not in (bytes, str) or not 0 < len(client) <= _LONGEST_TAG:
             return Answer.REFUSED
         name = client.encode(errors="surrogatepass") if isinstance(client, str) else client
         tag = self._ledger.keyed(name)
@@ -229,10 +228,11 @@ class Learner:
 
         (`begin_round` takes the same along, without a write of its own.)
         """
+        r, digest = _checked_acknowledgement((r, digest))
         release = self._last_release()
         if (r, digest) != (release.round, release.hash):
             raise InputError(
-                "acknowledged", (r, digest), f"round {release.round} and its hash",
+                "acknowledged", (r, digest[:64]), f"round {release.round} and its hash",
                 "the server acknowledges what it was sent",
             )  # fmt: skip
         body = {"epoch": self._epoch, "round": r, "hash": digest}
@@ -321,7 +321,9 @@ class Learner:
         zero = np.zeros(self._task.dim, np.float32)
         try:
             with np.errstate(all="ignore"):
-                raw = np.asarray(self._gradient(self._z.reveal(), sample))
+                z = self._z.reveal().view()
+                z.flags.writeable = False  # a task that wrote to it would carry data along
+                raw = np.asarray(self._gradient(z, sample))
                 usable = raw.shape == zero.shape and raw.dtype.kind == "f"
                 return RawGradient(raw.astype(np.float32) if usable else zero)
         except Exception:  # a client's data must not be able to stop or steer a learner
@@ -511,7 +513,8 @@ class Learner:
             )  # fmt: skip
 
     def _checked_model(self, x: NDArray[Any]) -> Float32s:
-        given = x if isinstance(x, np.ndarray) else None
+        # As a plain array: what a subclass does besides holding numbers is not wanted here.
+        given = np.asarray(x) if isinstance(x, np.ndarray) else None
         if given is None or given.dtype.kind not in "fiu" or given.shape != (self._task.dim,):
             what = type(x).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
             raise InputError(
@@ -532,11 +535,7 @@ class Learner:
         """Refuse to go on if the server has accepted what this store does not know."""
         if acknowledged is None:
             return
-        match acknowledged:
-            case (int() as r, str() as digest) if not isinstance(r, bool):
-                pass
-            case _:
-                raise InputError("acknowledged", "<another form>", "(round, hash)", "or None")
+        r, digest = _checked_acknowledgement(acknowledged)
         if self._ledger.chain.messages.get(digest) != r:
             raise LedgerError(
                 f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
@@ -555,6 +554,21 @@ class Learner:
 
     def _seed_name(self, step: int) -> str:
         return f"seed/{self._epoch}/{step:010d}"
+
+
+def _checked_round(field: str, r: Any) -> int:
+    if isinstance(r, bool) or not isinstance(r, int | np.integer) or not 0 <= r < 2**63:
+        raise InputError(field, type(r).__name__, "a whole number below 2^63", "check the server")
+    return int(r)
+
+
+def _checked_acknowledgement(acknowledged: Any) -> tuple[int, str]:
+    if type(acknowledged) is not tuple or len(acknowledged) != 2:
+        raise InputError("acknowledged", type(acknowledged).__name__, "(round, hash)", "or None")
+    r, digest = acknowledged
+    if type(digest) is not str:
+        raise InputError("acknowledged", type(digest).__name__, "a hash as text", "or None")
+    return _checked_round("acknowledged", r), digest
 
 
 def _fresh_seed() -> bytes:

@@ -37,7 +37,8 @@ class Admission:
     def admitted(self, sample: object) -> Sample | None:
         """The sample in one form for all (float32, no denormals), or None. Never raises."""
         try:
-            return self._admitted(sample)
+            with np.errstate(all="ignore"):
+                return self._admitted(sample)
         except Exception:  # whatever a client sends, the answer is one of two
             return None
 

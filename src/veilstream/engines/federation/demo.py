@@ -25,6 +25,22 @@ from veilstream.progress import progress
 __all__ = ["DemoResult", "demo_plan", "run_demo"]
 
 _LOOK_S = 0.2
+_PLAN = """
+name = "federation-demo"
+[learning]
+rounds = 30
+local_steps = 4
+[data]
+dim = 20
+held_out = 2000
+[privacy]
+epsilon = 4.0
+delta = 1e-5
+[[methods]]
+name = "ours"
+mechanism = "buffered"
+step_size = 0.05
+"""
 
 
 @dataclass(frozen=True)
@@ -63,15 +79,7 @@ class DemoResult:
 
 def demo_plan(learners: int, rounds: int) -> Plan:
     """Logistic regression on synthetic clients."""
-    return Plan(
-        name="federation-demo",
-        learning={"rounds": rounds, "local_steps": 4, "learners": learners},
-        data={"dim": 20, "held_out": 2000},
-        privacy={"epsilon": 4.0, "delta": 1e-5},
-        methods=[
-            {"name": "ours", "mechanism": "buffered", "step_size": 0.05, "server_step_size": 1.0}
-        ],
-    )
+    return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds})
 
 
 def run_demo(

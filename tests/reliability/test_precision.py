@@ -1,0 +1,92 @@
+"""Low-order bits of what is sent: nothing on the grid, the gradient itself without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.reliability import precision
+from tests.reliability.precision import HORIZON, SETTINGS, Setting, attack, sent
+from veilstream.engines.learner import Learner
+from veilstream.engines.plan import Plan
+from veilstream.engines.release import decode
+from veilstream.learning.tasks import Sample
+from veilstream.mechanisms.keystream import NoiseKey, row_opener
+from veilstream.privacy.grid import Grid
+
+
+def check(releases: int) -> None:
+    counts = precision.study(releases)
+    result = precision.figure(counts)
+    assert all(count.releases >= releases for count in counts)
+    assert result.telling_events == 0
+    assert result.naive_mistaken == 0
+    assert all(count.naive_telling > 0 for count in counts)
+    assert result.low_bits_alarms == 0, f"least p = {result.low_bits_least_p:.2g}"
+
+
+def test_messages_on_the_grid_tell_nothing_and_naive_ones_do():
+    check(100_000)
+
+
+@pytest.mark.slow
+def test_messages_on_the_grid_tell_nothing_and_naive_ones_do_long():
+    check(2_000_000)
+
+
+class TiesToEven(Grid):
+    """Float32 noise often falls half-way between two multiples; even ones then get more."""
+
+    def noise(self, prefix):
+        return np.rint(prefix / self.step).astype(np.int64)
+
+
+class FarTooFine(Grid):
+    """A grid below float32's own steps."""
+
+    def gradient(self, clipped):
+        return np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64)
+
+
+def test_the_study_finds_rounding_ties_to_even():
+    counts = [
+        attack(setting, 40_000, grid=TiesToEven(setting.grid.step, setting.clip_norm))
+        for setting in SETTINGS
+    ]
+    assert precision.figure(counts).low_bits_alarms > 0
+
+
+def test_the_study_finds_a_grid_that_is_too_fine():
+    setting = Setting("independent", 1.0, 0.5)
+    fine = FarTooFine(setting.grid.step * 2.0**-11, setting.clip_norm)
+    assert attack(setting, 40_000, grid=fine).telling > 0
+
+
+class OneNumber:
+    """A task whose gradient is what the client says."""
+
+    dim, classifies, features_shape = 1, False, (1,)
+
+    def host_gradient(self, z, sample):
+        return np.asarray(sample.features, np.float32)
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "buffered"])
+@pytest.mark.parametrize("at", range(HORIZON))
+def test_the_study_sends_what_a_learner_sends(mechanism, at, tmp_path, monkeypatch):
+    setting = Setting(mechanism, 0.7, 8.0)
+    plan = Plan(
+        learning={"rounds": HORIZON, "clip_norm": 0.7, "task": "custom"},
+        privacy={"epsilon": 8.0, "delta": precision.DELTA},
+        methods=[{"name": "ours", "mechanism": mechanism, "step_size": 0.1}],
+    )
+    open_row = row_opener(NoiseKey.from_seed(at))
+    monkeypatch.setattr(Learner, "_open_row", lambda self, step: open_row(step))
+    with Learner(plan, tmp_path / "s.db", OneNumber()) as learner:
+        assert (learner.grid, learner.noise_std) == (setting.grid, setting.noise_std)
+        for r in range(at + 1):
+            client = Sample(np.array([0.7 if r == at else 0.0]), 0.0)
+            release = learner.learn_round(r, np.zeros(1), [(f"{r}", client)])
+    stream = setting.factorization.noise(std=setting.noise_std, dim=1, seed=at)
+    expected = sent(setting, setting.grid, 0.7, at, stream).message
+    np.testing.assert_array_equal(decode(release.payload).prefix, expected)
