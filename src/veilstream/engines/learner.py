@@ -180,6 +180,7 @@ class Learner:
         """
         if type(client) not in (bytes, str) or not 0 < len(client) <= _LONGEST_TAG:
             return Answer.REFUSED
+        self._ledger.check()
         name = client.encode(errors="surrogatepass") if isinstance(client, str) else client
         tag = self._ledger.keyed(name)
         if self._spent(tag):

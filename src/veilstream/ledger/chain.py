@@ -97,6 +97,9 @@ class Chain:
 
 def read_chain(db: Any, path: Path, *, with_tags: bool = True) -> Chain:
     """Read every record and all that hangs on it; anything that does not agree is an error."""
+    (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":  # tables that read well from end to end may still be searched wrongly
+        raise damaged(path, found)
     chain = Chain()
     visits: dict[bytes, Visit] = {}
     rows = db.execute("SELECT number, kind, body, hash FROM records ORDER BY number")

@@ -108,7 +108,7 @@ class Ledger:
             self.chain = read_chain(self._db, self.path)
             row = self._db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
             self.tag_key = bytes(row[0])
-        self._witness = self._open_witness()
+            self._witness = self._open_witness()
 
     def _refuse_lost_store(self) -> None:
         if not self.witness_path.exists():
@@ -260,7 +260,9 @@ class Ledger:
 
     def blob(self, name: str) -> bytes:
         """What was kept under this name."""
-        row = self._db.execute("SELECT content FROM blobs WHERE name = ?", (name,)).fetchone()
+        query = "SELECT content FROM blobs WHERE name = ?"
+        with readable(self.path):
+            row = self._db.execute(query, (name,)).fetchone()
         if row is None:
             raise damaged(self.path, name)
         return bytes(row[0])
@@ -276,13 +278,17 @@ class Ledger:
     def visit(self, tag: bytes) -> Visit | None:
         """This client's part so far."""
         query = "SELECT epoch, step, times FROM tags WHERE tag = ?"
-        row = self._db.execute(query, (tag,)).fetchone()
+        with readable(self.path):
+            row = self._db.execute(query, (tag,)).fetchone()
         return None if row is None else Visit(*row)
 
     def forget(self) -> bool:
         """Have what was destroyed gone from the log file too; False while someone reads it."""
-        self._db.execute("PRAGMA busy_timeout=2000")
-        (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._failed = True
+        with readable(self.path):
+            self._db.execute("PRAGMA busy_timeout=2000")
+            (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._failed = False
         return not busy
 
     def close(self) -> None:
