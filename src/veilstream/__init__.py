@@ -16,19 +16,26 @@ from veilstream.mechanisms import Factorization, Participation
 from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
 
 if TYPE_CHECKING:
+    from veilstream.engines.learner import Answer, Learner
     from veilstream.engines.plan import Plan
+    from veilstream.engines.release import Release
     from veilstream.engines.run_folder import Run
     from veilstream.engines.runner import run
+    from veilstream.learning.tasks import Sample
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
+    "Answer",
     "Budget",
     "Factorization",
     "Guarantee",
+    "Learner",
     "Participation",
     "Plan",
+    "Release",
     "Run",
+    "Sample",
     "VeilstreamError",
     "__version__",
     "calibrate",
@@ -41,8 +48,12 @@ __all__ = [
 ]
 
 _LATER = {
+    "Answer": "veilstream.engines.learner",
+    "Learner": "veilstream.engines.learner",
     "Plan": "veilstream.engines.plan",
+    "Release": "veilstream.engines.release",
     "Run": "veilstream.engines.run_folder",
+    "Sample": "veilstream.learning.tasks",
     "run": "veilstream.engines.runner",
 }
 
