@@ -137,6 +137,7 @@ class Coordinator:
         write_file(self._folder / "guarantee.json", _json(self.terms.guarantee.as_dict()))
         write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
+        write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
         self.models.write(0, x0)
         position = Position(run, 0, x, x.copy(), seats)
         position.save(self._folder / "checkpoint.npz")
@@ -287,7 +288,9 @@ class Coordinator:
     def _accept(self, reply: Reply, here: _Round) -> None:
         name, message = reply.learner, decode(reply.body)
         seat = self._position.seats[name]
-        if name in here.increments or (message.epoch, message.round) < (seat.epoch, seat.round):
+        if (message.epoch, message.round) < (seat.epoch, seat.round):
+            if seat.accepted and (seat.epoch, seat.accepted[0]) == (message.epoch, message.round):
+                _check_same(name, seat, message.hash)
             return  # the same again
         if (message.epoch, message.round, message.grid, len(message.prefix)) != (
             seat.epoch, seat.round, self.terms.grid.step, self.terms.dim,
@@ -328,6 +331,7 @@ class Coordinator:
         blend = 1.0 if power is None else (power + 1.0) / (power + r + 1.0)
         position.x, position.round = x, r + 1
         position.average = (1.0 - blend) * position.average + blend * x
+        self._list_releases(r, here)
         self.models.write(r + 1, position.average.astype(np.float32))
         position.save(self._folder / "checkpoint.npz")
         missing = sorted(set(position.seats) - set(here.increments))
@@ -337,6 +341,15 @@ class Coordinator:
         if self.finished:
             self._sum_up()
         self._note(here, "")
+
+    def _list_releases(self, r: int, here: _Round) -> None:
+        """Which messages a round is made of; done again after a kill, it is listed again."""
+        with (self._folder / "releases.csv").open("a") as file:
+            for name in sorted(here.increments):
+                seat = self._position.seats[name]
+                assert seat.accepted is not None
+                round_, link = seat.accepted
+                file.write(f"{r},{name},{seat.epoch},{round_},{link}\n")
 
     def _sum_up(self) -> None:
         seats = self._position.seats.values()
@@ -355,6 +368,15 @@ class Coordinator:
     def _name_at(self, node: str) -> str:
         names = [name for name, place in self._places.items() if place.node == node]
         return names[0] if names else f"node {node}"
+
+
+def _check_same(name: str, seat: Seat, link: str) -> None:
+    assert seat.accepted is not None
+    if seat.accepted[1] != link:
+        raise ProtocolError(
+            f"learner {name!r} has sent two different releases for its round {seat.accepted[0]}",
+            "its noise may have been used twice: stop it, and look at its ledger",
+        )
 
 
 def _json(value: object) -> str:

@@ -1,0 +1,111 @@
+"""A federation's models are the simulation's, under the same draws, whatever carries the messages.
+
+The draws are given to the learners by a subclass in `tests.reliability.parity`; nothing that a
+deployed learner can be told reaches it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.federation.world import wait_for
+from tests.reliability.parity import SEED, GivenNoise, parity_plan, simulate
+from veilstream.engines.build import task_of
+from veilstream.engines.federation.coordinator import Coordinator
+from veilstream.engines.federation.daemon import Daemon
+from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
+from veilstream.engines.federation.loopback import Loopback
+from veilstream.engines.federation.service import learner_node, server_engine
+from veilstream.engines.federation.sources import PlanSource
+
+ROUNDS, TAU = 12, 3
+NAMES = ("a", "b")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    plan = parity_plan(["buffered"], TAU, ROUNDS)
+    return plan, simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"]
+
+
+def start_daemons(root: Path, plan, stack: ExitStack) -> dict[str, Path]:
+    sockets = {}
+    for place, name in enumerate(NAMES):
+        learner = GivenNoise(plan, root / name / "s.db", task_of(plan))
+        learner.place = place
+        keys = LearnerKeys.load(root / "keys/learners" / name)
+        daemon = Daemon(learner, keys, PlanSource(plan, place))
+        sockets[name] = root / f"{name}.sock"
+        threading.Thread(target=daemon.serve, args=(sockets[name],), daemon=True).start()
+        stack.callback(daemon.close)
+        wait_for(sockets[name].exists)
+    return sockets
+
+
+@pytest.mark.parametrize("engine", ["loopback", "flower", "flare"])
+def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
+    plan, expected = simulated
+    make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
+    with ExitStack() as stack:
+        sockets = start_daemons(tmp_path, plan, stack)
+        x0 = np.asarray(task_of(plan).init(SEED), np.float32)
+        keys = ServerKeys.load(tmp_path / "keys/server")
+        coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
+        carrier = Loopback(sockets)
+        if engine != "loopback":
+            carrier = engine_between(engine, tmp_path, sockets, stack)
+        coordinator.go(carrier)
+        models = np.array([coordinator.models.read(r) for r in range(ROUNDS + 1)])
+    # A gradient is rounded towards zero, so a prefix is at most one unit a step off, and half a
+    # unit for its noise; learning follows these differences with a Lipschitz constant of 1/4.
+    unit = coordinator.terms.grid.step
+    method = plan.methods[0]
+    allowed = 2 * unit * method.step_size * method.server_step_size * ROUNDS * TAU + 1e-6
+    np.testing.assert_allclose(models, expected.models, atol=allowed)
+    assert np.abs(models[-1]).max() > 100 * allowed
+
+
+def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitStack):
+    """The engine's server side, tended in a thread, and a node for each learner."""
+    address = ("localhost" if name == "flare" else "127.0.0.1", free_port())
+    if name == "flare":
+        from veilstream.engines.flare import provision
+
+        provision(root / "keys", *address)
+    server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
+    stack.callback(server.close)
+    server.start()
+    tended = [server]
+    for learner, socket in sockets.items():
+        node = learner_node(
+            name, root / "keys/learners" / learner, socket, root / f"{learner}.engine", address,
+            insecure=False,
+        )  # fmt: skip
+        stack.callback(node.close)
+        node.start()
+        tended.append(node)
+    ended = threading.Event()
+
+    def tend() -> None:
+        while not ended.wait(1.0):
+            for side in tended:
+                side.tend()
+
+    thread = threading.Thread(target=tend, daemon=True)
+    thread.start()
+    stack.callback(thread.join, 10)
+    stack.callback(ended.set)
+    return server
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
