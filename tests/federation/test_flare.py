@@ -24,7 +24,7 @@ from tests.federation.world import World, plan_of, wait_for
 from veilstream.engines.federation.keys import add_learner, make_keys
 from veilstream.engines.federation.messages import Reply
 from veilstream.engines.flare import FlareNode, FlareServer, provision, workspace
-from veilstream.engines.flare.family import descendants
+from veilstream.engines.flare.family import begin, descendants
 from veilstream.engines.flare.job import write_job
 from veilstream.engines.flare.names import ADMIN
 from veilstream.engines.flare.policy import Job, Seen, abort_why, doubles, sites_to_start
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 @contextmanager
 def tended(*parts):
-    """Call `tend` as the commands do, all by one thread that outlives what it starts."""
+    """Call `tend` as the commands do."""
     said: list[str] = []
     stop = threading.Event()
 
@@ -235,7 +235,7 @@ def test_a_running_job_is_given_up_only_for_one_that_could_join():
     assert "lost" in str(abort_why(seen, job, 35.0, lambda sites: sites))
     later = Job("k", frozenset("ab"), 36.0)
     assert abort_why(seen, later, 60.0, lambda sites: sites) is None
-    assert "start" in str(abort_why(seen, later, 100.0, lambda sites: sites))
+    assert "start" in str(abort_why(seen, later, 200.0, lambda sites: sites))
 
 
 def test_two_learners_with_one_kit_are_noticed_once():
@@ -374,7 +374,7 @@ def test_a_job_that_brings_code_is_refused_by_the_site(tmp_path, monkeypatch):
         server = FlareServer(tmp_path / "keys/server", tmp_path / "engine", address)
         stack.callback(server.close)
         patch.undo()
-        server._server.start()  # without its steward
+        begin(server._server)  # without its steward
         node = FlareNode(tmp_path / "keys/learners/a", tmp_path / "s", tmp_path / "a", address)
         stack.callback(node.close)
         node.start()

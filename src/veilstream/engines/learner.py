@@ -76,7 +76,8 @@ class Learner:
     _snapshot_at: int
     _run: str | None  # the server's run that this epoch belongs to
     _pinned: str | None  # hash of the open round's model
-    _sealed_model: str | None  # hash of the last finished round's model
+    _sealed: Release | None  # the last finished round
+    _sealed_model: str | None  # hash of its model
     _z: Hidden[Float32s]  # the local model
     _prefix: Noised  # all noisy steps of the epoch, in units of the grid
     _noise_prefix: Hidden[NDArray[np.float64]]
@@ -366,6 +367,7 @@ class Learner:
             "message", {"epoch": self._epoch, "round": r, "hash": digest, "x": self._pinned},
             keep={"message": payload}, points="message",
         )  # fmt: skip
+        self._sealed = Release(self._epoch, r, payload, digest)
         self._sealed_model, self._pinned = self._pinned, None
         self._round, self._taken = r + 1, 0
         if self.horizon_reached:
@@ -408,7 +410,10 @@ class Learner:
                 self._round = record.body["round"] + 1
                 self._sealed_model, self._pinned = self._pinned, None
         if self._round:
-            self._prefix = decode(self._ledger.blob("message")).prefix
+            payload = self._ledger.blob("message")
+            message = decode(payload)
+            self._prefix = message.prefix
+            self._sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
         if self.horizon_reached:
             self._destroy_secrets()
             return
@@ -476,7 +481,7 @@ class Learner:
     def _begin_epoch(self, epoch: int) -> None:
         dim = self._task.dim
         self._epoch, self._round, self._taken, self._snapshot_at = epoch, 0, 0, 0
-        self._run = self._pinned = self._sealed_model = None
+        self._run = self._pinned = self._sealed_model = self._sealed = None
         self._z = Hidden(np.zeros(dim, np.float32))
         self._prefix = Noised(np.zeros(dim, np.int64))
         self._noise_prefix = Hidden(np.zeros(dim, np.float64))
@@ -547,11 +552,9 @@ class Learner:
 
     def _last_release(self) -> Release:
         self._ledger.check()
-        if not self._round:
+        if self._sealed is None:
             raise InputError("round", None, "a round that has been finished", "begin_round first")
-        payload = self._ledger.blob("message")
-        message = decode(payload)
-        return Release(message.epoch, message.round, Payload(payload), message.hash)
+        return self._sealed
 
     def _seed_name(self, step: int) -> str:
         return f"seed/{self._epoch}/{step:010d}"

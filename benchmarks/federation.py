@@ -1,0 +1,220 @@
+"""What our part of a federated round costs beside the engine that carries it.
+
+    python benchmarks/federation.py --engine flower [--learners 3] [--rounds 30] [--dim 61482]
+
+Two federations after one another in one session, over TLS and with keys, on loopback:
+
+* *null*: the engine alone. The server's side sends a model to every node and waits for all
+  replies; behind each node's socket something answers at once with as many bytes as a release has.
+* *ours*: `Coordinator` and `Daemon`, with real ledgers and noise; only the gradient is free.
+
+Prints seconds a round (medians), CPU seconds of a learner's daemon a round, bytes a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from veilstream.engines.federation import frames
+from veilstream.engines.federation.coordinator import Coordinator
+from veilstream.engines.federation.daemon import Daemon
+from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
+from veilstream.engines.federation.service import Engine, learner_node, server_engine
+from veilstream.engines.learner import Learner
+from veilstream.engines.plan import Plan
+from veilstream.engines.release import HEADER_BYTES
+from veilstream.learning.tasks import Sample
+
+
+class Free:
+    """A model of any size whose gradient costs nothing."""
+
+    classifies = False
+
+    def __init__(self, dim: int) -> None:
+        self.dim, self.features_shape = dim, (1,)
+
+    def host_gradient(self, z: np.ndarray, sample: Sample) -> np.ndarray:
+        return np.zeros(self.dim, np.float32)
+
+
+class Endless:
+    """Clients who never end."""
+
+    def serve(self, round_: int, observe, wanted) -> None:
+        t = 0
+        while wanted():
+            observe(f"{round_}/{t}", Sample(np.zeros(1, np.float32), 0.0))
+            t += 1
+
+
+def plan_of(learners: int, rounds: int) -> Plan:
+    return Plan(
+        learning={"rounds": rounds, "local_steps": 4, "learners": learners, "task": "custom"},
+        data={"kind": "custom"},
+        privacy={"epsilon": 2.0, "delta": 1e-5},
+        federation={"quorum": 1.0, "deadline_s": 120.0, "patience_s": 30.0},
+        methods=[{"name": "ours", "mechanism": "buffered", "step_size": 0.1}],
+    )
+
+
+class Null:
+    """Answers at once with as many bytes as a release has."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._reply = bytes(size)
+        self._listener = frames.listen(path)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection:
+            while frames.receive(connection) is not None:
+                frames.send(connection, self._reply)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+class Timed(Daemon):
+    """CPU time of the threads that answer."""
+
+    cpu = 0.0
+
+    def handle(self, data: bytes) -> bytes:
+        began = time.thread_time()
+        try:
+            return super().handle(data)
+        finally:
+            self.cpu += time.thread_time() - began
+
+
+def engine_in(
+    name: str, root: Path, sockets: dict[str, Path], port: int, stack: ExitStack
+) -> Engine:
+    address = ("localhost", port)
+    server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
+    stack.callback(server.close)
+    server.start()
+    tended = [server]
+    for learner, path in sockets.items():
+        node = learner_node(
+            name, root / "keys/learners" / learner, path, root / f"{learner}.engine", address,
+            insecure=False,
+        )  # fmt: skip
+        stack.callback(node.close)
+        node.start()
+        tended.append(node)
+    ended = threading.Event()
+
+    def tend() -> None:
+        while not ended.wait(1.0):
+            for side in tended:
+                side.tend()
+
+    thread = threading.Thread(target=tend, daemon=True)
+    thread.start()
+    stack.callback(thread.join, 10)
+    stack.callback(ended.set)
+    return server
+
+
+def null_rounds(carrier: Engine, learners: int, rounds: int, model: bytes) -> list[float]:
+    while len(carrier.nodes()) < learners:
+        time.sleep(0.1)
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        waiting = carrier.nodes()
+        for node in waiting:
+            carrier.send(node, model)
+        while waiting:
+            waiting -= {node for node, what in carrier.receive(5.0) if isinstance(what, bytes)}
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", default="flower", choices=["flower", "flare"])
+    parser.add_argument("--learners", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--dim", type=int, default=61_482)
+    asked = parser.parse_args()
+    names = [f"learner-{i}" for i in range(asked.learners)]
+    figures: dict[str, object] = vars(asked) | {}
+    for kind in ("null", "ours"):
+        with tempfile.TemporaryDirectory(prefix="fed-") as folder, ExitStack() as stack:
+            root = Path(folder)
+            port = free_port()
+            make_keys(root / "keys", ["localhost", "127.0.0.1"], names)
+            if asked.engine == "flare":
+                from veilstream.engines.flare import provision
+
+                provision(root / "keys", "localhost", port)
+            sockets = {name: root / f"{name}.sock" for name in names}
+            figures |= measure(kind, asked, root, sockets, port, stack)
+    null, ours = float(figures["null_s"]), float(figures["ours_s"])  # type: ignore[arg-type]
+    figures["ours_over_null"] = round(ours / null, 2)
+    print(json.dumps(figures, indent=2))
+
+
+def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack: ExitStack):
+    if kind == "null":
+        for path in sockets.values():
+            stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
+        carrier = engine_in(asked.engine, root, sockets, port, stack)
+        times = null_rounds(carrier, asked.learners, asked.rounds + 3, bytes(400 + 4 * asked.dim))
+        return {"null_s": round(statistics.median(times[3:]), 4)}
+    plan, task = plan_of(asked.learners, asked.rounds + 3), Free(asked.dim)
+    daemons = []
+    for name, path in sockets.items():
+        keys = LearnerKeys.load(root / "keys/learners" / name)
+        daemon = Timed(Learner(plan, root / name / "s.db", task), keys, Endless())
+        threading.Thread(target=daemon.serve, args=(path,), daemon=True).start()
+        stack.callback(daemon.close)
+        daemons.append(daemon)
+    carrier = engine_in(asked.engine, root, sockets, port, stack)
+    keys = ServerKeys.load(root / "keys/server")
+    coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
+    began = time.monotonic()
+    coordinator.go(carrier)
+    total = time.monotonic() - began
+    rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
+    times = [float(row.split(",")[1]) for row in rows]
+    cpu = statistics.fmean(d.cpu for d in daemons) / len(times)
+    return {
+        "ours_s": round(statistics.median(times[3:]), 4),
+        "ours_total_s": round(total, 1),
+        "learner_cpu_s_a_round": round(cpu, 4),
+        "bytes_up_a_learner": 300 + HEADER_BYTES + 8 * asked.dim,
+        "bytes_of_a_float32_gradient": 4 * asked.dim,
+    }
+
+
+if __name__ == "__main__":
+    main()
