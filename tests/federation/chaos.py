@@ -25,9 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -253,8 +252,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         folder = asked.keep or Path(temporary)
         report = study(folder, asked.engine, asked.learners, asked.rounds, asked.every, asked.seed)
-    found: dict[str, Any] = asdict(report)
-    print(json.dumps(found, indent=2))
+    print(json.dumps(vars(report), indent=2))
     sys.exit(1 if any(report.violations.values()) else 0)
 
 

@@ -322,6 +322,8 @@ def test_everything_is_written_where_it_belongs(federation):
     rules = json.loads((root / "engine/server/local/resources.json").read_text())
     assert str(root) in rules["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"]
     assert list((root / "engine/server/jobs").iterdir())
+    keys = [path for path in root.rglob("*.key") if not path.is_symlink()]
+    assert all(federation.keys in path.parents for path in keys)
     assert (root / "engine").stat().st_mode & 0o777 == 0o700
     assert (root / "engine/hub.sock").stat().st_mode & 0o777 == 0o600
 

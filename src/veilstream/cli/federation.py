@@ -26,7 +26,9 @@ def demo_command(
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything.", show_default="runs/federation")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS (FLARE keeps its own).")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:
     """Make keys, start a server and learners as processes of their own, and run to the end.

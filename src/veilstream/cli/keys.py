@@ -87,12 +87,16 @@ def remove_command(
 def renew_command(
     folder: Folder,
     host: Hosts = None,
+    engine: EngineName = "flower",
+    port: Port = 8400,
     days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
 ) -> None:
     """Make a new TLS key and certificate for the server, from the same CA."""
     from veilstream.engines.federation.keys import renew_server
 
-    renew_server(folder, host or ["127.0.0.1", "localhost"], days)
+    hosts = host or ["127.0.0.1", "localhost"]
+    renew_server(folder, hosts, days)
+    _kits(folder, engine, hosts[0], port)
     typer.echo(f"renewed:  {folder / 'server/tls.pem'}")
 
 

@@ -22,7 +22,7 @@ EngineName = Annotated[
     str, typer.Option("--engine", help="What carries messages: flower or flare.")
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="No TLS and no authentication; loopback only.")
+    bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
 ]
 
 

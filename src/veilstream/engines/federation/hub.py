@@ -48,6 +48,7 @@ class Hub:
         self._nodes: set[str] = set()
         self._inbox = Inbox()
         self._sending = threading.Lock()
+        self._outstanding: set[str] = set()
         self.bytes_sent = self.bytes_received = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -66,6 +67,7 @@ class Hub:
         try:
             if relay is None:
                 raise ConnectionError("the engine is not running")
+            self._outstanding.add(node)
             with self._sending:
                 frames.send(relay, pack(b"S", node, request))
             self.bytes_sent += len(request)
@@ -104,6 +106,9 @@ class Hub:
                 self._hear(connection, frame)
         if self._relay is connection:
             self._relay, self._nodes = None, set()
+            waiting, self._outstanding = self._outstanding, set()
+            for node in waiting:
+                self._inbox.put(node, Failure("the engine's run has ended"))
 
     def _hear(self, connection: socket.socket, frame: bytes) -> None:
         if self._relay is not connection:
@@ -111,7 +116,9 @@ class Hub:
         kind, node, content = unpack(frame)
         if kind == b"N":
             self._nodes = set(json.loads(content))
-        elif kind == b"R":
+            return
+        self._outstanding.discard(node)
+        if kind == b"R":
             self.bytes_received += len(content)
             self._inbox.put(node, content)
         elif kind == b"F":

@@ -1,0 +1,91 @@
+"""A learner's side: FLARE's site as a child process, beside the daemon that answers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from veilstream.engines.federation.processes import Child
+from veilstream.engines.flare.family import begin, end, keep
+from veilstream.engines.flare.names import PROJECT, SOCKET
+from veilstream.engines.flare.preflight import check_server
+from veilstream.engines.flare.provisioning import require_flare
+from veilstream.engines.flare.workspace import environment, site_workspace
+from veilstream.errors import InputError
+
+__all__ = ["FlareNode", "check_loopback", "is_loopback"]
+
+_AGAIN_S = 1.0
+
+
+class FlareNode:
+    """Starts FLARE's site when the server accepts us, and again whenever it ends."""
+
+    def __init__(
+        self,
+        keys: Path,
+        socket: Path,
+        state: Path,
+        server: tuple[str, int],
+        *,
+        insecure: bool = False,
+    ) -> None:
+        require_flare()
+        check_loopback(server, insecure)
+        self._kit, self._server = keys / "flare", server
+        workspace = state.resolve() / "site"
+        name = site_workspace(self._kit, workspace, server)
+        self._child = Child(
+            [
+                sys.executable, "-m", "nvflare.private.fed.app.client.client_train",
+                "-m", str(workspace), "-s", "fed_client.json", "--set", "secure_train=true",
+                f"org={PROJECT}", "config_folder=config", f"uid={name}", "heart_beat_interval=3",
+            ],
+            state.resolve() / "site.log", environment({SOCKET: str(socket.resolve())}),
+            workspace,
+        )  # fmt: skip
+        self._said: str | None = None
+        self._due = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of FLARE's site."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Knock; an error if we are refused. A server that is not there yet is waited for."""
+        if check_server(self._kit, self._server) is None:
+            begin(self._child)
+
+    def tend(self) -> str | None:
+        """Start what has ended, if the server accepts us; a line if anything is new."""
+        if self._child.running or time.monotonic() < self._due:
+            return None
+        note = check_server(self._kit, self._server, 2.0)
+        if note is not None:
+            self._due = time.monotonic() + _AGAIN_S
+            new, self._said = note != self._said, note
+            return note if new else None
+        self._said = None
+        if self._child.starts == 0:
+            begin(self._child)
+            return "the server is there"
+        return "FLARE's site was started again" if keep(self._child) else None
+
+    def close(self) -> None:
+        """End FLARE's site and its worker."""
+        end(self._child)
+
+
+def is_loopback(address: tuple[str, int]) -> bool:
+    """Whether it cannot be reached from elsewhere."""
+    return address[0] in ("127.0.0.1", "localhost")
+
+
+def check_loopback(address: tuple[str, int], insecure: bool) -> None:
+    """FLARE has no mode without TLS worth having: insecure is loopback, and TLS all the same."""
+    if insecure and not is_loopback(address):
+        raise InputError(
+            "--insecure", address[0], "a loopback address", "TLS is the default: leave it out"
+        )
