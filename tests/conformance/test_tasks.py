@@ -206,6 +206,21 @@ def test_gradient_is_the_slope_of_the_loss(name):
                 assert slope == pytest.approx(float(gradient @ unit), abs=tolerance * max(1, size))
 
 
+@every_task
+def test_a_gradient_without_jax_is_the_same(name):
+    """Where a task has one; a deployed learner then uses it."""
+    task = task_of(name)
+    if not hasattr(task, "host_gradient"):
+        pytest.skip("it has none")
+    for i in range(3):
+        x = np.asarray(models(name, 3)[i], np.float32)
+        sample = one(samples(name, 3), i)
+        expected = np.asarray(task.gradient(x, sample))
+        got = task.host_gradient(x, Sample(np.asarray(sample.features), np.asarray(sample.target)))
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
 @cache
 def loss_and_gradient(name: str, mapped: str = "") -> Any:
     """Compiled, for one sample; or for (models, samples), with one vmap inside the other."""

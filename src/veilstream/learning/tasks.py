@@ -8,10 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from veilstream.errors import MissingExtra
 
 if TYPE_CHECKING:
     from jax import Array
+
+Floats = NDArray[np.floating[Any]]
 
 __all__ = ["FromLoss", "LeastSquares", "Logistic", "Ripple", "Sample", "Task"]
 
@@ -90,6 +95,13 @@ class Logistic(FromLoss):
             value = value + 0.5 * self.ridge * (params @ params)
         return value
 
+    def host_gradient(self, params: Floats, sample: Sample) -> Floats:
+        """Gradient without JAX, for a deployed learner."""
+        margin = sample.target * (sample.features @ params)
+        with np.errstate(over="ignore"):
+            gradient: Floats = -sample.target / (1.0 + np.exp(margin)) * sample.features
+        return gradient + self.ridge * params if self.ridge else gradient
+
     def predict(self, params: Array, features: Array) -> Array:
         """Label, -1 or +1."""
         jnp = _jnp()
@@ -111,6 +123,11 @@ class LeastSquares(FromLoss):
         if self.ridge:
             value = value + 0.5 * self.ridge * (params @ params)
         return value
+
+    def host_gradient(self, params: Floats, sample: Sample) -> Floats:
+        """Gradient without JAX, for a deployed learner."""
+        gradient: Floats = (sample.features @ params - sample.target) * sample.features
+        return gradient + self.ridge * params if self.ridge else gradient
 
     def predict(self, params: Array, features: Array) -> Array:
         """Fitted value."""

@@ -167,7 +167,7 @@ def add_learner(folder: Path, name: str) -> Path:
     write_file(where / "server.pub", server.public.raw.hex())
     write_file(where / "ca.pem", _text(folder / "ca/ca.pem"))
     node = _new_key("P-384")
-    _secret(where / "node.key", _pem_key(node))
+    _secret(where / "node.key", _pem_key(node, "OpenSSH"))
     ssh = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_file(where / "node.pub", ssh + b"\n")
     _know(folder, lambda known: known | {name: PrivateKey(raw).public.raw.hex()})
@@ -258,14 +258,14 @@ def _pem(certificate: Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def _pem_key(key: EllipticCurvePrivateKey) -> bytes:
+def _pem_key(key: EllipticCurvePrivateKey, form: str = "PKCS8") -> bytes:
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         NoEncryption,
         PrivateFormat,
     )
 
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return key.private_bytes(Encoding.PEM, getattr(PrivateFormat, form), NoEncryption())
 
 
 def _secret(path: Path, content: bytes) -> None:

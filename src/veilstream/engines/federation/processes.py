@@ -21,7 +21,7 @@ _LEASH = (
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
-_CALM_S = 20.0
+_CALM_S = 5.0  # one that has run so long is not the reason why it ended
 # The kernel's parent is the *thread* that started a child: one that lasts as long as we do.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start")
 
@@ -38,8 +38,8 @@ class Child:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
-        self._due = 0.0
-        self._began = 0.0
+        self._due = self._began = 0.0
+        self._hasty = 0
 
     @property
     def pid(self) -> int | None:
@@ -76,8 +76,8 @@ class Child:
             return False
         now = time.monotonic()
         if self._due == 0.0:
-            calm = now - self._began > _CALM_S
-            self._due = now + (0.5 if calm else min(0.5 * 2.0 ** min(self.starts, 6), 20.0))
+            self._hasty = 0 if now - self._began > _CALM_S else self._hasty + 1
+            self._due = now + min(0.2 * 2.0**self._hasty, 20.0)
         if now < self._due:
             return False
         self._due = 0.0

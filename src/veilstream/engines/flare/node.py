@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from veilstream.engines.federation.processes import Child
-from veilstream.engines.flare.family import begin, end, keep
+from veilstream.engines.flare.family import end
 from veilstream.engines.flare.names import PROJECT, SOCKET
 from veilstream.engines.flare.preflight import check_server
 from veilstream.engines.flare.provisioning import require_flare
@@ -56,7 +56,7 @@ class FlareNode:
     def start(self) -> None:
         """Knock; an error if we are refused. A server that is not there yet is waited for."""
         if check_server(self._kit, self._server) is None:
-            begin(self._child)
+            self._child.start()
 
     def tend(self) -> str | None:
         """Start what has ended, if the server accepts us; a line if anything is new."""
@@ -69,9 +69,9 @@ class FlareNode:
             return note if new else None
         self._said = None
         if self._child.starts == 0:
-            begin(self._child)
+            self._child.start()
             return "the server is there"
-        return "FLARE's site was started again" if keep(self._child) else None
+        return "FLARE's site was started again" if self._child.keep_running() else None
 
     def close(self) -> None:
         """End FLARE's site and its worker."""

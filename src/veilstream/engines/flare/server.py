@@ -21,7 +21,7 @@ from veilstream.engines.federation import frames
 from veilstream.engines.federation.carrier import Failure
 from veilstream.engines.federation.hub import Hub
 from veilstream.engines.federation.processes import Child
-from veilstream.engines.flare.family import begin, end, keep
+from veilstream.engines.flare.family import end
 from veilstream.engines.flare.names import HUB, PROJECT
 from veilstream.engines.flare.node import check_loopback, is_loopback
 from veilstream.engines.flare.provisioning import require_flare
@@ -96,8 +96,8 @@ class FlareServer:
     def start(self) -> None:
         """Start FLARE's server and the steward."""
         self._check_port()
-        begin(self._server)
-        begin(self._steward)
+        self._server.start()
+        self._steward.start()
 
     def tend(self) -> str | None:
         """Start again what has ended, tell the steward whom the hub reaches; a line to show."""
@@ -105,13 +105,13 @@ class FlareServer:
             code = self._server.exit_code
             self._server.end()
             self._lay_out()  # no job of the last one must come back to life
-            if keep(self._server):
+            if self._server.keep_running():
                 self._notes.append(f"FLARE's server had ended ({code}) and was started again")
         if not self._steward.running:
             if self._steward.exit_code == STUCK and self._heeded < self._steward.starts:
                 self._heeded = self._steward.starts
                 end(self._server)
-            keep(self._steward)
+            self._steward.keep_running()
         self._tell()
         return self._notes.pop(0) if self._notes else None
 
