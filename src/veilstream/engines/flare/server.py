@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from veilstream.engines.federation import frames
 from veilstream.engines.federation.carrier import Failure
 from veilstream.engines.federation.hub import Hub
+from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flare.family import end
 from veilstream.engines.flare.names import HUB, PROJECT
@@ -27,7 +27,6 @@ from veilstream.engines.flare.node import check_loopback, is_loopback
 from veilstream.engines.flare.provisioning import require_flare
 from veilstream.engines.flare.steward import STUCK
 from veilstream.engines.flare.workspace import admin_workspace, environment, server_workspace
-from veilstream.errors import InputError
 
 __all__ = ["FlareServer"]
 
@@ -95,7 +94,9 @@ class FlareServer:
 
     def start(self) -> None:
         """Start FLARE's server and the steward."""
-        self._check_port()
+        host, port = self._address
+        # FLARE would try for ever, and say so in its log alone.
+        wait_until_free(host if is_loopback(self._address) else "", port)
         self._server.start()
         self._steward.start()
 
@@ -123,18 +124,6 @@ class FlareServer:
         self._desk.unlink(missing_ok=True)
         if self._sockets != self._state:
             shutil.rmtree(self._sockets, ignore_errors=True)
-
-    def _check_port(self) -> None:
-        """FLARE would try for ever, and say so in its log alone."""
-        host, port = self._address
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((host if is_loopback(self._address) else "", port))
-            except OSError as error:
-                raise InputError(
-                    "--listen", f"{host}:{port}", "a port that is free", str(error)
-                ) from None
 
     def _lay_out(self) -> None:
         server_workspace(self._kit / "server", self._state / "server", self._address)

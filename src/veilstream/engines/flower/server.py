@@ -18,7 +18,6 @@ import contextlib
 import json
 import queue
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.engines.federation.carrier import Failure, Inbox
+from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flower.superlink import header_of
 from veilstream.engines.flower.surroundings import (
@@ -94,7 +94,7 @@ class FlowerServer:
 
     def start(self) -> None:
         """Start the SuperLink; returns when machines may come."""
-        self._check_free()
+        wait_until_free(self._host, self._port)
         grid = import_quietly("grid")
         client = import_quietly("client")
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,19 +119,6 @@ class FlowerServer:
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
-
-    def _check_free(self) -> None:
-        """Somebody else's server would be asked in vain, for minutes."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            with socket.socket(family) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind((self._host, self._port))
-        except OSError as error:
-            raise InputError(
-                "server", f"{self._host}:{self._port}", "an address that is free to listen on",
-                str(error),
-            ) from error  # fmt: skip
 
     def _arguments(self) -> list[str]:
         keys = self._keys.absolute()
