@@ -120,7 +120,7 @@ def _live(
     children: list[Child], folder: Path, rounds: int, every_s: float, rng: np.random.Generator,
     report: Report, until: float,
 ) -> None:  # fmt: skip
-    done, due = 0, time.monotonic() + 3 * every_s
+    done, due = 0, 0.0
     with progress("rounds", rounds) as tick:
         while not (folder / "run/summary.json").exists():
             if time.monotonic() > until:
@@ -134,7 +134,7 @@ def _live(
             now = max(0, _lines(folder / "run/rounds.csv") - 1)
             tick(max(0, now - done))
             done = max(done, now)
-            if time.monotonic() > due and done:
+            if done and time.monotonic() > due:
                 due = time.monotonic() + rng.exponential(every_s)
                 report.kills[_kill_one(children, rng)] += 1
             time.sleep(0.1)

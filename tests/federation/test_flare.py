@@ -24,7 +24,7 @@ from tests.federation.world import World, plan_of, wait_for
 from veilstream.engines.federation.keys import add_learner, make_keys
 from veilstream.engines.federation.messages import Reply
 from veilstream.engines.flare import FlareNode, FlareServer, provision, workspace
-from veilstream.engines.flare.family import begin, descendants
+from veilstream.engines.flare.family import descendants
 from veilstream.engines.flare.job import write_job
 from veilstream.engines.flare.names import ADMIN
 from veilstream.engines.flare.policy import Job, Seen, abort_why, doubles, sites_to_start
@@ -203,7 +203,7 @@ def test_a_relay_loads_nothing_of_the_learner():
     prefix = "veilstream.engines."
     assert ours == {
         prefix + name for name in ("federation", "federation.frames", "flare", "flare.names",
-                                   "flare.relay_site")
+                                   "flare.orphan", "flare.relay_site")
     }  # fmt: skip
     assert not loaded & {"veilstream.ledger", "jax", "scipy"}
 
@@ -273,7 +273,13 @@ def server(federation):
     return [federation.server.pid]
 
 
-@pytest.mark.parametrize("victims", [worker, server_job, site_and_worker, server])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        worker,
+        *(pytest.param(v, marks=pytest.mark.slow) for v in (server_job, site_and_worker, server)),
+    ],
+)
 def test_a_killed_process_costs_seconds_and_no_round(federation, victims):
     federation.rounds(1)
     done = federation.coordinator.round
@@ -376,7 +382,7 @@ def test_a_job_that_brings_code_is_refused_by_the_site(tmp_path, monkeypatch):
         server = FlareServer(tmp_path / "keys/server", tmp_path / "engine", address)
         stack.callback(server.close)
         patch.undo()
-        begin(server._server)  # without its steward
+        server._server.start()  # without its steward
         node = FlareNode(tmp_path / "keys/learners/a", tmp_path / "s", tmp_path / "a", address)
         stack.callback(node.close)
         node.start()

@@ -21,6 +21,7 @@ from nvflare.collab import collab
 from veilstream.engines.federation import frames
 from veilstream.engines.federation.hub import pack, unpack
 from veilstream.engines.flare.names import HUB
+from veilstream.engines.flare.orphan import leave_with_parent
 from veilstream.engines.flare.relay_site import ANSWERED
 
 __all__ = ["ServerRelay"]
@@ -34,6 +35,9 @@ _IN_FLIGHT = 8  # requests a site may have open; more come only if replies are l
 
 class ServerRelay:
     """Ends when the hub does, or when FLARE aborts the job."""
+
+    def __init__(self) -> None:
+        leave_with_parent()
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:

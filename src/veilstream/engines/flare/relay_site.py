@@ -13,6 +13,7 @@ from nvflare.collab import collab
 
 from veilstream.engines.federation import frames
 from veilstream.engines.flare.names import SOCKET
+from veilstream.engines.flare.orphan import leave_with_parent
 
 # Where PyTorch is installed, FLARE imports it for tensors that are never sent here: seconds, and
 # hundreds of megabytes a worker. None stands for "not installed". (Read before FLARE looks for it.)
@@ -28,6 +29,9 @@ _UNREACHABLE = FAILED + b"the learner's daemon cannot be reached"
 
 class SiteRelay:
     """One connection a call, so that a daemon that was started again is found at once."""
+
+    def __init__(self) -> None:
+        leave_with_parent()
 
     @collab.publish  # type: ignore[untyped-decorator]
     def round(self, payload: bytes) -> bytes:
