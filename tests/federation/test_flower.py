@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import signal
@@ -29,6 +30,7 @@ from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
 from veilstream.engines.federation.loopback import Loopback
+from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.sources import PlanSource
 from veilstream.engines.flower import FlowerNode, FlowerServer
 from veilstream.engines.flower.superlink import OPEN, SECRET, UNKNOWN, Bell, Door
@@ -210,6 +212,7 @@ def test_models_are_those_of_the_same_federation_without_an_engine(
         assert state.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_relay_and_the_superlink(keys, reference, tmp_path):
     server = FlowerServer(keys / "server", tmp_path / "sl", ("127.0.0.1", free_port()))
     kills = {2: ["relay"], 4: ["superlink"], 6: ["relay", "superlink"]}
@@ -323,7 +326,9 @@ def test_without_tls_only_on_this_machine(keys, tmp_path, host):
         FlowerNode(keys, tmp_path, tmp_path, (host, 1), insecure=True)
 
 
-def test_an_address_in_use_is_an_error_that_names_it(keys, tmp_path):
+def test_an_address_in_use_is_an_error_that_names_it(keys, tmp_path, monkeypatch):
+    at_once = functools.partial(wait_until_free, patience_s=0.1)
+    monkeypatch.setattr("veilstream.engines.flower.server.wait_until_free", at_once)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

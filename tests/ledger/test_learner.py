@@ -158,7 +158,9 @@ def test_what_is_pinned_is_what_is_used(tmp_path):
         np.testing.assert_array_equal(learner._z.reveal(), model(0))
 
 
-@pytest.mark.parametrize("r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)])
+@pytest.mark.parametrize(
+    "r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)]
+)
 def test_rounds_that_are_no_rounds(r, tmp_path):
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
         with pytest.raises(InputError):

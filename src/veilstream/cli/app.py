@@ -11,7 +11,7 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import data, demo, federation, keys, ledger, plan
+from veilstream.cli import audit, data, demo, federation, keys, ledger, plan
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import learner_command, server_command
 from veilstream.errors import VeilstreamError
@@ -54,6 +54,7 @@ app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
+app.command("audit")(audit.command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(federation.app, name="federation")

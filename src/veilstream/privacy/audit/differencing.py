@@ -1,0 +1,81 @@
+"""Same randomness, neighbouring data: transcripts differ by what theory predicts, or by a leak.
+
+With the same noise in both worlds, Y - A_R·G is the same noise prefix twice. G is what the audit
+works out from the raw gradients on its own (`clipped_by_hand`), not what the learner says it used.
+On the grid the two residuals agree but for the last bits of clipping: at most `ROUNDING` units for
+each step at which the worlds differ. How many messages there are and how long they are may not
+depend on the data at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+
+__all__ = ["ROUNDING", "Differencing", "clipped_by_hand", "difference"]
+
+Integers = NDArray[np.int64]
+
+ROUNDING = 2
+"""Units of the grid: 2⁻²⁰ of the clip norm or less of the noise each."""
+
+
+@dataclass(frozen=True)
+class Differencing:
+    """Of two transcripts under the same draws."""
+
+    messages: int
+    differing_steps: int
+    moved_units: int
+    """How far the canary really moved a number of the transcript."""
+    unexplained_units: int
+    """How far a number moved that theory does not explain."""
+    same_shape: bool
+    """As many messages, of the same sizes."""
+
+    @property
+    def alarm(self) -> bool:
+        """Something but the predicted image of the gradients moved."""
+        return not self.same_shape or self.unexplained_units > ROUNDING * self.differing_steps
+
+
+def difference(
+    first: Integers,
+    second: Integers,
+    known_first: Integers,
+    known_second: Integers,
+    *,
+    differing_steps: int,
+    sizes: tuple[Sequence[int], Sequence[int]],
+) -> Differencing:
+    """Compare (R, d) messages, in units of the grid, and the gradients known to be in them."""
+    if first.shape != second.shape:
+        return Differencing(len(first), differing_steps, 0, 0, False)
+    if known_first.shape != first.shape or known_second.shape != second.shape:
+        raise InputError("known", known_first.shape, f"shape {first.shape}", "one row a message")
+    moved = np.abs(second - first).max(initial=0)
+    left = np.abs((second - known_second) - (first - known_first)).max(initial=0)
+    return Differencing(
+        len(first), differing_steps, int(moved), int(left), list(sizes[0]) == list(sizes[1])
+    )
+
+
+def clipped_by_hand(raw: NDArray[np.floating], clip_norm: float, step: float) -> Integers:
+    """The gradient that should have been used, in units of the grid; written apart from `clip`.
+
+    In float64, so up to a unit or two beside the deployed result, which is exact in its norm.
+    """
+    values = np.asarray(raw, np.float64)
+    if not np.isfinite(values).all():
+        return np.zeros(values.shape, np.int64)
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0.0:
+        return np.zeros(values.shape, np.int64)
+    norm = largest * float(np.sqrt(((values / largest) ** 2).sum()))
+    units: Integers = np.trunc(values * min(1.0, clip_norm / norm) / step).astype(np.int64)
+    return units

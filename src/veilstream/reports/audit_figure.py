@@ -1,0 +1,109 @@
+"""What an audit found, in one picture: claimed and measured, by message and by guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilstream.engines.audit import AuditReport
+from veilstream.privacy.audit import OneRun
+from veilstream.privacy.gaussian import GaussianCurve
+from veilstream.reports.error_figure import save_figure
+from veilstream.reports.learning_figure import new_figure
+
+__all__ = ["draw_audit"]
+
+_CLAIMED, _MEASURED, _COUNTED = "black", "#0072B2", "#D55E00"
+
+
+def draw_audit(report: AuditReport, folder: Path, *, name: str = "audit") -> list[Path]:
+    """Save ``name``.png and .svg into a folder."""
+    figure = new_figure(14.5, 4.4)
+    trade_off, curve, steps = figure.subplots(1, 3)
+    _draw_trade_off(trade_off, report)
+    _draw_privacy_curve(curve, report)
+    _draw_steps(steps, report.adaptive)
+    promise = report.guarantee
+    state = "kept" if not report.alarms else "BROKEN"
+    figure.suptitle(
+        f"Audit of {promise.mechanism} noise, T = {promise.horizon}, "
+        f"({promise.epsilon:g}, {promise.delta:g})-LDP: {state}",
+        fontsize="medium", color="black" if not report.alarms else "#B00020",
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        save_figure(figure, path, dpi=110)
+    return paths
+
+
+def _draw_trade_off(axes: Any, report: AuditReport) -> None:
+    many = report.many
+    alpha = np.linspace(1e-4, 1.0 - 1e-4, 400)
+    axes.plot(
+        alpha, GaussianCurve(many.claim).trade_off(alpha), color=_CLAIMED,
+        label=f"promised: no test below (mu = {many.claim:.3f})",
+    )  # fmt: skip
+    wrong, missed = np.array(many.roc).T
+    axes.plot(
+        wrong, missed, ".", color=_COUNTED, markersize=3,
+        label=f"best of {many.runs - many.fitted:,} counted runs",
+    )  # fmt: skip
+    if 0.0 < many.mu_lower < np.inf:
+        axes.plot(
+            alpha, GaussianCurve(many.mu_lower).trade_off(alpha), color=_COUNTED, linewidth=1,
+            label=f"bound at {many.confidence:.0%} (mu >= {many.mu_lower:.3f})",
+        )  # fmt: skip
+    axes.plot([0, 1], [1, 0], ":", color="0.6", label="knows nothing")
+    axes.set_xlabel("false-alarm rate")
+    axes.set_ylabel("miss rate")
+    axes.set_title("Telling the canary's two records apart", fontsize="small")
+    axes.legend(fontsize="x-small")
+    axes.grid(visible=True, alpha=0.2)
+
+
+def _draw_privacy_curve(axes: Any, report: AuditReport) -> None:
+    epsilons = np.linspace(0.0, 2.0 * report.guarantee.epsilon, 120)
+    lines = [("promised", report.fixed.claim, _CLAIMED)]
+    found = max(report.fixed.mu_lower, report.adaptive.mu_lower)
+    lines += [("one run: at least", found, _MEASURED)]
+    lines += [("many runs: at least", report.many.mu_lower, _COUNTED)]
+    for label, mu, colour in lines:
+        if 0.0 < mu < np.inf:
+            deltas = [GaussianCurve(mu).delta(float(e)) for e in epsilons]
+            axes.plot(epsilons, deltas, color=colour, label=f"{label} (mu = {mu:.3f})")
+    delta = report.guarantee.delta
+    axes.plot(
+        report.guarantee.epsilon, delta, "o", color=_CLAIMED, markerfacecolor="none",
+        label="the promise",
+    )  # fmt: skip
+    axes.plot(
+        report.many.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions"
+    )
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(delta * 1e-3, 1e-12))
+    axes.set_xlabel("ε")
+    axes.set_ylabel("δ(ε)")
+    axes.set_title("Privacy curve, claimed and measured", fontsize="small")
+    axes.legend(fontsize="x-small")
+    axes.grid(visible=True, alpha=0.2)
+
+
+def _draw_steps(axes: Any, run: OneRun) -> None:
+    steps = np.arange(1, len(run.measured) + 1)
+    finite = np.isfinite(run.measured)
+    axes.fill_between(
+        steps[finite], run.lower[finite], run.upper[finite], color=_MEASURED, alpha=0.3, lw=0,
+        label=f"measured, all steps at {run.confidence:.0%}",
+    )  # fmt: skip
+    if run.expected is not None:
+        axes.plot(steps, run.expected, color=_MEASURED, linewidth=1, label="expected in messages")
+    axes.axhline(run.claim, color=_CLAIMED, label="promised")
+    axes.set_xlabel("step at which the client comes")
+    axes.set_ylabel("d' = μ of that client")
+    axes.set_title(f"One run, {run.coordinates:,} coordinates", fontsize="small")
+    axes.margins(y=0.25)
+    axes.legend(fontsize="x-small", loc="upper right")
+    axes.grid(visible=True, alpha=0.2)

@@ -1,0 +1,63 @@
+"""The audit that `veilstream audit` runs, on learners with a bug: it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import pytest
+
+from tests.mutations.data_bugs import fine, unclipped
+from tests.mutations.findings import plan_of
+from tests.mutations.noise_bugs import Late, halved, raw_step, redrawn, renoised
+from veilstream.engines.audit import audit
+from veilstream.engines.learner import Learner
+from veilstream.privacy import grid, hidden
+from veilstream.reports.audit_figure import draw_audit
+
+TERMS, LEARNER = "veilstream.engines.terms", "veilstream.engines.learner"
+
+PLANTED = {
+    "noise redrawn after a restart": (
+        1, "not the noise", [patch.object(Learner, "_open_row", redrawn)],
+    ),
+    "a round re-sent with fresh noise": (
+        1, "answered twice", [patch.object(Learner, "_last_release", renoised)],
+    ),
+    "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{TERMS}.calibrate", halved)]),
+    "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.NoiseStream", Late)]),
+    "the same client twice": (
+        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)],
+    ),
+    "clipping off": (
+        1, "no gradient explains",
+        [patch.object(hidden, "clip", unclipped),
+         patch.object(grid, "_square_norm", lambda units, bound: 0)],
+    ),
+    "one noise draw per round, raw local steps": (
+        4, "runs: mu is at least", [patch.object(Learner, "_step", raw_step)],
+    ),
+    "float release without the grid": (
+        1, "finer than the grid", [patch(f"{TERMS}.grid_for", fine)],
+    ),
+    "a seed chosen by the operator": (
+        1, "share their noise", [patch(f"{LEARNER}._fresh_seed", lambda: b"operator" * 4)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_the_audit_says_what_is_wrong(bug, tmp_path):
+    tau, said, patches = PLANTED[bug]
+    mechanism = "toeplitz" if tau == 1 else "independent"
+    with ExitStack() as planted:
+        for each in patches:
+            planted.enter_context(each)
+        report = audit(plan_of(mechanism, rounds=8, local_steps=tau), runs=4000, coordinates=3000)
+    assert any(said in alarm for alarm in report.alarms), report.alarms
+    assert report.verdict.startswith("BROKEN")
+    json.dumps(report.as_dict(), allow_nan=False)
+    if bug == "noise row shifted by one":
+        assert report.as_dict()["one_run"]["fixed"]["mu_lower"] == "infinite"
+        assert all(path.exists() for path in draw_audit(report, tmp_path))
