@@ -46,8 +46,8 @@ FIRST_START = (
 """Places that only the first start of a store passes."""
 EVERY_START = ("before recovery", "before new seeds", "after recovery")
 WRITING = (
-    "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE", "after INSERT tags",
-    "after DELETE blobs", "after COMMIT", "after wal_checkpoint", "torn witness",
+    "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
+    "after INSERT tags", "after DELETE blobs", "after COMMIT", "after wal_checkpoint", "torn witness",
     "after witness append",
 )  # fmt: skip
 PLACES = (*POINTS, *WRITING, *EVERY_START)
