@@ -47,8 +47,8 @@ FIRST_START = (
 EVERY_START = ("before recovery", "before new seeds", "after recovery")
 WRITING = (
     "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
-    "after INSERT tags", "after DELETE blobs", "after COMMIT", "after wal_checkpoint", "torn witness",
-    "after witness append",
+    "after INSERT tags", "after DELETE blobs", "after COMMIT", "after wal_checkpoint",
+    "torn witness", "after witness append",
 )  # fmt: skip
 PLACES = (*POINTS, *WRITING, *EVERY_START)
 RANDOM = "a random time"
