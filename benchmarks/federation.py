@@ -29,7 +29,7 @@ from veilstream.engines.federation import frames
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
-from veilstream.engines.federation.service import Engine, learner_node, server_engine
+from veilstream.engines.federation.service import Engine, learner_node, server_engine, tended
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import HEADER_BYTES
@@ -114,7 +114,7 @@ def engine_in(
     server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
     stack.callback(server.close)
     server.start()
-    tended = [server]
+    tended_sides = [server]
     for learner, path in sockets.items():
         node = learner_node(
             name, root / "keys/learners" / learner, path, root / f"{learner}.engine", address,
@@ -122,18 +122,8 @@ def engine_in(
         )  # fmt: skip
         stack.callback(node.close)
         node.start()
-        tended.append(node)
-    ended = threading.Event()
-
-    def tend() -> None:
-        while not ended.wait(1.0):
-            for side in tended:
-                side.tend()
-
-    thread = threading.Thread(target=tend, daemon=True)
-    thread.start()
-    stack.callback(thread.join, 10)
-    stack.callback(ended.set)
+        tended_sides.append(node)
+    stack.enter_context(tended(tended_sides))
     return server
 
 

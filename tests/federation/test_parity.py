@@ -20,7 +20,7 @@ from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
 from veilstream.engines.federation.loopback import Loopback
-from veilstream.engines.federation.service import learner_node, server_engine
+from veilstream.engines.federation.service import learner_node, server_engine, tended
 from veilstream.engines.federation.sources import PlanSource
 
 ROUNDS, TAU = 12, 3
@@ -80,7 +80,7 @@ def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitS
     server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
     stack.callback(server.close)
     server.start()
-    tended = [server]
+    tended_sides = [server]
     for learner, socket in sockets.items():
         node = learner_node(
             name, root / "keys/learners" / learner, socket, root / f"{learner}.engine", address,
@@ -88,18 +88,8 @@ def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitS
         )  # fmt: skip
         stack.callback(node.close)
         node.start()
-        tended.append(node)
-    ended = threading.Event()
-
-    def tend() -> None:
-        while not ended.wait(1.0):
-            for side in tended:
-                side.tend()
-
-    thread = threading.Thread(target=tend, daemon=True)
-    thread.start()
-    stack.callback(thread.join, 10)
-    stack.callback(ended.set)
+        tended_sides.append(node)
+    stack.enter_context(tended(tended_sides))
     return server
 
 

@@ -155,12 +155,18 @@ class Coordinator:
 
     # --- rounds ----------------------------------------------------------------------------------
 
-    def go(self, carrier: Carrier, until: int | None = None) -> None:
-        """Run rounds until the horizon (or ``until``); what is done is kept whatever happens."""
+    def go(
+        self, carrier: Carrier, until: int | None = None, look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run rounds until the horizon (or ``until``); what is done is kept whatever happens.
+
+        ``look`` is called often, and may raise to end it.
+        """
         last = self.terms.rounds if until is None else min(until, self.terms.rounds)
         while self._position.round < last:
             here = _Round(time.monotonic())
             while not self._complete(here):
+                look()
                 self._call_on(carrier, here)
                 for node, data in carrier.receive(_LOOK_S):
                     self._take(node, data, here)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,20 @@ from veilstream.engines.federation.publish import Publisher
 from veilstream.engines.federation.sources import LiveSource, open_source
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
-from veilstream.errors import InputError, UnknownName, VeilstreamError
+from veilstream.errors import InputError, UnknownName
 from veilstream.learning.tasks import Task
 
-__all__ = ["ENGINES", "Address", "Engine", "LearnerService", "Node", "ServerService"]
+__all__ = [
+    "ENGINES",
+    "Address",
+    "Engine",
+    "LearnerService",
+    "Node",
+    "ServerService",
+    "learner_node",
+    "server_engine",
+    "tended",
+]
 
 Address = tuple[str, int]
 ENGINES = ("flower", "flare")
@@ -135,8 +145,8 @@ class ServerService:
                 stack.callback(engine.close)
                 engine.start()
                 say(f"run {coordinator.run} waits for learners at {_shown(self.address)}")
-                with _tended(engine.tend, say):
-                    coordinator.go(engine)
+                with tended([engine], say) as check:
+                    coordinator.go(engine, look=check)
         return coordinator
 
 
@@ -187,37 +197,44 @@ class LearnerService:
             node.start()
             say(f"{keys.name} at epoch {learner.epoch}, round {learner.round}")
             seen = -1
-            with _tended(node.tend, say) as problems:
+            with tended([node], say) as check:
                 while not stop.wait(0.1):
-                    if problems:
-                        raise problems[0]
+                    check()
                     if learner.round != seen:
                         seen = learner.round
                         on_round(seen)
 
 
 @contextmanager
-def _tended(
-    tend: Callable[[], str | None], say: Callable[[str], None]
-) -> Iterator[list[VeilstreamError]]:
-    """Look after an engine while something else runs; what it cannot repair ends up in the list."""
+def tended(
+    sides: Sequence[Engine | Node], say: Callable[[str], None] = lambda _: None
+) -> Iterator[Callable[[], None]]:
+    """Look after engines while something else runs.
+
+    Yields a function that raises what could not be repaired.
+    """
     ended = threading.Event()
-    problems: list[VeilstreamError] = []
+    problems: list[Exception] = []
 
     def look() -> None:
         while not ended.wait(_TEND_S):
-            try:
-                note = tend()
-            except VeilstreamError as error:
-                problems.append(error)
-                return
-            if note:
-                say(note)
+            for side in sides:
+                try:
+                    note = side.tend()
+                except Exception as error:  # for whoever asks, not for a thread's last words
+                    problems.append(error)
+                    return
+                if note:
+                    say(note)
+
+    def check() -> None:
+        if problems:
+            raise problems[0]
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield problems
+        yield check
     finally:
         ended.set()
         thread.join(10.0)
