@@ -16,7 +16,7 @@ from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError, ProtocolError
 from veilstream.ledger.inspect import verify
-from veilstream.ledger.rescue import begin_again
+from veilstream.ledger.rescue import ask_for_epoch, begin_again
 
 
 @pytest.fixture
@@ -198,6 +198,125 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     assert verify(world.store("b")).clients == 6 + 6
 
 
+def others(path, count: int = 60):
+    """Clients who were never there before."""
+    from veilstream.engines.federation.sources import FileSource
+
+    path.write_text("".join(
+        f'{{"tag": "other {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(count)
+    ))  # fmt: skip
+    return FileSource(path)
+
+
+@pytest.mark.parametrize("rounds_before", [0, 2])
+def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_again(
+    rounds_before, tmp_path
+):
+    plan = plan_of(rounds=30)
+    with World(tmp_path, plan).start_all() as world:
+        coordinator = world.coordinator()
+        carrier = world.carrier()
+        going = threading.Thread(target=coordinator.go, args=(carrier,), daemon=True)
+        if rounds_before:
+            going.start()
+            wait_for(lambda: coordinator.round >= rounds_before)
+        else:  # enrolled in epoch 0, and no release accepted yet
+            from veilstream.engines.federation.coordinator import _Round
+
+            here = _Round(time.monotonic())
+            coordinator._call_on(carrier, here)
+            until = time.monotonic() + 10
+            while len(coordinator._places) < 3 and time.monotonic() < until:
+                for node, data in carrier.receive(0.1):
+                    coordinator._take(node, data, here)
+        world.stop("b")
+        ask_for_epoch(world.store("b"), abandon=True)
+        world.start("b", source=others(tmp_path / "others.jsonl"))
+        if not rounds_before:
+            going.start()
+        going.join(60)
+        assert not going.is_alive()
+        assert coordinator.finished
+        assert coordinator._position.seats["b"].epoch == 1
+
+
+def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
+    """Replies that take longer than the server waits before it asks again."""
+    monkeypatch.setattr("veilstream.engines.federation.coordinator._AGAIN_S", 0.05)
+
+    class Slow:
+        def __init__(self, inner):
+            self._inner, self._late = inner, []
+
+        def nodes(self):
+            return self._inner.nodes()
+
+        def send(self, node, request):
+            self._inner.send(node, request)
+
+        def receive(self, timeout_s):
+            now = time.monotonic()
+            self._late += [(now + 0.3, what) for what in self._inner.receive(timeout_s)]
+            due = [what for when, what in self._late if when <= now]
+            self._late = [late for late in self._late if late[0] > now]
+            return due
+
+        def close(self):
+            self._inner.close()
+
+    with World(tmp_path, plan_of(rounds=2)).start_all() as world:
+        world.coordinator().go(Slow(world.carrier()))
+        assert world.coordinator().finished
+
+
+def test_a_reply_of_another_version_does_not_end_the_server(tmp_path):
+    plan = plan_of(rounds=2, federation={"quorum": 0.5, "deadline_s": 0.3, "patience_s": 0.1})
+    with World(tmp_path, plan).start_all() as world:
+
+        def change(node, what):
+            if node != "b" or isinstance(what, Failure):
+                return what
+            reply = Reply.read(what, world.keys_of("b").identity.public)
+            facts = {"settings": world.daemons["b"]._learner.settings}
+            return dataclasses.replace(reply, facts=facts).sign(world.keys_of("b").identity)
+
+        world.coordinator().go(Tampering(world.carrier(), change))
+        assert any("a reply of unknown form" in note for note in world.notes)
+
+
+def test_a_server_killed_while_it_begins_may_begin_again(world, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("veilstream.engines.federation.checkpoint.Position.save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            world.coordinator()
+    (world.root / "run/.partial-x").write_text("left by a kill")
+    assert world.coordinator().round == 0
+
+
+def test_a_server_killed_before_its_summary_writes_it_when_it_starts(world):
+    world.start_all()
+    world.coordinator().go(world.carrier())
+    (world.root / "run/summary.json").unlink()
+    assert world.coordinator().finished
+    assert (world.root / "run/summary.json").exists()
+
+
+def test_a_replayed_old_request_seals_nothing(world):
+    daemon = world.start("a")
+    keys = ServerKeys.load(world.root / "keys/server")
+    x = np.zeros(DIM, "<f4").tobytes()
+    first = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
+    reply = daemon.handle(first)
+    daemon._learner.begin_round(1, np.zeros(DIM, np.float32))
+    assert daemon.handle(first) == reply
+    assert daemon._learner.pinned
+    with pytest.raises(InputError, match="in order"):
+        daemon._learner.begin_round(0, np.zeros(DIM, np.float32))
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -207,6 +326,7 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
         ("clip_norm", {"clip_norm": 2.0}),
         ("rounds", {"rounds": 7}),
         ("local_steps", {"local_steps": 3}),
+        ("projection_radius", {"projection_radius": 3.0}),
     ],
 )
 def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, changed):
@@ -221,6 +341,13 @@ def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, chang
     with pytest.raises(ProtocolError, match=rf"{key}: server .*, learner "):
         world.coordinator().go(world.carrier())
     assert time.monotonic() - began < 10
+
+
+def test_another_step_size_is_refused_at_enrolment(world):
+    for name in world.names:
+        world.start(name, plan=plan_of(method={"step_size": 0.7}))
+    with pytest.raises(ProtocolError, match=r"step_size: server 0\.1, learner 0\.7"):
+        world.coordinator().go(world.carrier())
 
 
 def test_another_mechanism_is_refused_at_enrolment(world):

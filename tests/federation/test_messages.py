@@ -152,6 +152,28 @@ def test_learners_are_added_and_removed(tmp_path):
     assert set(ServerKeys.load(keys / "server").learners) == {"north"}
     with pytest.raises(InputError, match="one of north"):
         remove_learner(keys, "south")
+    old = (keys / "removed/south-1/identity.key").read_text()
+    add_learner(keys, "south")  # a stolen key: the same name with another
+    assert LearnerKeys.load(keys / "learners/south").identity.public.raw.hex() != old
+
+
+def test_a_renewed_certificate_keeps_its_names_and_does_not_outlive_the_ca(tmp_path):
+    from cryptography import x509
+
+    make_keys(tmp_path, ["fl.example.org", "127.0.0.1"], [])
+    renew_server(tmp_path, [])
+    certificate = x509.load_pem_x509_certificate((tmp_path / "server/tls.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+    with pytest.raises(InputError, match="which the CA has left"):
+        renew_server(tmp_path, [], days=5000)
+
+
+def test_a_folder_of_keys_keeps_its_name(tmp_path):
+    make_keys(tmp_path, ["127.0.0.1"], ["north"])
+    (tmp_path / "learners/north").rename(tmp_path / "mykeys")
+    with pytest.raises(InputError, match="a folder that is called north"):
+        LearnerKeys.load(tmp_path / "mykeys")
 
 
 @pytest.mark.parametrize("bad", ["", "../up", "a b", "-x", "ä", "x" * 64, "a/b", "a\n"])

@@ -47,23 +47,75 @@ def test_a_plans_stream_is_the_simulations(tmp_path):
 def test_csv_and_json_files_are_read_one_record_at_a_time(tmp_path):
     csv, jsonl = tmp_path / "d.csv", tmp_path / "d.jsonl"
     csv.write_text("tag,target,x,y\na,1,0.5,2\nb,-1,oops,2\nc,1,3,4\n")
-    jsonl.write_text('{"target": 1, "features": [0.5, 2]}\nnot json\n{"tag": "c", "target": 1, '
-                     '"features": [3, 4]}\n')  # fmt: skip
-    for path, names in ((csv, ["a", "d.csv:1", "c"]), (jsonl, ["d.jsonl:0", "d.jsonl:1", "c"])):
+    jsonl.write_text('{"tag": "a", "target": 1, "features": [0.5, 2]}\nnot json\n{"tag": "c", '
+                     '"target": 1, "features": [3, 4]}\n')  # fmt: skip
+    for path, unread in ((csv, "d.csv:1"), (jsonl, "d.jsonl:1")):
         source = FileSource(path)
         first, rest = taken(source, 0, 1), taken(source, 1, 9)
-        assert [tag for tag, _ in first + rest] == names
+        assert [tag for tag, _ in first + rest] == ["a", unread, "c"]
         np.testing.assert_array_equal(first[0][1].features, [0.5, 2])
         assert rest[0][1] is None  # offered as it is, and refused by admission
         np.testing.assert_array_equal(rest[1][1].features, [3, 4])
         assert taken(source, 2, 1) == []
 
 
+@pytest.mark.parametrize(
+    "poison",
+    [
+        b'{"tag": "x", "target": 1, "features": [1' + b"0" * 400 + b"]}", b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"tag": null, "target": 1, "features": [1, 2]}', b'{"target": 1, "features": [1, 2]}',
+        b'{"tag": "x", "target": 1' + b"0" * 5000 + b"}", b"null", b"",
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_no_record_can_end_a_file(poison, tmp_path):
+    good = json.dumps({"tag": "good", "target": 1, "features": [1, 2]}).encode()
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(poison + b"\n" + good + b"\n")
+    got = taken(FileSource(path), 0, 9)
+    assert [sample is None for _, sample in got] == [True, False]
+    assert got[1][0] == "good"
+
+
+def test_no_field_can_end_a_table(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("tag,target,x\na,1," + "9" * 200_000 + "\nb,1,2\n")
+    assert [tag for tag, sample in taken(FileSource(path), 0, 9) if sample is not None] == ["b"]
+
+
+def test_a_source_that_fails_does_not_show_outside(tmp_path):
+    """The release has the size of any other, and the next round is as usual."""
+
+    class Failing:
+        def serve(self, round_, observe, wanted):
+            if round_ == 1:
+                raise RuntimeError("1234.5")
+
+    from veilstream.engines.federation.keys import ServerKeys
+    from veilstream.engines.federation.messages import Reply, Request
+
+    logged: list[str] = []
+    with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
+        daemon = world.start("a", source=Failing())
+        daemon._log = logged.append
+        keys = ServerKeys.load(world.root / "keys/server")
+        x = np.zeros(DIM, "<f4").tobytes()
+        replies = [
+            daemon.handle(Request("round", "r", "a", "n", r, None, body=x).sign(keys.identity))
+            for r in range(3)
+        ]
+        public = world.keys_of("a").identity.public
+        assert [Reply.read(reply, public).kind for reply in replies] == ["release"] * 3
+        assert len({len(reply) for reply in replies}) == 1
+        assert logged == ["the data source failed (RuntimeError); the round goes on without"]
+
+
 def test_sources_that_cannot_be(tmp_path):
     with pytest.raises(InputError, match="a file, `live`"):
         open_source(str(tmp_path / "none.csv"), plan_of())
     (tmp_path / "d.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(InputError, match="column `target`"):
+    with pytest.raises(InputError, match="add tag and target"):
         open_source(str(tmp_path / "d.csv"), plan_of())
     with pytest.raises(InputError, match="a learner from 0 to 2"):
         open_source("plan:7", plan_of())
@@ -129,6 +181,34 @@ def test_the_desk_takes_records_and_predicts(tmp_path):
             assert post(desk.port, "/other", {})[0] == 404
         finally:
             desk.close()
+
+
+def test_a_desk_is_for_this_machine_alone(tmp_path):
+    with pytest.raises(InputError, match="loopback"):
+        Desk(None, None, ("0.0.0.0", 0))
+
+
+def test_callers_without_a_slot_are_turned_away(tmp_path, monkeypatch):
+    import socket
+
+    from veilstream.engines.federation.publish import Server
+
+    monkeypatch.setattr(Server, "slots", 2)
+    with World(tmp_path, plan_of()) as world:
+        page = Publisher(world.coordinator(), ("127.0.0.1", 0))
+        held = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(2)]
+        try:
+            wait_for(lambda: page._server._free._value == 0)
+            with socket.create_connection(("127.0.0.1", page.port)) as third:
+                third.settimeout(5)
+                assert third.recv(1) == b""
+            for connection in held:
+                connection.close()
+            wait_for(lambda: page._server._free._value == 2)
+            with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/status", timeout=5) as ok:
+                assert ok.status == 200
+        finally:
+            page.close()
 
 
 def test_every_released_model_is_published_with_its_guarantee(tmp_path):

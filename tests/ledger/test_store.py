@@ -13,7 +13,7 @@ import pytest
 
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
 from veilstream.ledger.inspect import inspect, verify
-from veilstream.ledger.rescue import ask_for_epoch, begin_again, renew_witness
+from veilstream.ledger.rescue import ask_for_epoch, begin_again, holds_secrets, renew_witness
 from veilstream.ledger.store import SCHEMA, Ledger
 from veilstream.ledger.witness import ENTRY_BYTES
 
@@ -276,3 +276,30 @@ def test_a_store_that_does_not_exist_is_not_made(what, tmp_path):
     with pytest.raises(InputError, match="a ledger that exists"):
         what(tmp_path / "s.db")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_epoch_is_not_given_up_while_someone_may_keep_its_secrets(tmp_path):
+    path = tmp_path / "s.db"
+    small_ledger(path)
+    reader = sqlite3.connect(path)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM records").fetchone()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="being read"):
+            ask_for_epoch(path, abandon=True)
+    reader.close()
+    assert ask_for_epoch(path) == 1
+    assert all(b"s" * 32 not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_a_store_that_is_put_aside_keeps_no_seeds_if_it_can_be_opened(tmp_path):
+    path = tmp_path / "s.db"
+    small_ledger(path)
+    aside, _ = begin_again(path)
+    assert aside is not None
+    assert not holds_secrets(aside)
+    assert all(b"s" * 32 not in file.read_bytes() for file in tmp_path.iterdir())
+    path.write_bytes(b"damaged")
+    aside, _ = begin_again(path)
+    assert aside is not None
+    assert holds_secrets(aside)

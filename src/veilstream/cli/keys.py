@@ -91,12 +91,11 @@ def renew_command(
     port: Port = 8400,
     days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
 ) -> None:
-    """Make a new TLS key and certificate for the server, from the same CA."""
+    """Make a new TLS key and certificate for the server, from the same CA, for the same hosts."""
     from veilstream.engines.federation.keys import renew_server
 
-    hosts = host or ["127.0.0.1", "localhost"]
-    renew_server(folder, hosts, days)
-    _kits(folder, engine, hosts[0], port)
+    renew_server(folder, host or [], days)
+    _kits(folder, engine, (host or ["localhost"])[0], port)
     typer.echo(f"renewed:  {folder / 'server/tls.pem'}")
 
 

@@ -89,13 +89,14 @@ def epoch_command(
 ) -> None:
     """Have the learner begin a new epoch when it next starts: fresh noise, new clients only.
 
-    Secrets of the old epoch are destroyed. Everyone who took part before is left out for ever, so
+    Secrets of the old epoch are destroyed (with --lost: if the old store can still be opened; else
+    it says so). Everyone who took part before is left out for ever, so
     the promise holds for each client whatever happened to the store. The new epoch may have
     another plan.
     """
     from veilstream.cli.tables import print_json
     from veilstream.ledger.inspect import inspect
-    from veilstream.ledger.rescue import ask_for_epoch, begin_again
+    from veilstream.ledger.rescue import ask_for_epoch, begin_again, holds_secrets
 
     if lost and abandon:
         raise InputError("--abandon", True, "not together with --lost", "--lost gives it up anyway")
@@ -107,7 +108,10 @@ def epoch_command(
             "put_aside": None if aside is None else str(aside), "records": status.records,
         }  # fmt: skip
         text = f"{store}: begun anew; {carried} clients who took part are left out"
-        text += f"\nThe old store is kept as {aside}" if aside else ""
+        if aside is not None:
+            text += f"\nThe old store is kept as {aside}"
+            if holds_secrets(aside):
+                text += ": it may hold seeds of its noise, so destroy it"
     else:
         epoch = ask_for_epoch(store, witness, abandon=abandon)
         answer = {"store": str(store), "next_epoch": epoch}

@@ -67,7 +67,7 @@ def learner_command(
     plan: PlanFile,
     data: Annotated[
         str,
-        typer.Option(help="A .csv or .jsonl file, `live` (people call the desk), or plan:INDEX."),
+        typer.Option(help="A .csv or .jsonl file, `live` (people call the desk), plan:INDEX."),
     ],
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[

@@ -151,7 +151,7 @@ class Learner:
         self.check_acknowledged(acknowledged)
         model = self._checked_model(x)
         digest = hashlib.sha256(model.tobytes()).hexdigest()
-        if r == self._round - 1 and self._sealed_model == digest:
+        if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
             return  # asked again for what is sealed: finish_round repeats it
         if self.horizon_reached and r >= self._rounds:
             raise PrivacyError(
@@ -207,6 +207,10 @@ class Learner:
         if self._pinned is not None:
             with self._whole_or_broken():
                 self._seal()
+        return self._last_release()
+
+    def sealed_release(self) -> Release:
+        """The last finished round's message, again; seals nothing."""
         return self._last_release()
 
     def learn_round(
@@ -273,13 +277,18 @@ class Learner:
                 "released (a new one may start when its horizon has ended; "
                 "`veilstream ledger epoch --abandon` gives it up)"
             )
-        if not self._forgotten and not self._ledger.forget():
+        if not self._forgotten:
+            self._forget_or_refuse()
+        with self._whole_or_broken():
+            self._write_epoch(self._epoch + 1)
+
+    def _forget_or_refuse(self) -> None:
+        """No epoch begins while secrets of the last one may lie in the log file."""
+        if not self._ledger.forget():
             raise LedgerError(
                 "the store is being read, so destroyed secrets may stay in its log",
                 "close what reads it, then ask again",
             )
-        with self._whole_or_broken():
-            self._write_epoch(self._epoch + 1)
 
     def close(self) -> None:
         """Let go of the store."""
@@ -391,6 +400,7 @@ class Learner:
         records = self._ledger.chain.current
         if not records or any(record.kind in ("next", "recovered") for record in records):
             # A store's first epoch, or one that `veilstream ledger epoch` asked for.
+            self._forget_or_refuse()
             self._write_epoch(self._ledger.chain.epoch + 1)
             return
         stored = records[0].body

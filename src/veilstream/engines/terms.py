@@ -1,4 +1,4 @@
-"""The terms of a deployment: all that the promise rests on, from the plan alone.
+"""The terms of a deployment: what the promise and the numbers rest on, from the plan alone.
 
 Server and learner each work them out for themselves; what they get must be the same.
 """
@@ -33,6 +33,8 @@ class Terms:
     noise_std: float
     guarantee: Guarantee
     grid: Grid
+    projection_radius: float | None
+    model_norm_cap: float
 
     @classmethod
     def of(cls, plan: Plan, dim: int) -> Terms:
@@ -48,7 +50,7 @@ class Terms:
         )  # fmt: skip
         return cls(
             method, dim, plan.learning.rounds, prepared.steps, mechanism, std, guarantee,
-            grid_for(clip_norm, std),
+            grid_for(clip_norm, std), plan.learning.projection_radius, plan.learning.model_norm_cap,
         )  # fmt: skip
 
     @property
@@ -63,6 +65,12 @@ class Terms:
             "noise_std": self.noise_std,
             "grid": self.grid.step,
             "guarantee": self.guarantee.as_dict(),
+            "objective": self.method.objective,
+            "step_size": self.method.step_size,
+            "server_step_size": self.method.server_step_size,
+            "step_decay": self.method.step_decay,
+            "projection_radius": self.projection_radius,
+            "model_norm_cap": self.model_norm_cap,
         }
         as_stored: dict[str, Any] = json.loads(json.dumps(settings))
         return as_stored

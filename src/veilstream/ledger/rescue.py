@@ -11,6 +11,7 @@ With both lost, nobody knows who took part: such a learner may only begin again 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from veilstream.ledger.lock import OneWriter
 from veilstream.ledger.store import Ledger, create_tables, open_sqlite, readable, witness_path
 from veilstream.ledger.witness import Entry, Witness, entries_of
 
-__all__ = ["ask_for_epoch", "begin_again", "renew_witness"]
+__all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
 
 
 def renew_witness(store: Path, witness: Path | str | None = None) -> int:
@@ -76,6 +77,7 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
         chain = ledger.chain
         kinds = [record.kind for record in chain.current]
         if not chain.length or kinds[-1] in ("next", "recovered"):
+            _forget(ledger)
             return chain.epoch + 1  # already so
         rounds = chain.current[0].body["settings"]["rounds"]
         left = rounds - kinds.count("message")
@@ -87,8 +89,16 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
         secret = [name for name in chain.kept if name not in ("message", "carried")]
         ledger.write("next", {"epoch": chain.epoch, "rounds_left": left}, destroy=secret)
         ledger.witness()
-        ledger.forget()
+        _forget(ledger)
         return chain.epoch + 1
+
+
+def _forget(ledger: Ledger) -> None:
+    if not ledger.forget():
+        raise LedgerError(
+            f"{ledger.path} is being read, so destroyed secrets may stay in its log",
+            "close what reads it, then run this again",
+        )
 
 
 def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | None, int]:
@@ -96,6 +106,7 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
 
     Returns where the old one was put aside (None if it was gone) and how many clients are carried
     over. The next learner on it begins a new epoch. May be repeated if it was interrupted.
+    Secrets in the old one are destroyed if it can still be opened (`holds_secrets`).
     """
     where = witness_path(store, witness)
     if not where.exists():
@@ -119,6 +130,8 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
         finally:
             db.close()
         aside = _put_aside(store)
+        if aside is not None:
+            _wipe(aside)
         Witness.create(where, tag_key, testimony).close()
         fresh.replace(store)
         sync_directory(store.parent)
@@ -167,6 +180,30 @@ def _put_aside(store: Path) -> Path | None:
             part.rename(part.with_name(part.name.replace(store.name, aside.name, 1)))
     sync_directory(store.parent)
     return aside if aside.exists() else None
+
+
+def holds_secrets(aside: Path) -> bool:
+    """Whether a store that was put aside may still hold seeds: then its files must be destroyed."""
+    try:
+        db = open_sqlite(aside)
+        try:
+            (left,) = db.execute("SELECT count(*) FROM blobs").fetchone()
+        finally:
+            db.close()
+    except Exception:  # it cannot be opened, so nobody can say
+        return True
+    return bool(left)
+
+
+def _wipe(aside: Path) -> None:
+    """Destroy all that is kept beside the records, as far as the file can be opened."""
+    with contextlib.suppress(Exception):
+        db = open_sqlite(aside)
+        try:
+            db.execute("DELETE FROM blobs")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            db.close()
 
 
 def _with_logs(store: Path) -> list[Path]:

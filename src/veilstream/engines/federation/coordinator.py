@@ -63,6 +63,15 @@ class _Asked:
 
 
 @dataclass
+class _Enrolling:
+    """A node that has been asked who it is."""
+
+    asked: set[str] = field(default_factory=set)
+    """Hashes of the requests; any of them may be answered."""
+    again_at: float = 0.0
+
+
+@dataclass
 class _Place:
     """Where a learner sits in the engine."""
 
@@ -77,6 +86,8 @@ class _Round:
     began: float
     asked: dict[str, _Asked] = field(default_factory=dict)
     increments: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    listed: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    """Epoch, round and hash of what was accepted."""
 
 
 class Coordinator:
@@ -103,11 +114,15 @@ class Coordinator:
         self._needed = max(1, int(np.ceil(plan.federation.quorum * n)))
         self.models = Models(folder / "models.f32", len(x0))
         resumed = (folder / "checkpoint.npz").exists()
-        check_folder(folder, plan, resume=resumed)
+        check_folder(folder, plan, resume=resumed or _killed_at_birth(folder))
         self._position = self._load(x0) if resumed else self._begin(x0, engine)
+        self._published = self._position.round
+        if self.finished and not (folder / "summary.json").exists():
+            self._sum_up()
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
-        self._enrolling: dict[str, tuple[str, float]] = {}  # node -> (hash of the request, when)
+        self._enrolling: dict[str, _Enrolling] = {}  # by node
+        self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
@@ -120,8 +135,8 @@ class Coordinator:
 
     @property
     def round(self) -> int:
-        """Rounds that are done; the model after them is released."""
-        return self._position.round
+        """Rounds that are done and durable; the model after them is released."""
+        return self._published
 
     @property
     def finished(self) -> bool:
@@ -193,12 +208,13 @@ class Coordinator:
         self._present = nodes
         seated = {place.node for place in self._places.values()}
         for node in nodes - seated:
-            _, when = self._enrolling.get(node, ("", -np.inf))
-            if now - when > _AGAIN_S:
+            asking = self._enrolling.setdefault(node, _Enrolling())
+            if now > asking.again_at:
                 request = Request(
                     "enrol", self.run, "", secrets.token_hex(8), settings=self.terms.settings
                 ).sign(self._keys.identity)
-                self._enrolling[node] = digest(request), now
+                asking.asked.add(digest(request))
+                asking.again_at = now + _AGAIN_S
                 carrier.send(node, request)
         for name, place in self._places.items():
             if name in here.increments or place.node not in nodes or name in self._refused:
@@ -241,6 +257,8 @@ class Coordinator:
                 self._accept(reply, here)
         except VeilstreamError as error:
             self._note(here, f"{self._name_at(node)}: {error}")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self._note(here, f"{self._name_at(node)}: a reply of unknown form; check its version")
 
     def _checked(self, data: bytes) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
@@ -250,8 +268,8 @@ class Coordinator:
                 f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
             )
         reply = Reply.read(data, self._keys.learners[name])
-        asked = self._outstanding[name] | {request for request, _ in self._enrolling.values()}
-        if reply.answers not in asked:
+        enrolling = set().union(*(asking.asked for asking in self._enrolling.values()))
+        if reply.answers not in self._outstanding[name] | enrolling:
             raise ProtocolError(
                 f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
             )
@@ -268,7 +286,7 @@ class Coordinator:
         place, daemon = self._places.get(name), str(facts.get("daemon"))
         elsewhere = place and place.node != node and place.node in self._present
         if place and elsewhere and place.daemon != daemon:
-            self._enrolling[node] = "", time.monotonic() + _REFUSED_AGAIN_S
+            self._ask_later(node)
             raise ProtocolError(
                 f"a second learner calls itself {name!r}",
                 "each learner needs keys of its own; if it moved, stop the first",
@@ -301,23 +319,38 @@ class Coordinator:
         if (message.epoch, message.round, message.grid, len(message.prefix)) != (
             seat.epoch, seat.round, self.terms.grid.step, self.terms.dim,
         ):  # fmt: skip
+            if message.epoch != seat.epoch:  # it has begun another: ask who it is now
+                self._places.pop(name, None)
+                here.asked.pop(name, None)
             raise ProtocolError(
                 f"a release of epoch {message.epoch}, round {message.round} from {name!r}",
                 f"epoch {seat.epoch}, round {seat.round} was asked for",
             )
         here.increments[name] = message.prefix - seat.prefix
+        here.listed[name] = (message.epoch, message.round, message.hash)
+        self._refusals.pop(name, None)
         seat.prefix, seat.accepted = message.prefix, (message.round, message.hash)
         seat.round += 1
         self._outstanding[name].clear()
         self._note(here, "")
 
     def _note_refusal(self, node: str, reply: Reply, here: _Round) -> None:
-        why = str(reply.facts.get("why", ""))
-        self._refused[reply.learner] = f"{reply.learner}: {why}"
-        # Someone may repair it: ask again who is there, but not at once.
-        self._places.pop(reply.learner, None)
-        self._enrolling[node] = "", time.monotonic() + _REFUSED_AGAIN_S
-        self._note(here, f"{reply.learner} refuses: {why}")
+        """A learner may have come back in another epoch: it is asked once more who it is."""
+        name, why = reply.learner, str(reply.facts.get("why", ""))
+        self._refusals[name] = self._refusals.get(name, 0) + 1
+        first = self._refusals[name] == 1 and reply.answers in self._outstanding[name]
+        self._places.pop(name, None)
+        here.asked.pop(name, None)
+        if first:
+            self._enrolling.pop(node, None)
+        else:
+            self._refused[name] = f"{name}: {why}"
+            self._ask_later(node)  # someone may repair it
+        self._note(here, f"{name} refuses: {why}")
+
+    def _ask_later(self, node: str) -> None:
+        asking = self._enrolling.setdefault(node, _Enrolling())
+        asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
 
     # --- the model -------------------------------------------------------------------------------
 
@@ -340,6 +373,7 @@ class Coordinator:
         self._list_releases(r, here)
         self.models.write(r + 1, position.average.astype(np.float32))
         position.save(self._folder / "checkpoint.npz")
+        self._published = position.round
         missing = sorted(set(position.seats) - set(here.increments))
         with (self._folder / "rounds.csv").open("a") as file:
             seconds = time.monotonic() - here.began
@@ -351,16 +385,13 @@ class Coordinator:
     def _list_releases(self, r: int, here: _Round) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
         with (self._folder / "releases.csv").open("a") as file:
-            for name in sorted(here.increments):
-                seat = self._position.seats[name]
-                assert seat.accepted is not None
-                round_, link = seat.accepted
-                file.write(f"{r},{name},{seat.epoch},{round_},{link}\n")
+            for name, (epoch, round_, link) in sorted(here.listed.items()):
+                file.write(f"{r},{name},{epoch},{round_},{link}\n")
 
     def _sum_up(self) -> None:
         seats = self._position.seats.values()
         summary = {
-            "name": self._plan.name, "run": self.run, "rounds": self.round,
+            "name": self._plan.name, "run": self.run, "rounds": self._position.round,
             "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
             "guarantee": self.terms.guarantee.as_dict(),
         }  # fmt: skip
@@ -374,6 +405,15 @@ class Coordinator:
     def _name_at(self, node: str) -> str:
         names = [name for name, place in self._places.items() if place.node == node]
         return names[0] if names else f"node {node}"
+
+
+def _killed_at_birth(folder: Path) -> bool:
+    """Whether a server was killed here before its first checkpoint: it may begin again."""
+    for stray in folder.glob(".partial-*"):
+        stray.unlink(missing_ok=True)
+    ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
 
 
 def _check_same(name: str, seat: Seat, link: str) -> None:

@@ -20,10 +20,11 @@ from veilstream.engines.federation import frames
 from veilstream.engines.federation.keys import LearnerKeys
 from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.federation.sources import Source
-from veilstream.engines.learner import Learner
+from veilstream.engines.learner import Answer, Learner
 from veilstream.engines.release import Release
 from veilstream.engines.terms import differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
+from veilstream.learning.tasks import Sample
 
 __all__ = ["Daemon"]
 
@@ -97,11 +98,30 @@ class Daemon:
         learner, r = self._learner, request.round
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
-            return learner.finish_round()
+            return learner.sealed_release()
         if not (learner.pinned and r == learner.round):
             learner.begin_round(r, self._model(request.body), request.acknowledged)
-        self._source.serve(r, learner.observe, lambda: learner.clients_wanted)
+        self._take_clients(r)
         return learner.finish_round()
+
+    def _take_clients(self, r: int) -> None:
+        """What goes wrong in a source is the learner's own affair: the round ends without."""
+        learner = self._learner
+        failed: list[Exception] = []
+
+        def observe(tag: str | bytes, sample: Sample) -> Answer:
+            try:
+                return learner.observe(tag, sample)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            self._source.serve(r, observe, lambda: learner.clients_wanted)
+        except Exception as error:
+            if failed:
+                raise failed[0] from None
+            self._log(f"the data source failed ({type(error).__name__}); the round goes on without")
 
     def _model(self, body: bytes) -> np.ndarray[Any, Any]:
         if len(body) % 4:
@@ -114,9 +134,15 @@ class Daemon:
 
     # --- the socket ------------------------------------------------------------------------------
 
-    def serve(self, path: Path) -> None:
-        """Answer on a Unix socket until `close`."""
+    def listen(self, path: Path) -> None:
+        """Open the Unix socket; `serve` answers there."""
         self._listener = frames.listen(path)
+
+    def serve(self, path: Path | None = None) -> None:
+        """Answer until `close`."""
+        if path is not None:
+            self.listen(path)
+        assert self._listener is not None
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -3,7 +3,7 @@
     POST /observe  {"tag": "...", "features": [...], "target": 1}     -> {"answer": "taken"}
     POST /predict  {"features": [...]}                                -> {"prediction": ...}
 
-It listens on this machine alone unless told otherwise. An answer is "taken", "refused" or, when no
+It listens on this machine alone. An answer is "taken", "refused" or, when no
 round is open, 503 with Retry-After; it says nothing of what became of the data.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import numpy as np
 
 from veilstream.engines.federation.daemon import Daemon
-from veilstream.engines.federation.publish import Page
+from veilstream.engines.federation.publish import Page, Server
 from veilstream.engines.federation.sources import LiveSource
+from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 
 __all__ = ["Desk"]
@@ -31,8 +31,12 @@ class Desk:
 
     def __init__(self, daemon: Daemon, source: LiveSource | None, address: tuple[str, int]) -> None:
         page = type("DeskPage", (_DeskPage,), {"daemon": daemon, "source": source})
-        self._server = ThreadingHTTPServer(address, page)
-        self._server.daemon_threads = True
+        if address[0] not in ("127.0.0.1", "localhost", "::1"):
+            raise InputError(
+                "--desk", address[0], "a loopback address, since people's records come here",
+                "put a proxy with TLS in front of it",
+            )  # fmt: skip
+        self._server = Server(address, page)
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

@@ -94,10 +94,13 @@ class Hub:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            # A relay that no longer reads must not hold the coordinator up.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
             old, self._relay = self._relay, connection
             if old is not None:  # one relay at a time; the newest run of the engine counts
                 with contextlib.suppress(OSError):
                     old.shutdown(socket.SHUT_RDWR)
+                self._fail_outstanding()
             threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
@@ -106,9 +109,12 @@ class Hub:
                 self._hear(connection, frame)
         if self._relay is connection:
             self._relay, self._nodes = None, set()
-            waiting, self._outstanding = self._outstanding, set()
-            for node in waiting:
-                self._inbox.put(node, Failure("the engine's run has ended"))
+            self._fail_outstanding()
+
+    def _fail_outstanding(self) -> None:
+        waiting, self._outstanding = self._outstanding, set()
+        for node in waiting:
+            self._inbox.put(node, Failure("the engine's run has ended"))
 
     def _hear(self, connection: socket.socket, frame: bytes) -> None:
         if self._relay is not connection:

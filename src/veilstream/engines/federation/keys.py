@@ -2,7 +2,7 @@
 
     KEYS/ca/            ca.pem ca.key             keep offline; needed to add or renew
     KEYS/server/        ca.pem tls.pem tls.key identity.key learners.json
-    KEYS/learners/NAME/ ca.pem identity.key server.pub node.key node.pub
+    KEYS/learners/NAME/ ca.pem identity.key name server.pub node.key node.pub
 
 `identity.key` (Ed25519) signs what is said; it is who a learner is, whatever the engine calls the
 machine. `tls.*` (ECDSA P-256) is the server's certificate; `node.*` (ECDSA P-384) lets a machine
@@ -110,7 +110,10 @@ class LearnerKeys:
     def load(cls, path: Path) -> LearnerKeys:
         """Read KEYS/learners/NAME."""
         identity = PrivateKey.load(path / "identity.key")
-        return cls(path, path.resolve().name, identity, PublicKey(_raw(path / "server.pub")))
+        name = _text(path / "name").strip()
+        if path.resolve().name != name:
+            raise InputError("keys", str(path), f"a folder that is called {name}", "rename it")
+        return cls(path, name, identity, PublicKey(_raw(path / "server.pub")))
 
 
 def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 825) -> None:
@@ -125,7 +128,10 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
         raise InputError("host", hosts, "at least one name or address", "try --host 127.0.0.1")
     ca_key = _new_key("P-256")
     ca = _signed(
-        _builder("veilstream CA", ca_key, days).add_extension(*_authority()), ca_key, None, None
+        _builder("veilstream CA", ca_key, max(days, 3650)).add_extension(*_authority()),
+        ca_key,
+        None,
+        None,
     )
     _secret(folder / "ca/ca.key", _pem_key(ca_key))
     write_file(folder / "ca/ca.pem", _pem(ca))
@@ -138,14 +144,25 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
 
 
 def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:
-    """A new TLS key and certificate for the server, from the same CA."""
+    """A new TLS key and certificate for the server, from the same CA.
+
+    Without hosts, for those of the old one.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     ca_key: Any = load_pem_private_key(_text(folder / "ca/ca.key").encode(), None)
     ca = x509.load_pem_x509_certificate(_text(folder / "ca/ca.pem").encode())
+    left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    if left < days:
+        raise InputError(
+            "days", days, f"at most {left}, which the CA has left", "make a new CA and all keys"
+        )
     key = _new_key("P-256")
-    names = [_subject_name(host) for host in hosts]
+    names: list[Any] = [_subject_name(host) for host in hosts]
+    if not names:
+        old = x509.load_pem_x509_certificate(_text(folder / "server/tls.pem").encode())
+        names = list(old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     builder = _builder("veilstream server", key, days)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
@@ -164,6 +181,7 @@ def add_learner(folder: Path, name: str) -> Path:
     server = PrivateKey.load(folder / "server/identity.key")
     raw = os.urandom(32)
     _secret(where / "identity.key", raw.hex().encode())
+    write_file(where / "name", f"{name}\n")
     write_file(where / "server.pub", server.public.raw.hex())
     write_file(where / "ca.pem", _text(folder / "ca/ca.pem"))
     node = _new_key("P-384")
@@ -176,7 +194,7 @@ def add_learner(folder: Path, name: str) -> Path:
 
 
 def remove_learner(folder: Path, name: str) -> None:
-    """Have the server no longer know a learner (its folder stays where it is)."""
+    """Have the server no longer know a learner; put aside, its name can be added anew."""
 
     def without(known: dict[str, str]) -> dict[str, str]:
         if name not in known:
@@ -185,6 +203,12 @@ def remove_learner(folder: Path, name: str) -> None:
 
     _know(folder, without)
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
+    where, number = folder / "learners" / name, 1
+    while (aside := folder / "removed" / f"{name}-{number}").exists():
+        number += 1
+    aside.parent.mkdir(mode=0o700, exist_ok=True)
+    if where.exists():
+        where.rename(aside)
 
 
 def _know(folder: Path, change: Any) -> None:

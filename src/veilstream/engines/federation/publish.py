@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.errors import InputError
 
-__all__ = ["Page", "Publisher"]
+__all__ = ["Page", "Publisher", "Server"]
 
 
 class Page(BaseHTTPRequestHandler):
@@ -48,6 +48,35 @@ class Page(BaseHTTPRequestHandler):
         """Nobody's requests are written down."""
 
 
+class Server(ThreadingHTTPServer):
+    """A thread for each caller, and not more of them than slots: others are turned away."""
+
+    daemon_threads = True
+    request_queue_size = 32
+    slots = 64
+
+    def __init__(self, *args: Any) -> None:
+        self._free = threading.BoundedSemaphore(self.slots)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer, if there is a slot."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Give the slot back in any case."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, *_: Any) -> None:
+        """A caller who hangs up in the middle is nobody's concern."""
+
+
 class Publisher:
     """Serves a coordinator's models until `close`."""
 
@@ -56,8 +85,7 @@ class Publisher:
         tls: tuple[Path, Path] | None = None,
     ) -> None:  # fmt: skip
         page = type("ModelPage", (_ModelPage,), {"coordinator": coordinator})
-        self._server = ThreadingHTTPServer(address, page)
-        self._server.daemon_threads = True
+        self._server = Server(address, page)
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)

@@ -171,7 +171,7 @@ class LearnerService:
         stop: threading.Event | None = None,
         on_round: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Answer the server until ``stop``, or until the horizon has ended and is acknowledged."""
+        """Answer the server until ``stop``."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan)
@@ -182,7 +182,8 @@ class LearnerService:
             say(str(learner.guarantee))
             daemon = Daemon(learner, keys, source, log=say)
             socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
-            threading.Thread(target=daemon.serve, args=(socket,), daemon=True).start()
+            daemon.listen(socket)
+            threading.Thread(target=daemon.serve, daemon=True).start()
             stack.callback(daemon.close)
             if self.desk is not None:
                 live = source if isinstance(source, LiveSource) else None

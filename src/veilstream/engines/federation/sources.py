@@ -7,6 +7,7 @@ who took part before is answered and not used, so a file is its own bookmark.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import threading
 import time
@@ -62,21 +63,25 @@ class PlanSource:
 class FileSource:
     """Records of a file, top to bottom: CSV with a header, or one JSON object a line.
 
-    ``target`` is the label or value, ``tag`` (if there is one) says who; every other column is a
-    feature, in the file's order. In JSON, ``features`` is a list. A record that cannot be read is
-    offered as it is, and refused like any other.
+    ``tag`` says who (the same text whenever the same person comes, in any file: that is how nobody
+    is used twice), ``target`` is the label or value; every other column is a feature, in the file's
+    order. In JSON, ``features`` is a list. A record that cannot be read is refused like any other.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_file():
             raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
+        self._csv = path.suffix == ".csv"
         self._records = self._read()
-        if path.suffix == ".csv":
-            with path.open(newline="") as file:
+        if self._csv:
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
                 header = next(csv.reader(file), [])
-            if "target" not in header:
-                raise InputError("data", str(path), "a header with a column `target`", "add one")
+            if missing := {"tag", "target"} - set(header):
+                raise InputError(
+                    "data", str(path), "a header with columns `tag` and `target`",
+                    f"add {' and '.join(sorted(missing))}",
+                )  # fmt: skip
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """The next records; at the end of the file nobody comes any more."""
@@ -88,18 +93,24 @@ class FileSource:
             del record
 
     def _read(self) -> Iterator[tuple[str, Any]]:
-        with self._path.open(newline="") as file:
-            rows: Iterator[Any] = csv.DictReader(file) if self._path.suffix == ".csv" else file
-            for number, row in enumerate(rows):
+        """No record can end this: what cannot be read is offered as None, and refused."""
+        with self._path.open(encoding="utf-8", errors="replace", newline="") as file:
+            rows: Iterator[Any] = iter(csv.DictReader(file) if self._csv else file)
+            for number in itertools.count():
+                offer: tuple[str, Any]
                 try:
-                    yield self._parsed(number, row)
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    yield f"{self._path.name}:{number}", None
+                    offer = self._parsed(next(rows))
+                except StopIteration:
+                    return
+                except Exception:  # whatever a client wrote
+                    offer = f"{self._path.name}:{number}", None
+                yield offer
 
-    def _parsed(self, number: int, row: Any) -> tuple[str, Sample]:
+    def _parsed(self, row: Any) -> tuple[str, Sample]:
         fields = row if isinstance(row, dict) else json.loads(row)
-        tag = str(fields.pop("tag", f"{self._path.name}:{number}"))
-        target = float(fields.pop("target"))
+        tag, target = fields.pop("tag"), float(fields.pop("target"))
+        if not isinstance(tag, str):
+            raise ValueError("no tag")
         numbers = fields["features"] if "features" in fields else list(fields.values())
         return tag, Sample(np.asarray(numbers, np.float64), target)
 
