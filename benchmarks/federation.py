@@ -6,7 +6,8 @@ Two federations after one another in one session, over TLS and with keys, on loo
 
 * *null*: the engine alone. The server's side sends a model to every node and waits for all
   replies; behind each node's socket something answers at once with as many bytes as a release has.
-* *ours*: `Coordinator` and `Daemon`, with real ledgers and noise; only the gradient is free.
+* *ours*: `Coordinator`, and each `Daemon` a process, with real ledgers and noise; only the
+  gradient is free.
 
 Prints seconds a round (medians), CPU seconds of a learner's daemon a round, bytes a round.
 """
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +32,7 @@ from veilstream.engines.federation import frames
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
+from veilstream.engines.federation.processes import Child
 from veilstream.engines.federation.service import Engine, learner_node, server_engine, tended
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
@@ -94,17 +98,34 @@ class Null:
         self._listener.close()
 
 
-class Timed(Daemon):
-    """CPU time of the threads that answer."""
+def daemon_process(
+    root: Path, name: str, path: Path, asked: argparse.Namespace, stack: ExitStack
+) -> Child:
+    """A learner's daemon as a process of its own."""
+    command = [
+        sys.executable, __file__, "--daemon", str(root), "--name", name, "--socket", str(path),
+        "--learners", str(asked.learners), "--rounds", str(asked.rounds), "--dim", str(asked.dim),
+    ]  # fmt: skip
+    child = Child(command, root / f"{name}.log")
+    child.start()
+    stack.callback(child.end)
+    while not path.exists():
+        time.sleep(0.05)
+    return child
 
-    cpu = 0.0
 
-    def handle(self, data: bytes) -> bytes:
-        began = time.thread_time()
-        try:
-            return super().handle(data)
-        finally:
-            self.cpu += time.thread_time() - began
+def be_daemon(asked: argparse.Namespace) -> None:
+    """What `daemon_process` starts."""
+    plan = plan_of(asked.learners, asked.rounds + 3)
+    keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
+    learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim))
+    Daemon(learner, keys, Endless()).serve(asked.socket)
+
+
+def cpu_seconds(child: Child) -> float:
+    """Of a child so far, from /proc."""
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def engine_in(
@@ -154,9 +175,16 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dim", type=int, default=61_482)
+    for hidden in ("--daemon", "--socket"):
+        parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--name", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.daemon:
+        be_daemon(asked)
+        return
     names = [f"learner-{i}" for i in range(asked.learners)]
-    figures: dict[str, object] = vars(asked) | {}
+    shown = ("engine", "learners", "rounds", "dim")
+    figures: dict[str, object] = {key: getattr(asked, key) for key in shown}
     for kind in ("null", "ours"):
         with tempfile.TemporaryDirectory(prefix="fed-") as folder, ExitStack() as stack:
             root = Path(folder)
@@ -180,14 +208,9 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
         carrier = engine_in(asked.engine, root, sockets, port, stack)
         times = null_rounds(carrier, asked.learners, asked.rounds + 3, bytes(400 + 4 * asked.dim))
         return {"null_s": round(statistics.median(times[3:]), 4)}
-    plan, task = plan_of(asked.learners, asked.rounds + 3), Free(asked.dim)
-    daemons = []
-    for name, path in sockets.items():
-        keys = LearnerKeys.load(root / "keys/learners" / name)
-        daemon = Timed(Learner(plan, root / name / "s.db", task), keys, Endless())
-        threading.Thread(target=daemon.serve, args=(path,), daemon=True).start()
-        stack.callback(daemon.close)
-        daemons.append(daemon)
+    plan = plan_of(asked.learners, asked.rounds + 3)
+    daemons = [daemon_process(root, n, path, asked, stack) for n, path in sockets.items()]
+    before = [cpu_seconds(daemon) for daemon in daemons]
     carrier = engine_in(asked.engine, root, sockets, port, stack)
     keys = ServerKeys.load(root / "keys/server")
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
@@ -196,7 +219,8 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
     total = time.monotonic() - began
     rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
     times = [float(row.split(",")[1]) for row in rows]
-    cpu = statistics.fmean(d.cpu for d in daemons) / len(times)
+    spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
+    cpu = statistics.fmean(spent) / len(times)
     return {
         "ours_s": round(statistics.median(times[3:]), 4),
         "ours_total_s": round(total, 1),

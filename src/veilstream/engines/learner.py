@@ -81,6 +81,7 @@ class Learner:
     _z: Hidden[Float32s]  # the local model
     _prefix: Noised  # all noisy steps of the epoch, in units of the grid
     _noise_prefix: Hidden[NDArray[np.float64]]
+    _noise_units: Hidden[NDArray[np.int64]] | None  # the same on the grid, as last worked out
     _noise: NoiseStream
 
     def __init__(
@@ -343,9 +344,11 @@ class Learner:
     def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
         step = self._round * self._tau + self._taken
         noise = self._noise_prefix.reveal()
-        before = self.grid.noise(noise)
+        before = self.grid.noise(noise) if self._noise_units is None else self._noise_units.reveal()
         noise += self._noise.step()
-        noisy = add_noise(gradient, self.grid.noise(noise) - before)
+        after = self.grid.noise(noise)
+        noisy = add_noise(gradient, after - before)
+        self._noise_units = Hidden(after)
         reached("step-computed")
         self._write(
             "step", {"epoch": self._epoch, "step": step}, tag=tag, points="step",
@@ -495,6 +498,7 @@ class Learner:
         self._z = Hidden(np.zeros(dim, np.float32))
         self._prefix = Noised(np.zeros(dim, np.int64))
         self._noise_prefix = Hidden(np.zeros(dim, np.float64))
+        self._noise_units = None
         self._noise = NoiseStream(
             self._mechanism.program, std=self.noise_std, dim=dim, open_row=self._open_row,
             private=True,

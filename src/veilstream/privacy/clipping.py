@@ -56,6 +56,8 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     slack = 64 * np.finfo(np.float64).eps + np.finfo(raw.dtype).eps
     with np.errstate(over="ignore"):
         inside = np.ldexp(root, exponent) * (1.0 + slack) <= bound
+    if inside.all():
+        return Clipped(x.astype(raw.dtype))
     factor = np.where(inside, 0.0, bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root))
     scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))

@@ -4,7 +4,7 @@
     4 bytes   length of the head, little-endian
     head      JSON
     body      bytes: a model (float32), or a release (`veilstream.engines.release`)
-    64 bytes  Ed25519 signature over all before
+    64 bytes  Ed25519 signature over the SHA-256 of all before (Ed25519 itself would read it twice)
 
 A *request* goes from the server to one learner, a *reply* back. A reply names the hash of its
 request, so an old one proves nothing; a request names run, learner and round, so one that is sent
@@ -120,7 +120,7 @@ def digest(data: bytes) -> str:
 def _seal(head: dict[str, Any], body: bytes, key: PrivateKey) -> bytes:
     text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
     signed = _HEAD.pack(_MAGIC, len(text)) + text + body
-    return signed + key.sign(signed)
+    return signed + key.sign(hashlib.sha256(signed).digest())
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -140,9 +140,8 @@ def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _open(data: bytes, key: PublicKey, sender: str) -> tuple[dict[str, Any], bytes]:
-    if len(data) < _SIGNATURE_BYTES or not key.verifies(
-        data[-_SIGNATURE_BYTES:], data[:-_SIGNATURE_BYTES]
-    ):
+    signed = hashlib.sha256(memoryview(data)[:-_SIGNATURE_BYTES]).digest()
+    if len(data) < _SIGNATURE_BYTES or not key.verifies(data[-_SIGNATURE_BYTES:], signed):
         raise ProtocolError(
             f"a message that is not signed by {sender}",
             "both sides need keys that `veilstream keys` made together",
