@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from veilstream.engines.federation import frames
+from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
@@ -161,12 +162,6 @@ def null_rounds(carrier: Engine, learners: int, rounds: int, model: bytes) -> li
             waiting -= {node for node, what in carrier.receive(5.0) if isinstance(what, bytes)}
         times.append(time.perf_counter() - began)
     return times
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.federation.test_parity import free_port
+from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.checkpoint import Models, Position
 from veilstream.engines.federation.demo import _children
 from veilstream.engines.federation.keys import make_keys

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import pytest
 pytest.importorskip("nvflare", exc_type=ImportError)
 
 from tests.federation.world import World, plan_of, wait_for
+from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.keys import add_learner, make_keys
 from veilstream.engines.federation.messages import Reply
 from veilstream.engines.flare import FlareNode, FlareServer, provision, workspace
@@ -34,12 +34,6 @@ from veilstream.errors import InputError, MissingExtra, ProtocolError
 NAMES = ("a", "b")
 PLAN = plan_of(rounds=34, learners=2)
 SOON_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -25,12 +25,12 @@ pytest.importorskip("flwr")
 from veilstream.engines import learner as learner_module
 from veilstream.engines.build import task_of
 from veilstream.engines.federation import frames
+from veilstream.engines.federation.addresses import free_port, wait_until_free
 from veilstream.engines.federation.carrier import Failure
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
 from veilstream.engines.federation.loopback import Loopback
-from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.sources import PlanSource
 from veilstream.engines.flower import FlowerNode, FlowerServer
 from veilstream.engines.flower.superlink import OPEN, SECRET, UNKNOWN, Bell, Door
@@ -131,12 +131,6 @@ def started(*parts):
 def coordinator(keys: Path, folder: Path, watch=lambda _: None) -> Coordinator:
     server = ServerKeys.load(keys / "server")
     return Coordinator(PLAN, np.zeros(DIM, np.float32), server, folder, watch=watch)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def wait_until(true, timeout_s: float = 30.0) -> None:

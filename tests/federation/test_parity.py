@@ -16,6 +16,7 @@ import pytest
 from tests.federation.world import wait_for
 from tests.reliability.parity import SEED, GivenNoise, parity_plan, simulate
 from veilstream.engines.build import task_of
+from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
@@ -91,11 +92,3 @@ def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitS
         tended_sides.append(node)
     stack.enter_context(tended(tended_sides))
     return server
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

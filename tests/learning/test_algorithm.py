@@ -13,7 +13,7 @@ import pytest
 
 from veilstream.errors import InputError
 from veilstream.learning import algorithm
-from veilstream.learning.algorithm import LARGE, Rule, local_round, local_step, server_update
+from veilstream.learning.algorithm import LARGE, Rule, local_round, local_step, moved, server_update
 from veilstream.learning.tasks import LeastSquares, Sample
 
 DIM = 5
@@ -330,3 +330,22 @@ def test_projection_keeps_the_inside_and_the_direction(radius):
         x = (scale * radius * direction).astype(np.float32)
         found = server_update(rule, x, nothing, 0.1)
         np.testing.assert_allclose(found, radius * direction, rtol=1e-5)
+
+
+@pytest.mark.parametrize("radius", [None, 0.5, 100.0])
+def test_a_deployed_model_moves_as_a_simulated_one(radius):
+    """One function for both: NumPy arrays stay as they are, with the same numbers."""
+    rng = np.random.default_rng(0)
+    x, direction = rng.standard_normal((2, 7)).astype(np.float32)
+    size = np.float32(0.3)
+    deployed = moved(x, direction, size, radius)
+    simulated = moved(jax.numpy.asarray(x), jax.numpy.asarray(direction), size, radius)
+    assert type(deployed) is np.ndarray
+    assert deployed.dtype == np.float32
+    np.testing.assert_allclose(deployed, np.asarray(simulated), rtol=1e-6)
+    if radius == 0.5:
+        assert np.linalg.norm(deployed) == pytest.approx(0.5, rel=1e-6)
+    else:
+        np.testing.assert_array_equal(deployed, x - size * direction)
+    zero = np.zeros(3)
+    np.testing.assert_array_equal(moved(zero, zero, 1.0, radius), zero)

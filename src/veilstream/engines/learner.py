@@ -35,9 +35,15 @@ from numpy.typing import NDArray
 
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import Payload, Release, decode, encode
+from veilstream.engines.server_says import (
+    checked_acknowledgement,
+    checked_model,
+    checked_round,
+)
 from veilstream.engines.terms import Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
+from veilstream.learning.algorithm import moved, step_size
 from veilstream.learning.tasks import Sample, Task
 from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
@@ -148,9 +154,9 @@ class Learner:
         ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
         if the store does not know it, the store is an old copy.
         """
-        r = _checked_round("round", r)
+        r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
-        model = self._checked_model(x)
+        model = checked_model(x, self._task.dim, self._plan.learning.model_norm_cap)
         digest = hashlib.sha256(model.tobytes()).hexdigest()
         if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
             return  # asked again for what is sealed: finish_round repeats it
@@ -235,7 +241,7 @@ class Learner:
 
         (`begin_round` takes the same along, without a write of its own.)
         """
-        r, digest = _checked_acknowledgement((r, digest))
+        r, digest = checked_acknowledgement((r, digest))
         release = self._last_release()
         if (r, digest) != (release.round, release.hash):
             raise InputError(
@@ -358,12 +364,9 @@ class Learner:
 
     def _apply(self, noisy: Noised) -> None:
         """Move the local model and the prefix by a noisy step."""
-        size = self._method.step_size * (1.0 + self._round) ** -self._method.step_decay
-        z = self._z.reveal() - np.float32(size) * self.grid.value(noisy)
-        if radius := self._plan.learning.projection_radius:
-            length = float(np.linalg.norm(z))
-            z = z * np.float32(min(1.0, radius / length if length else 1.0))
-        self._z = Hidden(z)
+        size = step_size(self._method.step_size, self._method.step_decay, self._round)
+        radius = self._plan.learning.projection_radius
+        self._z = Hidden(moved(self._z.reveal(), self.grid.value(noisy), np.float32(size), radius))
         self._prefix = Noised(self._prefix + noisy)
         self._taken += 1
 
@@ -476,8 +479,7 @@ class Learner:
         While someone reads the store, its log file stays; then this is done again when the learner
         is started, and before a new epoch.
         """
-        secret = [n for n in self._ledger.chain.kept if n not in ("message", "carried")]
-        if secret:
+        if secret := self._ledger.chain.secrets:
             self._write("end", {"epoch": self._epoch}, destroy=secret)
         self._forgotten = self._ledger.forget()
         reached("epoch-closed")
@@ -532,30 +534,11 @@ class Learner:
                 "another plan",
             )  # fmt: skip
 
-    def _checked_model(self, x: NDArray[Any]) -> Float32s:
-        # As a plain array: what a subclass does besides holding numbers is not wanted here.
-        given = np.asarray(x) if isinstance(x, np.ndarray) else None
-        if given is None or given.dtype.kind not in "fiu" or given.shape != (self._task.dim,):
-            what = type(x).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
-            raise InputError(
-                "x", what, f"an array of numbers of shape ({self._task.dim},)", "check the server"
-            )
-        cap = self._plan.learning.model_norm_cap
-        with np.errstate(all="ignore"):
-            model = given.astype(np.float32)
-            length = float(np.sqrt((model.astype(np.float64) ** 2).sum()))
-        if not length <= cap:
-            raise InputError(
-                "x", f"norm {length:g}", f"a norm of at most {cap:g} (learning.model_norm_cap)",
-                "check the server",
-            )  # fmt: skip
-        return model
-
     def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
         """Refuse to go on if the server has accepted what this store does not know."""
         if acknowledged is None:
             return
-        r, digest = _checked_acknowledgement(acknowledged)
+        r, digest = checked_acknowledgement(acknowledged)
         if self._ledger.chain.messages.get(digest) != r:
             raise LedgerError(
                 f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
@@ -572,21 +555,6 @@ class Learner:
 
     def _seed_name(self, step: int) -> str:
         return f"seed/{self._epoch}/{step:010d}"
-
-
-def _checked_round(field: str, r: Any) -> int:
-    if isinstance(r, bool) or not isinstance(r, int | np.integer) or not 0 <= r < 2**63:
-        raise InputError(field, type(r).__name__, "a whole number below 2^63", "check the server")
-    return int(r)
-
-
-def _checked_acknowledgement(acknowledged: Any) -> tuple[int, str]:
-    if type(acknowledged) is not tuple or len(acknowledged) != 2:
-        raise InputError("acknowledged", type(acknowledged).__name__, "(round, hash)", "or None")
-    r, digest = acknowledged
-    if type(digest) is not str:
-        raise InputError("acknowledged", type(digest).__name__, "a hash as text", "or None")
-    return _checked_round("acknowledged", r), digest
 
 
 def _fresh_seed() -> bytes:

@@ -27,7 +27,7 @@ from veilstream.engines.noise_source import (
 )
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
-from veilstream.learning.algorithm import LARGE
+from veilstream.learning.algorithm import LARGE, blend, step_size
 from veilstream.learning.tasks import Sample, Task
 from veilstream.mechanisms import Factorization
 from veilstream.streams.pool import PoolStream
@@ -354,21 +354,20 @@ class Simulation:
         return x, (), (joined, kept)
 
     def _schedule(self, group: _Group, first: int, count: int) -> Schedule:
-        rounds = 1.0 + np.arange(first, first + count)
-        local, effective, blend = [], [], []
+        rounds = np.arange(first, first + count, dtype=np.float64)
+        local, effective, weights = [], [], []
         for p in group.prepared:
-            size = p.plan.step_size * rounds**-p.plan.step_decay
+            size = step_size(p.plan.step_size, p.plan.step_decay, rounds)
             local.append(size)
             effective.append(size * (p.plan.server_step_size * p.steps))
-            power = p.plan.averaging
-            blend.append(np.ones(count) if power is None else (power + 1) / (power + rounds))
+            weights.append(np.broadcast_to(blend(p.plan.averaging, rounds), count))
         slots = np.full(count, -1, np.int32)
         looked = [r - first for r in self.evaluated if first <= r < first + count]
         slots[looked] = np.arange(len(looked))
-        eta, effective_eta, weights = (
-            np.array(values, np.float32).T for values in (local, effective, blend)
+        eta, effective_eta, blends = (
+            np.array(values, np.float32).T for values in (local, effective, weights)
         )
-        return Schedule(eta, effective_eta, weights, slots)
+        return Schedule(eta, effective_eta, blends, slots)
 
     def _catch_up(self, leave: int) -> float | None:
         """Read what blocks measured, but for the last few; accuracy of the last one read."""

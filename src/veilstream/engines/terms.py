@@ -16,7 +16,7 @@ from veilstream.mechanisms import Factorization
 from veilstream.privacy import Guarantee, calibrate
 from veilstream.privacy.grid import Grid, grid_for
 
-__all__ = ["Terms", "differences"]
+__all__ = ["Terms", "both_sides", "differences"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,11 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
     """Settings that are not the same on both sides."""
     keys = dict.fromkeys([*ours, *theirs])
     return {k: (ours.get(k), theirs.get(k)) for k in keys if ours.get(k) != theirs.get(k)}
+
+
+def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
+    """`differences` between a server's settings and a learner's, in words."""
+    return ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
 
 
 def _deployable(plan: Plan) -> MethodPlan:

@@ -1,8 +1,9 @@
 """Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
 
 Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
-(`engines.learner`) and server do the same steps on whole numbers, where rounding is part of the
-promise; parity tests hold the two together.
+and its server (`engines.learner`, `engines.federation.coordinator`) clip, round and sum on whole
+numbers, where rounding is part of the promise; how sizes fall (`step_size`, `blend`) and how a
+model moves (`moved`) they take from here, with NumPy arrays instead of JAX's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from veilstream.privacy.traced_clipping import clip_traced
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["LARGE", "Rule", "local_round", "local_step", "server_update"]
+__all__ = [
+    "LARGE",
+    "Rule",
+    "blend",
+    "local_round",
+    "local_step",
+    "moved",
+    "server_update",
+    "step_size",
+]
 
 LARGE = 10_000
 """Parameters from which on a step is worth more than the overhead of a compiled loop."""
@@ -44,6 +54,32 @@ class Rule:
             raise InputError("projection_radius", self.projection_radius, "> 0", "None for none")
 
 
+def step_size(size: float, decay: float, round_: Any) -> Any:
+    """η of a round, or of many: it falls like (1 + round)^-decay."""
+    return size * (1.0 + round_) ** -decay
+
+
+def blend(power: float | None, round_: Any) -> Any:
+    """Weight of the model that a round ends with in the average that is published; 1 is no average.
+
+    Model r then weighs about r^power.
+    """
+    return 1.0 if power is None else (power + 1.0) / (power + round_ + 1.0)
+
+
+def moved(x: Any, direction: Any, size: Any, projection_radius: float | None) -> Any:
+    """X - size·direction, kept in the ball; of NumPy or JAX arrays."""
+    after = x - size * direction
+    if projection_radius is None:
+        return after
+    if isinstance(after, np.ndarray):
+        xp: Any = np
+    else:
+        import jax.numpy as xp
+    length = xp.sqrt((after**2).sum())
+    return after * xp.minimum(1.0, projection_radius / xp.where(length > 0.0, length, 1.0))
+
+
 def local_step(
     task: Task, rule: Rule, z: Array, clients: Sample, noise: Array, step_size: Array
 ) -> tuple[Array, Array]:
@@ -62,7 +98,7 @@ def local_step(
         length = jnp.sqrt((gradient**2).sum())
         gradient = gradient / jnp.where(length > 0.0, length, 1.0)
     noisy = gradient + noise
-    return _project(z - step_size * noisy, rule), noisy
+    return moved(z, noisy, step_size, rule.projection_radius), noisy
 
 
 def local_round(
@@ -96,7 +132,8 @@ def local_round(
 
 def server_update(rule: Rule, x: Array, releases: Array, effective_step_size: Array) -> Array:
     """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
-    return _project(x - effective_step_size * _mean(releases), rule)
+    after: Array = moved(x, _mean(releases), effective_step_size, rule.projection_radius)
+    return after
 
 
 def _mean(vectors: Array, present: Array | None = None) -> Array:
@@ -111,12 +148,3 @@ def _mean(vectors: Array, present: Array | None = None) -> Array:
     if len(vectors) == 1:
         return weights[0] * vectors[0]
     return jnp.matmul(weights / len(vectors), vectors, precision="highest")
-
-
-def _project(x: Array, rule: Rule) -> Array:
-    import jax.numpy as jnp
-
-    if rule.projection_radius is None:
-        return x
-    length = jnp.sqrt((x**2).sum())
-    return x * jnp.minimum(1.0, rule.projection_radius / jnp.where(length > 0.0, length, 1.0))

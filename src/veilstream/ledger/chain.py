@@ -30,6 +30,7 @@ __all__ = [
     "damaged",
     "digest",
     "read_chain",
+    "tag_key",
 ]
 
 GENESIS = bytes(32)
@@ -75,6 +76,11 @@ class Chain:
     messages: dict[str, int] = field(default_factory=dict)
     """Hashes of all messages of all epochs, with their rounds."""
 
+    @property
+    def secrets(self) -> list[str]:
+        """Blobs that an epoch's end destroys: all but its last message and who was carried over."""
+        return [name for name in self.kept if name not in ("message", "carried")]
+
     def follow(self, record: Record) -> None:
         """Take the next record into account."""
         if record.kind in ("epoch", "recovered"):
@@ -107,7 +113,7 @@ def read_chain(db: Any, path: Path, *, with_tags: bool = True) -> Chain:
         if number != chain.length or _link(chain.head, number, kind, text) != stored:
             raise damaged(path, f"record {number}")
         record = Record(number, kind, json.loads(text), stored)
-        if number == 0 and record.body["tag_key"] != digest(_tag_key(db)):
+        if number == 0 and record.body["tag_key"] != digest(tag_key(db)):
             raise damaged(path, "the key of tags")
         if tag := record.tag:
             epoch, step = record.body["epoch"], record.body["step"]
@@ -125,7 +131,8 @@ def read_chain(db: Any, path: Path, *, with_tags: bool = True) -> Chain:
     return chain
 
 
-def _tag_key(db: Any) -> bytes:
+def tag_key(db: Any) -> bytes:
+    """What clients' tags are hashed with."""
     (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
     return bytes(key)
 

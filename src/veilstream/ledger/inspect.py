@@ -12,7 +12,7 @@ from veilstream.errors import InputError, LedgerError
 from veilstream.ledger.chain import read_chain
 from veilstream.ledger.lock import holder
 from veilstream.ledger.store import SCHEMA, readable, witness_path
-from veilstream.ledger.witness import Witness, entries_of
+from veilstream.ledger.witness import Witness, entries_of, missing_witness
 
 __all__ = ["Status", "inspect", "verify"]
 
@@ -92,11 +92,7 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
     status = inspect(store, witness)
     where = witness_path(store, witness)
     if not where.exists():
-        raise LedgerError(
-            f"the witness {where} of {store} is missing",
-            "mount its device or put it back; if it is lost and this store is the newest there is, "
-            "`veilstream ledger verify --renew-witness` writes it anew",
-        )
+        raise missing_witness(where, store)
     witnessing = Witness(where)
     db = _read_only(store)
     try:

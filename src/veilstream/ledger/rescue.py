@@ -17,7 +17,7 @@ from typing import Any
 
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import sync_directory
-from veilstream.ledger.chain import Chain, digest, read_chain
+from veilstream.ledger.chain import Chain, digest, read_chain, tag_key
 from veilstream.ledger.lock import OneWriter
 from veilstream.ledger.store import Ledger, create_tables, open_sqlite, readable, witness_path
 from veilstream.ledger.witness import Entry, Witness, entries_of
@@ -37,8 +37,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
             try:
                 length = read_chain(db, store).length
                 _refuse_if_ahead(where, db, store)
-                (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
-                Witness.create(where, bytes(key), entries_of(db, 0)).close()
+                Witness.create(where, tag_key(db), entries_of(db, 0)).close()
             finally:
                 db.close()
     finally:
@@ -86,8 +85,8 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
                 "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
                 "go on with it, or give it up with --abandon",
             )  # fmt: skip
-        secret = [name for name in chain.kept if name not in ("message", "carried")]
-        ledger.write("next", {"epoch": chain.epoch, "rounds_left": left}, destroy=secret)
+        about = {"epoch": chain.epoch, "rounds_left": left}
+        ledger.write("next", about, destroy=chain.secrets)
         ledger.witness()
         _forget(ledger)
         return chain.epoch + 1
@@ -116,7 +115,7 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
         )  # fmt: skip
     lock = OneWriter(store.with_suffix(".lock"))
     try:
-        tag_key, entries = _testimony(where)
+        key, entries = _testimony(where)
         tags = list(dict.fromkeys(entry.tag for entry in entries if entry.tag))
         epoch = max((entry.epoch for entry in entries), default=0)
         fresh = store.with_name(f".{store.name}.new")
@@ -125,14 +124,14 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
         db = open_sqlite(fresh)
         try:
             fresh.chmod(0o600)
-            _fill(db, tag_key, epoch, tags)
+            _fill(db, key, epoch, tags)
             testimony = entries_of(db, 0)
         finally:
             db.close()
         aside = _put_aside(store)
         if aside is not None:
             _wipe(aside)
-        Witness.create(where, tag_key, testimony).close()
+        Witness.create(where, key, testimony).close()
         fresh.replace(store)
         sync_directory(store.parent)
     finally:
@@ -153,13 +152,13 @@ def _testimony(where: Path) -> tuple[bytes, list[Entry]]:
         witness.close()
 
 
-def _fill(db: Any, tag_key: bytes, epoch: int, tags: list[bytes]) -> None:
+def _fill(db: Any, key: bytes, epoch: int, tags: list[bytes]) -> None:
     """One record: who took part before."""
-    create_tables(db, tag_key)
+    create_tables(db, key)
     carried = b"".join(tags)
     body = {
         "epoch": epoch, "clients": len(tags), "kept": {"carried": digest(carried)},
-        "tag_key": digest(tag_key),
+        "tag_key": digest(key),
     }  # fmt: skip
     record, text = Chain().next("recovered", body)
     db.execute("BEGIN IMMEDIATE")

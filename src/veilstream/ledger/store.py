@@ -24,9 +24,9 @@ from typing import Any
 
 from veilstream.errors import LedgerError, PrivacyError
 from veilstream.files import sync_directory
-from veilstream.ledger.chain import Record, Visit, damaged, digest, read_chain
+from veilstream.ledger.chain import Record, Visit, damaged, digest, read_chain, tag_key
 from veilstream.ledger.lock import OneWriter
-from veilstream.ledger.witness import Entry, Witness, entries_of
+from veilstream.ledger.witness import Entry, Witness, entries_of, missing_witness
 
 __all__ = ["SCHEMA", "Ledger", "create_tables", "open_sqlite", "readable", "witness_path"]
 
@@ -106,8 +106,7 @@ class Ledger:
             self._create_or_check()
             sync_directory(self.path.parent)
             self.chain = read_chain(self._db, self.path)
-            row = self._db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
-            self.tag_key = bytes(row[0])
+            self.tag_key = tag_key(self._db)
             self._witness = self._open_witness()
 
     def _refuse_lost_store(self) -> None:
@@ -141,11 +140,7 @@ class Ledger:
         """A store behind its witness is an old copy; one record ahead is an interruption."""
         if not self.witness_path.exists():
             if self.chain.length > 1:
-                raise LedgerError(
-                    f"the witness {self.witness_path} of {self.path} is missing",
-                    "mount its device or put it back; if it is lost and this store is the newest "
-                    "there is, `veilstream ledger verify --renew-witness` writes it anew",
-                )
+                raise missing_witness(self.witness_path, self.path)
             return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
         witness = Witness(self.witness_path)
         try:

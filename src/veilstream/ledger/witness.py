@@ -34,7 +34,7 @@ from veilstream.errors import LedgerError
 from veilstream.files import sync_directory, write_file
 from veilstream.ledger.chain import Record, carried_tags
 
-__all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of"]
+__all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of", "missing_witness"]
 
 ENTRY_BYTES = 96
 _MAGIC = b"VEILWIT2"
@@ -169,6 +169,15 @@ class Witness:
             "put this file back from its own device; if it is lost and the store is the newest "
             "there is, `veilstream ledger verify --renew-witness` writes it anew",
         )
+
+
+def missing_witness(path: Path, store: Path) -> LedgerError:
+    """The error for a store whose witness is not there."""
+    return LedgerError(
+        f"the witness {path} of {store} is missing",
+        "mount its device or put it back; if it is lost and this store is the newest there is, "
+        "`veilstream ledger verify --renew-witness` writes it anew",
+    )
 
 
 def entries_of(db: Any, first: int) -> list[Entry]:

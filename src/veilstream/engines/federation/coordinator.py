@@ -30,9 +30,10 @@ from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import decode
 from veilstream.engines.run_folder import check_folder, versions
-from veilstream.engines.terms import Terms, differences
+from veilstream.engines.terms import Terms, both_sides, differences
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.files import write_file
+from veilstream.learning.algorithm import blend, moved, step_size
 
 __all__ = ["Coordinator", "Standing"]
 
@@ -220,14 +221,15 @@ class Coordinator:
             if name in here.increments or place.node not in nodes or name in self._refused:
                 continue
             asked = here.asked.get(name)
-            if asked and asked.node == place.node and now - asked.at < self._patience(asked):
+            if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
             request = self._request(name) if asked is None else asked.request
             here.asked[name] = _Asked(request, now, place.node)
             self._outstanding[name].add(digest(request))
             carrier.send(place.node, request)
 
-    def _patience(self, asked: _Asked) -> float:
+    @property
+    def _patience_s(self) -> float:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
@@ -245,7 +247,7 @@ class Coordinator:
             self._note(here, f"{self._name_at(node)}: {data.why}")
             for asked in here.asked.values():
                 if asked.node == node:
-                    asked.at = min(asked.at, time.monotonic() - self._patience(asked) + 1.0)
+                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
             reply = self._checked(data)
@@ -280,7 +282,7 @@ class Coordinator:
         name, facts = reply.learner, reply.facts
         unlike = differences(self.terms.settings, facts.get("settings", {}))
         if unlike:
-            both = ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+            both = both_sides(unlike)
             self._refused[name] = f"{name}: another plan ({both})"
             raise ProtocolError(f"learner {name!r} has another plan ({both})", "use one plan")
         place, daemon = self._places.get(name), str(facts.get("daemon"))
@@ -361,15 +363,12 @@ class Coordinator:
         total = np.zeros(self.terms.dim, np.int64)
         for increment in here.increments.values():
             total += increment
-        size = method.step_size * method.server_step_size * (1.0 + r) ** -method.step_decay
-        x = position.x - size * self.terms.grid.step * total / self._plan.learning.learners
-        if radius := self._plan.learning.projection_radius:
-            length = float(np.linalg.norm(x))
-            x = x * min(1.0, radius / length if length else 1.0)
-        power = method.averaging
-        blend = 1.0 if power is None else (power + 1.0) / (power + r + 1.0)
+        mean = total * (self.terms.grid.step / self._plan.learning.learners)
+        size = step_size(method.step_size * method.server_step_size, method.step_decay, r)
+        x = moved(position.x, mean, size, self.terms.projection_radius)
+        weight = blend(method.averaging, r)
         position.x, position.round = x, r + 1
-        position.average = (1.0 - blend) * position.average + blend * x
+        position.average = (1.0 - weight) * position.average + weight * x
         self._list_releases(r, here)
         self.models.write(r + 1, position.average.astype(np.float32))
         position.save(self._folder / "checkpoint.npz")

@@ -22,7 +22,7 @@ from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.federation.sources import Source
 from veilstream.engines.learner import Answer, Learner
 from veilstream.engines.release import Release
-from veilstream.engines.terms import differences
+from veilstream.engines.terms import both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.learning.tasks import Sample
 
@@ -79,7 +79,7 @@ class Daemon:
     def _enrol(self, request: Request, answers: str) -> Reply:
         unlike = differences(request.settings, self._learner.settings)
         if unlike:
-            both = ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+            both = both_sides(unlike)
             raise ProtocolError(
                 f"server and learner {self._keys.name!r} have different plans ({both})",
                 "use one plan on both sides",

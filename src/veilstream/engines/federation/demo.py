@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.engines.build import stream_of, task_of
+from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.checkpoint import Models
 from veilstream.engines.federation.keys import make_keys
 from veilstream.engines.federation.processes import Child
@@ -90,7 +90,7 @@ def run_demo(
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     plan = demo_plan(learners, rounds)
     names = [f"learner-{i}" for i in range(learners)]
-    port = _free_port()
+    port = free_port()
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     if engine == "flare":
         from veilstream.engines.flare import provision
@@ -184,10 +184,3 @@ def _result(plan: Plan, folder: Path, engine: str, names: list[str], seconds: fl
         sum(ledger.clients for ledger in ledgers), str(Terms.of(plan, task.dim).guarantee),
         str(folder),
     )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

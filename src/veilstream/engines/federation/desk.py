@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from veilstream.engines.federation.addresses import is_loopback
 from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.publish import Page, Server
 from veilstream.engines.federation.sources import LiveSource
@@ -31,7 +32,7 @@ class Desk:
 
     def __init__(self, daemon: Daemon, source: LiveSource | None, address: tuple[str, int]) -> None:
         page = type("DeskPage", (_DeskPage,), {"daemon": daemon, "source": source})
-        if address[0] not in ("127.0.0.1", "localhost", "::1"):
+        if not is_loopback(address[0]):
             raise InputError(
                 "--desk", address[0], "a loopback address, since people's records come here",
                 "put a proxy with TLS in front of it",

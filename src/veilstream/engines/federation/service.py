@@ -24,7 +24,7 @@ from veilstream.engines.federation.publish import Publisher
 from veilstream.engines.federation.sources import LiveSource, open_source
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import UnknownName
 from veilstream.learning.tasks import Task
 
 __all__ = [
@@ -71,7 +71,6 @@ def server_engine(
     name: str, keys: Path, state: Path, address: Address, *, insecure: bool
 ) -> Engine:
     """The engine of this name."""
-    _check_loopback(address, insecure)
     if name == "flower":
         from veilstream.engines.flower import FlowerServer
 
@@ -87,7 +86,6 @@ def learner_node(
     name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
 ) -> Node:
     """The engine of this name, at a learner."""
-    _check_loopback(server, insecure)
     if name == "flower":
         from veilstream.engines.flower import FlowerNode
 
@@ -97,13 +95,6 @@ def learner_node(
 
         return FlareNode(keys, socket, state, server, insecure=insecure)
     raise UnknownName("engine", name, ENGINES)
-
-
-def _check_loopback(address: Address, insecure: bool) -> None:
-    if insecure and address[0] not in ("127.0.0.1", "localhost", "::1"):
-        raise InputError(
-            "--insecure", address[0], "a loopback address", "TLS is the default: leave it out"
-        )
 
 
 @dataclass

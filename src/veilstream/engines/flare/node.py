@@ -6,15 +6,15 @@ import sys
 import time
 from pathlib import Path
 
+from veilstream.engines.federation.addresses import check_loopback
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flare.family import end
 from veilstream.engines.flare.names import PROJECT, SOCKET
 from veilstream.engines.flare.preflight import check_server
 from veilstream.engines.flare.provisioning import require_flare
 from veilstream.engines.flare.workspace import environment, site_workspace
-from veilstream.errors import InputError
 
-__all__ = ["FlareNode", "check_loopback", "is_loopback"]
+__all__ = ["FlareNode"]
 
 _AGAIN_S = 1.0
 
@@ -32,7 +32,8 @@ class FlareNode:
         insecure: bool = False,
     ) -> None:
         require_flare()
-        check_loopback(server, insecure)
+        if insecure:  # and mutual TLS all the same
+            check_loopback(server[0])
         self._kit, self._server = keys / "flare", server
         workspace = state.resolve() / "site"
         name = site_workspace(self._kit, workspace, server)
@@ -76,16 +77,3 @@ class FlareNode:
     def close(self) -> None:
         """End FLARE's site and its worker."""
         end(self._child)
-
-
-def is_loopback(address: tuple[str, int]) -> bool:
-    """Whether it cannot be reached from elsewhere."""
-    return address[0] in ("127.0.0.1", "localhost")
-
-
-def check_loopback(address: tuple[str, int], insecure: bool) -> None:
-    """FLARE has no mode without TLS worth having: insecure is loopback, and TLS all the same."""
-    if insecure and not is_loopback(address):
-        raise InputError(
-            "--insecure", address[0], "a loopback address", "TLS is the default: leave it out"
-        )

@@ -17,13 +17,16 @@ import tempfile
 from pathlib import Path
 
 from veilstream.engines.federation import frames
+from veilstream.engines.federation.addresses import (
+    check_loopback,
+    is_loopback,
+    wait_until_free,
+)
 from veilstream.engines.federation.carrier import Failure
 from veilstream.engines.federation.hub import Hub
-from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flare.family import end
 from veilstream.engines.flare.names import HUB, PROJECT
-from veilstream.engines.flare.node import check_loopback, is_loopback
 from veilstream.engines.flare.provisioning import require_flare
 from veilstream.engines.flare.steward import STUCK
 from veilstream.engines.flare.workspace import admin_workspace, environment, server_workspace
@@ -40,7 +43,8 @@ class FlareServer:
         self, keys: Path, state: Path, address: tuple[str, int], *, insecure: bool = False
     ) -> None:
         require_flare()
-        check_loopback(address, insecure)
+        if insecure:  # and mutual TLS all the same
+            check_loopback(address[0])
         self._kit, self._address = keys / "flare", address
         self._state = state.resolve()
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -96,7 +100,7 @@ class FlareServer:
         """Start FLARE's server and the steward."""
         host, port = self._address
         # FLARE would try for ever, and say so in its log alone.
-        wait_until_free(host if is_loopback(self._address) else "", port)
+        wait_until_free(host if is_loopback(host) else "", port)
         self._server.start()
         self._steward.start()
 

@@ -6,12 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+from veilstream.engines.federation.addresses import check_loopback, is_loopback
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flower.surroundings import (
     address_of,
-    check_loopback,
     environment,
-    is_loopback,
     require_flwr,
 )
 from veilstream.errors import InputError, ProtocolError

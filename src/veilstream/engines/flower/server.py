@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veilstream.engines.federation.addresses import check_loopback, wait_until_free
 from veilstream.engines.federation.carrier import Failure, Inbox
-from veilstream.engines.federation.ports import wait_until_free
 from veilstream.engines.federation.processes import Child
 from veilstream.engines.flower.superlink import header_of
 from veilstream.engines.flower.surroundings import (
     address_of,
-    check_loopback,
     environment,
     import_quietly,
     require_flwr,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import ipaddress
 import warnings
 from pathlib import Path
 from typing import Any
 
-from veilstream.errors import InputError, MissingExtra
+from veilstream.errors import MissingExtra
 
 __all__ = [
     "address_of",
-    "check_loopback",
     "environment",
     "import_quietly",
-    "is_loopback",
     "require_flwr",
 ]
 
@@ -47,20 +44,3 @@ def environment(state: Path) -> dict[str, str]:
 def address_of(host: str, port: int) -> str:
     """As it stands in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody else can hear."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def check_loopback(host: str) -> None:
-    """Without TLS only to oneself."""
-    if not is_loopback(host):
-        raise InputError(
-            "insecure", host, "an address of this machine alone",
-            "use 127.0.0.1, or keys and TLS (the default)",
-        )  # fmt: skip

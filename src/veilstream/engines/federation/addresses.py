@@ -1,13 +1,38 @@
-"""Whether an address is free to listen on."""
+"""Addresses: whether nobody else can hear, and whether one can listen there."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import time
 
 from veilstream.errors import InputError
 
-__all__ = ["wait_until_free"]
+__all__ = ["check_loopback", "free_port", "is_loopback", "wait_until_free"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody else can hear."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_loopback(host: str) -> None:
+    """Without TLS only to oneself."""
+    if not is_loopback(host):
+        raise InputError(
+            "--insecure", host, "a loopback address", "use 127.0.0.1, or keys and TLS (the default)"
+        )
+
+
+def free_port() -> int:
+    """One that nobody listens on now, on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
