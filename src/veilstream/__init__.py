@@ -3,9 +3,8 @@
 import veilstream as vs
 
 mechanism = vs.mechanisms.toeplitz(4096)
-std, guarantee = vs.calibrate(vs.Budget(2.0, 1e-3), mechanism, clip_norm=1.0)
-for increment in mechanism.noise(std=std, dim=100):
-    ...
+private = vs.PrivateSum(mechanism, vs.Budget(2.0, 1e-3), clip_norm=1.0, dim=100)
+payload = private.add(gradient)  # bytes that may leave
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
 if TYPE_CHECKING:
     from veilstream.engines.learner import Answer, Learner
     from veilstream.engines.plan import Plan
-    from veilstream.engines.release import Release
+    from veilstream.engines.private_sum import PrivateSum
+    from veilstream.engines.release import Release, decode
     from veilstream.engines.run_folder import Run
     from veilstream.engines.runner import run
     from veilstream.learning.tasks import Sample
@@ -33,6 +33,7 @@ __all__ = [
     "Learner",
     "Participation",
     "Plan",
+    "PrivateSum",
     "Release",
     "Run",
     "Sample",
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "clip",
+    "decode",
     "errors",
     "mechanisms",
     "privacy",
@@ -51,9 +53,11 @@ _LATER = {
     "Answer": "veilstream.engines.learner",
     "Learner": "veilstream.engines.learner",
     "Plan": "veilstream.engines.plan",
+    "PrivateSum": "veilstream.engines.private_sum",
     "Release": "veilstream.engines.release",
     "Run": "veilstream.engines.run_folder",
     "Sample": "veilstream.learning.tasks",
+    "decode": "veilstream.engines.release",
     "run": "veilstream.engines.runner",
 }
 

@@ -13,9 +13,10 @@ clipped gradients and correlated noise on a common grid (`veilstream.privacy.gri
 does not depend on the data. Noise comes from seeds that the operating system drew; nothing lets an
 operator choose them.
 
-Order of durable writes (`veilstream.ledger`): the pinned model and the round's fresh seeds; for
-every step the client's tag and the noisy step; the message. Each is witnessed before anything that
-depends on it leaves. After a crash, steps that were not stored get new seeds, so no row of noise
+Order of durable writes (`veilstream.ledger`): the pinned model; for every step, in one
+transaction, the client's tag, the secret its noise was drawn from, fresh from the operating system,
+and the noisy step; the message. Each is witnessed before anything that depends on it leaves. After
+a crash, a step that was not stored is as if it had never been, secret and all, so no row of noise
 ever meets two gradients; stored ones are repeated to the bit.
 """
 
@@ -23,8 +24,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import secrets
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +46,8 @@ from veilstream.learning.algorithm import moved, step_size
 from veilstream.learning.tasks import Sample, Task
 from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
-from veilstream.mechanisms.keystream import KEY_BYTES, NoiseKey, row_opener
-from veilstream.mechanisms.stream import NoiseStream
+from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.privacy.grid_noise import GridNoise
 from veilstream.privacy.hidden import (
     ClippedGradient,
     Hidden,
@@ -86,9 +85,7 @@ class Learner:
     _sealed_model: str | None  # hash of its model
     _z: Hidden[Float32s]  # the local model
     _prefix: Noised  # all noisy steps of the epoch, in units of the grid
-    _noise_prefix: Hidden[NDArray[np.float64]]
-    _noise_units: Hidden[NDArray[np.int64]] | None  # the same on the grid, as last worked out
-    _noise: NoiseStream
+    _noise: GridNoise
 
     def __init__(
         self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None
@@ -325,12 +322,10 @@ class Learner:
     def _pin(
         self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None
     ) -> None:
-        steps = range(r * self._tau, (r + 1) * self._tau)
-        seeds = {self._seed_name(step): _fresh_seed() for step in steps}
         body: dict[str, Any] = {"epoch": self._epoch, "round": r, "x": digest}
         if acknowledged is not None:
             body["acknowledged"] = list(acknowledged)
-        self._write("pin", body, keep={"x": model.tobytes(), **seeds})
+        self._write("pin", body, keep={"x": model.tobytes()})
         reached("pinned")
         self._pinned, self._z, self._model = digest, Hidden(model), model
 
@@ -349,16 +344,12 @@ class Learner:
 
     def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
         step = self._round * self._tau + self._taken
-        noise = self._noise_prefix.reveal()
-        before = self.grid.noise(noise) if self._noise_units is None else self._noise_units.reveal()
-        noise += self._noise.step()
-        after = self.grid.noise(noise)
-        noisy = add_noise(gradient, after - before)
-        self._noise_units = Hidden(after)
+        secret = fresh_secret()
+        noisy = add_noise(gradient, self._noise.step(self._row(step, secret)))
         reached("step-computed")
         self._write(
             "step", {"epoch": self._epoch, "step": step}, tag=tag, points="step",
-            keep={f"noisy/{self._taken}": _pack(noisy)},
+            keep={self._secret_name(step): secret, f"noisy/{self._taken}": _pack(noisy)},
         )  # fmt: skip
         self._apply(noisy)
 
@@ -439,36 +430,20 @@ class Learner:
             self._z = Hidden(self._model)
             for t in range(steps - self._round * self._tau):
                 self._apply(_unpack(self._ledger.blob(f"noisy/{t}")))
-            self._reseed(steps)
-
-    def _reseed(self, done: int) -> None:
-        """Fresh seeds for steps that are not stored: what a crash left behind is never used."""
-        steps = range(done, (self._round + 1) * self._tau)
-        if steps:
-            seeds = {self._seed_name(step): _fresh_seed() for step in steps}
-            self._write("reseed", {"epoch": self._epoch}, keep=seeds)
 
     def _restore_noise(self, steps: int) -> None:
         if self._ledger.names("snapshot"):
-            content = self._ledger.blob("snapshot")
-            (position,) = struct.unpack("<Q", content[:8])
-            d = self._task.dim
-            self._noise_prefix = Hidden(np.frombuffer(content, "<f8", count=d, offset=8).copy())
-            state = np.frombuffer(content, "<f4", offset=8 + 8 * d).reshape(-1, d)
-            self._noise.restore(position, state)
-            self._snapshot_at = position
-        noise = self._noise_prefix.reveal()
-        while self._noise.position < steps:
-            noise += self._noise.step()
+            self._noise.restore(self._ledger.blob("snapshot"))
+            self._snapshot_at = self._noise.position
+        for step in range(self._noise.position, steps):
+            self._noise.step(self._row(step, self._ledger.blob(self._secret_name(step))))
 
     def _keep_snapshot(self) -> None:
-        """Noise state, so that a restart is quick and old seeds can go."""
-        position, state = self._noise.snapshot()
-        content = struct.pack("<Q", position) + self._noise_prefix.reveal().astype("<f8").tobytes()
-        content += state.astype("<f4").tobytes()
+        """Noise state, so that a restart is quick and old secrets can go."""
+        position = self._noise.position
         self._write(
             "snapshot", {"epoch": self._epoch, "step": position},
-            keep={"snapshot": content}, destroy=self._ledger.names("seed/"),
+            keep={"snapshot": self._noise.snapshot()}, destroy=self._ledger.names("seed/"),
         )  # fmt: skip
         self._snapshot_at = position
         reached("snapshot-stored")
@@ -499,16 +474,13 @@ class Learner:
         self._run = self._pinned = self._sealed_model = self._sealed = None
         self._z = Hidden(np.zeros(dim, np.float32))
         self._prefix = Noised(np.zeros(dim, np.int64))
-        self._noise_prefix = Hidden(np.zeros(dim, np.float64))
-        self._noise_units = None
-        self._noise = NoiseStream(
-            self._mechanism.program, std=self.noise_std, dim=dim, open_row=self._open_row,
-            private=True,
-        )  # fmt: skip
+        self._noise = GridNoise(
+            self._mechanism.program, std=self.noise_std, grid=self.grid, dim=dim
+        )
 
-    def _open_row(self, step: int) -> Any:
-        """Keystream of a step's own seed, from the ledger."""
-        return row_opener(NoiseKey(self._ledger.blob(self._seed_name(step))))(step)
+    def _row(self, step: int, secret: bytes) -> Row:
+        """Keystream of a step's own secret; studies that need known draws replace this."""
+        return Row(secret, step)
 
     def _spent(self, tag: bytes) -> bool:
         """Whether this client may not take part in the next step."""
@@ -553,13 +525,8 @@ class Learner:
             raise InputError("round", None, "a round that has been finished", "begin_round first")
         return self._sealed
 
-    def _seed_name(self, step: int) -> str:
+    def _secret_name(self, step: int) -> str:
         return f"seed/{self._epoch}/{step:010d}"
-
-
-def _fresh_seed() -> bytes:
-    """From the operating system; nothing else makes a deployed learner's noise."""
-    return secrets.token_bytes(KEY_BYTES)
 
 
 def _pack(noisy: Noised) -> bytes:

@@ -13,8 +13,9 @@ from veilstream.engines.build import prepare
 from veilstream.engines.plan import MethodPlan, Plan
 from veilstream.errors import InputError
 from veilstream.mechanisms import Factorization
-from veilstream.privacy import Guarantee, calibrate
-from veilstream.privacy.grid import Grid, grid_for
+from veilstream.privacy import Guarantee
+from veilstream.privacy.grid import Grid
+from veilstream.privacy.noise_law import calibrate_release
 
 __all__ = ["Terms", "both_sides", "differences"]
 
@@ -42,15 +43,15 @@ class Terms:
         method = _deployable(plan)
         prepared = prepare(plan, method)
         assert prepared.factorization is not None
-        mechanism = prepared.factorization.with_block_length(1)
-        clip_norm = plan.clip_norm_of(method)
-        std, guarantee = calibrate(
-            plan.budget_of(method), mechanism, clip_norm, neighbours=plan.neighbours,
-            accounting=plan.accounting_of(method), participation=plan.participation,
+        noise = calibrate_release(
+            plan.budget_of(method), prepared.factorization, plan.clip_norm_of(method), dim,
+            neighbours=plan.neighbours, accounting=plan.accounting_of(method),
+            participation=plan.participation,
         )  # fmt: skip
         return cls(
-            method, dim, plan.learning.rounds, prepared.steps, mechanism, std, guarantee,
-            grid_for(clip_norm, std), plan.learning.projection_radius, plan.learning.model_norm_cap,
+            method, dim, plan.learning.rounds, prepared.steps, noise.mechanism, noise.std,
+            noise.guarantee, noise.grid, plan.learning.projection_radius,
+            plan.learning.model_norm_cap,
         )  # fmt: skip
 
     @property

@@ -14,6 +14,7 @@ Both cost O(T·k²) and use float64 throughout.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,12 @@ from veilstream.mechanisms.program import NoiseProgram
 
 __all__ = [
     "DENSE_LIMIT",
+    "RoundingGains",
     "check_dense",
     "column_norms_squared",
     "decoder_matrix",
     "noising_matrix",
+    "rounding_gains",
     "row_norms_squared",
     "strategy_matrix",
 ]
@@ -93,6 +96,57 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
             covariance = move[i] @ covariance @ move[i].T + added[i]
     norms.setflags(write=False)
     return norms
+
+
+@dataclass(frozen=True)
+class RoundingGains:
+    """How a step-by-step program magnifies rounding: the largest of each over all steps.
+
+    With states in their standard deviations: Σ|output|·σ, |feed|, and per state vector Σ|F|·σ and
+    |entry|; the norm of the columns of C; and √Q_kk, how far a change of one state moves all later
+    draws when the increments stay as they are.
+    """
+
+    output: float
+    feed: float
+    transition: Floats
+    entry: Floats
+    column: float
+    observed: Floats
+
+
+def rounding_gains(program: NoiseProgram) -> RoundingGains:
+    """For a program in blocks of one step."""
+    if program.block_length != 1:
+        raise InputError(
+            "program", program.block_length, "blocks of one step", "with_block_length(1)"
+        )
+    k = program.state_size
+    deviation = np.zeros((program.horizon, k))  # of each state before each step
+    covariance = np.zeros((k, k))
+    output = feed = 0.0
+    transition, entry = np.zeros(k), np.zeros(k)
+    for first, M in _batches(program):
+        for i, step in enumerate(M, start=first):
+            deviation[i] = np.sqrt(covariance.diagonal())
+            F, g = step[1:, :k], step[1:, k]
+            covariance = F @ covariance @ F.T + np.outer(g, g)
+        sizes = deviation[first : first + len(M)]
+        output = max(output, float((np.abs(M[:, 0, :k]) * sizes).sum(axis=1).max(initial=0.0)))
+        feed = max(feed, float(np.abs(M[:, 0, k]).max()))
+        moved = (np.abs(M[:, 1:, :k]) @ sizes[:, :, None])[:, :, 0]
+        transition = np.maximum(transition, moved.max(axis=0, initial=0.0))
+        entry = np.maximum(entry, np.abs(M[:, 1:, k]).max(axis=0, initial=0.0))
+    observed = np.zeros(k)
+    later = np.zeros((k, k))
+    for _, M in _batches(program, backwards=True):
+        for step in M[::-1]:
+            observed = np.maximum(observed, later.diagonal())
+            seen = step[0, :k] / step[0, k]
+            F = step[1:, :k] - np.outer(step[1:, k], seen)
+            later = np.outer(seen, seen) + F.T @ later @ F
+    column = float(np.sqrt(column_norms_squared(program).max()))
+    return RoundingGains(output, feed, transition, entry, column, np.sqrt(observed))
 
 
 def check_dense(horizon: int) -> None:

@@ -172,11 +172,13 @@ class Factorization:
     # --- noise -------------------------------------------------------------------------------
 
     def noise(self, *, std: float = 1.0, dim: int, seed: int | None = None) -> NoiseStream:
-        """Iterator over the T increments, each a float32 vector of length ``dim``.
+        """Iterator over the T increments, each a float32 vector of length ``dim``: for simulation.
+
+        **Private to no one**, seeded or not: sums of these floats and data give the data away in
+        their low-order bits. To release something, use `veilstream.PrivateSum` or a `Learner`.
 
         ``std`` is V, the standard deviation of the underlying iid noise, as `calibrate` returns
-        it. With a ``seed`` the noise is reproducible and **for simulation only**: whoever knows
-        the seed can subtract it. Without one, the key comes from the operating system.
+        it. With a ``seed`` the noise is reproducible; without one it is different every time.
         """
         key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
         return NoiseStream(
@@ -184,7 +186,6 @@ class Factorization:
             std=_noise_std(std),
             dim=positive_integer("dim", dim, "the number of model parameters"),
             open_row=row_opener(key),
-            private=key.private,
         )
 
 

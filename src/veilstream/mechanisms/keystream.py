@@ -1,11 +1,13 @@
 """Where random bits come from: AES-256 in counter mode, addressed by (key, step).
 
 A row of noise, one step's d normals, is read from its own part of the counter space: the high
-half of the 128-bit counter block is the step, the low half counts cipher blocks. Rows can be read
-in any order and in any blocking and always give the same bits.
+half of the 128-bit counter block is the step (with a stream number in its top byte), the low half
+counts cipher blocks. Rows can be read in any order and in any blocking and always give the same
+bits. A row has three streams: the words of float32 draws, 32 more bits for each of those words,
+and further bits for single draws that need them (`veilstream.mechanisms.fine_normals`).
 
-One function serves simulation (the key comes from a seed) and deployment (the key comes from the
-operating system). They differ in nothing but the key, and a `NoiseKey` remembers which it is.
+One class serves simulation (the secret comes from a seed) and deployment (a secret of its own for
+every step, from the operating system).
 """
 
 from __future__ import annotations
@@ -14,44 +16,53 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veilstream.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["NoiseKey", "RowOpener", "open_row", "row_opener"]
+__all__ = [
+    "DRAWS",
+    "FINE",
+    "FURTHER",
+    "NoiseKey",
+    "Row",
+    "RowOpener",
+    "fresh_secret",
+    "open_row",
+    "row_opener",
+]
 
 RowOpener = Callable[[int], "CipherContext"]
 
 KEY_BYTES = 32
+DRAWS, FINE, FURTHER = 0, 1, 2
+"""The streams of a row: words of float32 draws, 32 more bits for each, and as many as one needs."""
 _SEED_DOMAIN = b"veilstream/simulation-seed/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """A 256-bit key and whether it may protect anyone.
+    """A 256-bit key of a noise stream; it has no useful repr.
 
-    Guarantees: only `from_operating_system` yields ``private=True``. A key made from a seed, or
-    from given bytes, is known to whoever chose it, hence for simulation only. The key has no
-    useful repr.
+    A key made from a seed, or from given bytes, is known to whoever chose it. Nothing that leaves a
+    learner is made with one: a release draws a secret of its own for every step
+    (`veilstream.privacy.grid_noise`).
     """
 
     secret: bytes = field(repr=False)
-    private: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
-            raise InputError("key", "<not shown>", "32 bytes", "use NoiseKey's makers")
+        _checked_secret(self.secret)
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
-        """Fresh key from the operating system's generator: the only kind that protects people."""
-        key = cls(secrets.token_bytes(KEY_BYTES))
-        object.__setattr__(key, "private", True)
-        return key
+        """Fresh key from the operating system's generator."""
+        return cls(fresh_secret())
 
     @classmethod
     def from_seed(cls, seed: int) -> NoiseKey:
@@ -62,24 +73,52 @@ class NoiseKey:
         return cls(digest)
 
 
+def fresh_secret() -> bytes:
+    """32 bytes from the operating system; nothing else makes noise that protects people."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def _checked_secret(secret: bytes) -> bytes:
+    if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:
+        raise InputError("key", "<not shown>", "32 bytes", "use NoiseKey's makers")
+    return secret
+
+
+class Row:
+    """One step's part of a keystream."""
+
+    __slots__ = ("_algorithm", "_cipher", "_ctr", "_step")
+
+    def __init__(self, secret: bytes, step: int) -> None:
+        self._cipher, self._ctr, algorithm = _aes()
+        self._algorithm = algorithm(_checked_secret(secret))
+        self._step = step
+
+    def open(self, stream: int = DRAWS, block: int = 0) -> CipherContext:
+        """A stream of the row from a 16-byte block on; successive reads continue.
+
+        Encrypting zeros yields it. A stream may be 2^68 bytes long before it would reach another.
+        """
+        counter = (stream << 56 | self._step).to_bytes(8, "big") + block.to_bytes(8, "big")
+        context: CipherContext = self._cipher(self._algorithm, self._ctr(counter)).encryptor()
+        return context
+
+
 def row_opener(key: NoiseKey) -> RowOpener:
-    """`open_row` of this key. Fails here, before any noise is drawn, where there is no AES."""
+    """Float32 draws of this key, step by step. Fails here, before any is drawn, without AES."""
+    _aes()
+    return lambda step: Row(key.secret, step).open()
+
+
+def open_row(key: NoiseKey, step: int) -> CipherContext:
+    """Keystream of the float32 draws of one step."""
+    return row_opener(key)(step)
+
+
+@cache
+def _aes() -> tuple[Any, Any, Any]:
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
         raise MissingExtra("cryptography", None, "drawing noise from a keystream") from error
-
-    def open_row(step: int) -> CipherContext:
-        counter = step.to_bytes(8, "big") + bytes(8)
-        return Cipher(algorithms.AES256(key.secret), modes.CTR(counter)).encryptor()
-
-    return open_row
-
-
-def open_row(key: NoiseKey, step: int) -> CipherContext:
-    """Keystream of one step; successive reads continue where the last one ended.
-
-    Encrypting zeros yields the stream. A row may be 2^68 bytes long before it would reach the
-    next step's counters.
-    """
-    return row_opener(key)(step)
+    return Cipher, modes.CTR, algorithms.AES256

@@ -1,4 +1,4 @@
-"""Standard normals from a keystream: vectorised Box-Muller in float32.
+"""Standard normals from a keystream: vectorised Box-Muller in float32, for simulation.
 
 A row is made tile by tile (`TILE` normals from `TILE`/2 pairs), so that all work stays in cache.
 Each pair takes one 32-bit word for the radius and one for the angle. The tile size is part of the
@@ -14,8 +14,10 @@ Precision and tail, in plain numbers:
   probability 2.3e-21); small radii go down to 3e-10. Without all this, radii near zero would lie
   on visible rings, from which noise can be told and subtracted.
 - the angle has 32 random bits, rounded to float32 in [-π, π].
-- results are float32, so near |z| = 1 they move in steps of about 1e-7. Whoever releases sums of
-  noise and data must round them to a grid that is coarser than that times std.
+- results are float32, so near |z| = 1 they move in steps of about 1e-7. That is enough to learn
+  from and not enough to hide anyone: cells of a grid of 2^-18 std are reached by so few of these
+  numbers that their probabilities are off by a percent. What leaves a learner is drawn by
+  `veilstream.mechanisms.fine_normals`.
 - cos, sin, log and sqrt are NumPy's float32 kernels, good to a few units in the last place.
   The result is reproducible to the bit on one machine and NumPy build; another instruction set
   may differ in the last place.
@@ -34,7 +36,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["TILE", "NormalTiles", "fill_normals", "round_up"]
+__all__ = ["TILE", "NormalTiles", "fill_normals", "round_up", "tile_bytes"]
 
 Float32s = NDArray[np.float32]
 
@@ -52,7 +54,7 @@ class NormalTiles:
 
     def __init__(self, largest: int = TILE) -> None:
         pairs = (min(largest, TILE) + 1) // 2
-        self._bytes = memoryview(bytearray(_tile_bytes(pairs)))
+        self._bytes = memoryview(bytearray(tile_bytes(pairs)))
         self._radius = np.empty(pairs, np.float32)
         self._spare = np.empty(pairs, np.float32)
         self._views: dict[int, _Views] = {}
@@ -105,7 +107,7 @@ class _Views:
     """
 
     def __init__(self, scratch: memoryview, radius: Float32s, spare: Float32s, pairs: int) -> None:
-        used = _tile_bytes(pairs)
+        used = tile_bytes(pairs)
         whole = 4 * (2 * pairs + _RESERVE_WORDS)
         words = np.frombuffer(scratch[:whole], dtype=np.uint32)
         self.all = (
@@ -121,7 +123,8 @@ class _Views:
         )
 
 
-def _tile_bytes(pairs: int) -> int:
+def tile_bytes(pairs: int) -> int:
+    """Keystream that a tile takes up."""
     return 4 * (2 * pairs + _RESERVE_WORDS) + pairs
 
 

@@ -1,4 +1,7 @@
-"""A noise stream: a program, a key and a position in time.
+"""A noise stream for simulation: a program, a key and a position in time.
+
+Its increments are float32, which hides no one (see `normals`); `veilstream.privacy.grid_noise`
+makes the noise of what leaves a learner, from the same program.
 
 This is the only mutable thing in the room. It holds k state vectors and one block of increments;
 everything else is scratch of fixed size, so memory does not depend on the horizon.
@@ -22,7 +25,7 @@ from veilstream.mechanisms.program import NoiseProgram, advance
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["NoiseStream"]
+__all__ = ["NoiseStream", "one_blas_thread"]
 
 Float32s = NDArray[np.float32]
 
@@ -37,14 +40,10 @@ class NoiseStream(Iterator[Float32s]):
     A stream belongs to one thread of one process.
     """
 
-    def __init__(
-        self, program: NoiseProgram, *, std: float, dim: int, open_row: RowOpener, private: bool
-    ) -> None:
+    def __init__(self, program: NoiseProgram, *, std: float, dim: int, open_row: RowOpener) -> None:
         self.program = program
         self.std = std
         self.dim = dim
-        self.private = private
-        """Whether the key came from the operating system."""
         self._open_row = open_row
         if not program.is_identity:
             _blas()  # a missing package is better noticed now than in the middle of a block
@@ -141,7 +140,7 @@ class NoiseStream(Iterator[Float32s]):
                 # The state carries the factor std along: the recurrence is linear.
                 self._tiles.fill(row, fresh[t], self.std)
             if matrix is not None:
-                with _one_blas_thread():
+                with one_blas_thread():
                     self._correlate(matrix, self._state[:, first : first + TILE], fresh)
         self._next_block += 1
         self._ready = length
@@ -171,7 +170,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _one_blas_thread() -> AbstractContextManager[object]:
+def one_blas_thread() -> AbstractContextManager[object]:
     """Products this small lose time, often tenfold, when a BLAS spreads them over threads."""
     limit: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
     return limit

@@ -9,12 +9,15 @@ both are whole numbers before they are added:
   of two such prefixes.
 
 Sums of gradients lie on the grid, so (sum of gradients) + round(noise prefix) is exactly
-round((sum of gradients) + (noise prefix)): post-processing of the ideal Gaussian release. (Ties are
-rounded upwards; rounding them to even would not commute with odd sums.)
+round((sum of gradients) + (noise prefix)): post-processing of a Gaussian release, *if the noise
+before rounding is Gaussian*. Support and density both count. That every cell can be reached from
+every gradient is not enough; each must be reached with the Gaussian's probability, or a public
+table of cell probabilities tells gradients apart, a little in every coordinate. `grid_noise` gives
+the cells exactly that law, whatever the grid, and `noise_law` says what is left.
 
 The grid is 2^-20 of the clip norm, or 2^-18 of the noise's standard deviation where that is coarser
-(both rounded to a power of two): float32 noise has some 2^-23 of its standard deviation as its own
-steps, and the grid must be coarser than those.
+(both rounded to a power of two): fine enough that rounding costs no accuracy, coarse enough that
+64-bit sums hold whole runs.
 """
 
 from __future__ import annotations
@@ -34,13 +37,12 @@ from veilstream.privacy.clipping import Clipped, checked_clip_norm
 __all__ = ["Grid", "OnGrid", "grid_for"]
 
 Int64s = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 OnGrid = NewType("OnGrid", NDArray[np.int64])
 """A clipped gradient in units of the grid, norm checked in integers. Made by `Grid.gradient`."""
 
 _CHUNK = 1 << 20
-_LARGEST = 2.0**62
+LARGEST = 2.0**62
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,6 @@ class Grid:
         if _square_norm(units, bound) > bound * bound:
             raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
         return OnGrid(units)
-
-    def noise(self, prefix: Floats) -> Int64s:
-        """A prefix of noise, rounded to nearest."""
-        scaled = prefix / self.step
-        whole = np.floor(scaled)
-        whole += scaled - whole >= 0.5  # ties upwards: the same wherever the gradients' sum lies
-        if not (np.abs(whole) < _LARGEST).all():
-            raise PrivacyError("noise left the grid's range: nothing was released")
-        units: Int64s = whole.astype(np.int64)
-        return units
 
     def value(self, units: NDArray[np.int64]) -> NDArray[np.float32]:
         """What whole numbers stand for."""

@@ -105,6 +105,9 @@ class Guarantee:
     sensitivity_exact: bool
     """False where Δ is a safe upper bound: the promise holds with room to spare."""
     clients_per_step: int = 1
+    arithmetic_mu: float = 0.0
+    """What float64 arithmetic may add to μ at worst, counted in (`privacy.noise_law`); nothing is
+    counted in a simulation."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
@@ -112,7 +115,7 @@ class Guarantee:
     @property
     def curve(self) -> GaussianCurve:
         """The exact curve of this noise: every (ε, δ(ε)) at once."""
-        return GaussianCurve(self.sensitivity / self.noise_std)
+        return GaussianCurve(self.sensitivity / self.noise_std + self.arithmetic_mu)
 
     def epsilon_at(self, delta: float) -> float:
         """The ε that this noise really gives at another δ."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
-from veilstream.mechanisms.keystream import NoiseKey, row_opener
+from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.grid import Grid, OnGrid
 from veilstream.privacy.hidden import ClippedGradient, RawGradient, clip_onto_grid
 
@@ -97,7 +97,7 @@ class Twin(Disposable):
         self._pair = pair
         super().__init__(plan, task)
 
-    def _open_row(self, step: int) -> Any:
-        """From the pair's key instead of the ledger's seed, which is there and is not used."""
-        own = hashlib.sha256(self._pair + self._seed_name(step).encode()).digest()
-        return row_opener(NoiseKey(own))(step)
+    def _row(self, step: int, secret: bytes) -> Row:
+        """From the pair's key instead of the step's secret, which is there and is not used."""
+        own = hashlib.sha256(self._pair + self._secret_name(step).encode()).digest()
+        return Row(own, step)

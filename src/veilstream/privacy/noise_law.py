@@ -1,0 +1,152 @@
+"""How far the noise that runs may be from the Gaussian it stands for, and what is charged for it.
+
+`GridNoise` gives every cell, given all earlier draws, exactly the Gaussian's probability around
+h + c. Were h + c the linear function B·z of earlier draws that C stands for, the release would be
+the Gaussian mechanism itself, rounded. It is that function up to float64 rounding. The bound:
+
+Fix two neighbouring streams of gradients (each may depend on everything released before) and one
+sequence of releases. Let z and z' be the draws that give it under the one and the other, per
+coordinate. The increments must make up for the gradients, so with ρ_s, ε_s the rounding errors of
+the increment and of the next state in step s (functions of the draws before, and of how the fresh
+draw was computed),
+
+    feed·(z_s - z'_s) = -Δg_s - output·ΔS_s - Δρ_s
+    ΔS_{s+1} = F·ΔS_s + entry·(z_s - z'_s) + Δε_s
+
+in units of V. This is the inverse recurrence, which maps increments to draws: gradients come out as
+C·ΔG, and an error at step j comes out as ‖c_j‖·|Δρ_j| or √(Δε_jᵀ·Q_{j+1}·Δε_j), with Q the
+observability Gramian that also gives the column norms of C. By the triangle inequality
+
+    ‖z - z'‖ <= μ + √d·Σ_j ( 2‖c_j‖·|ρ|  +  2·Σ_k √Q_kk·|ε_k| )  =:  μ + `mu`,
+
+and a Gaussian whose mean moves, by amounts that depend on what was released before, by at most
+‖z - z'‖ in all has the trade-off curve of μ + `mu` (Smith and Thakurta 2022; Dong, Roth and Su
+2019). The bound lets every error of every step and coordinate conspire; really they are as good as
+independent, and what they add is far below what can be computed.
+
+Sizes of the errors, with u = 2^-53, draws and states within `REACH` standard deviations:
+
+    |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·ERROR + 4u/V   (fractions)
+    |ε| <= u·(k + 2)·(Σ|F|·|S| + |entry|·REACH) + |entry|·ERROR
+
+A draw or state beyond `REACH`, or a draw whose 384 bits run out, has probability at most `delta`
+over all steps and coordinates; it is charged to δ, in both worlds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from veilstream.errors import InputError
+from veilstream.mechanisms.analysis import rounding_gains
+from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.fine_normals import ERROR
+from veilstream.mechanisms.participation import Participation
+from veilstream.mechanisms.program import NoiseProgram
+from veilstream.privacy.calibration import calibrate
+from veilstream.privacy.grid import Grid, grid_for
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+
+__all__ = ["REACH", "Charge", "ReleaseNoise", "calibrate_release", "charge_for"]
+
+REACH = 16.0
+_UNIT_ROUNDOFF = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What float64 arithmetic may add, at worst, for a whole run."""
+
+    mu: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class ReleaseNoise:
+    """Noise for a release on the grid."""
+
+    mechanism: Factorization
+    """In blocks of one step."""
+    std: float
+    grid: Grid
+    guarantee: Guarantee
+    charge: Charge
+
+
+def charge_for(program: NoiseProgram, dim: int, scale: float) -> Charge:
+    """The charge for a program in blocks of one step, ``dim`` coordinates, V/grid = ``scale``."""
+    gains = rounding_gains(program)
+    k, u = program.state_size, _UNIT_ROUNDOFF
+    rho = (
+        u * (k + 4) * REACH * gains.output
+        + gains.feed * (6.0 * u * REACH + ERROR)
+        + 4.0 * u / scale
+    )
+    epsilon = u * (k + 2) * REACH * (gains.transition + gains.entry) + gains.entry * ERROR
+    a_step = gains.column * rho + float((gains.observed * epsilon).sum())
+    steps = float(dim) * program.horizon
+    return Charge(
+        mu=2.0 * math.sqrt(dim) * program.horizon * a_step,
+        delta=2.0 * steps * ((k + 1) * math.exp(-0.5 * REACH**2) + 2.0**-300),
+    )
+
+
+def calibrate_release(
+    budget: Budget,
+    mechanism: Factorization,
+    clip_norm: float,
+    dim: int,
+    *,
+    neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
+    participation: Participation | tuple[int, int] | None = None,
+    accounting: Accounting | str = Accounting.EXACT,
+) -> ReleaseNoise:
+    """Least noise that keeps the budget for what is really sent, arithmetic included.
+
+    Args:
+        budget: the promise for the whole horizon.
+        mechanism: any factorization; it is run step by step.
+        clip_norm: bound on every gradient's norm.
+        dim: coordinates of a gradient; the charge for arithmetic grows with them.
+        neighbours: as for `calibrate`.
+        participation: as for `calibrate`.
+        accounting: as for `calibrate`.
+
+    Raises:
+        InputError: for a δ that draws of finite length cannot keep, or a run so long and wide that
+            float64 cannot keep the promise.
+
+    """
+    coordinates = positive_integer("dim", dim, "the number of model parameters")
+    stepwise = mechanism.with_block_length(1)
+    options = {
+        "neighbours": neighbours, "participation": participation, "accounting": accounting,
+    }  # fmt: skip
+    std, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
+    scale = std / grid_for(clip_norm, std).step
+    charge = charge_for(stepwise.program, coordinates, scale)
+    tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
+    if not tail < 0.5 * asked.delta:
+        raise InputError(
+            "privacy.delta", asked.delta,
+            f"more than {2.0 * tail:.1g}: over {stepwise.horizon} steps of {coordinates} "
+            "coordinates, draws of finite length can keep no smaller one",
+            "a larger delta, or a smaller epsilon",
+        )  # fmt: skip
+    inner = Budget(asked.epsilon, asked.delta - tail)
+    std, gaussian = calibrate(inner, stepwise, clip_norm, **options)  # type: ignore[arg-type]
+    mu = gaussian.sensitivity / std
+    if not charge.mu < 0.1 * mu:
+        raise InputError(
+            "dim", coordinates,
+            f"few enough for float64: rounding may add {charge.mu:.2g} to mu = {mu:.2g}",
+            "fewer steps or parameters, or a larger epsilon",
+        )  # fmt: skip
+    std *= mu / (mu - charge.mu) * (1.0 + 4e-16)
+    promised = dataclasses.replace(
+        gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu
+    )
+    return ReleaseNoise(stepwise, std, grid_for(clip_norm, std), promised, charge)
