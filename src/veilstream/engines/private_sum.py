@@ -36,8 +36,8 @@ class PrivateSum:
     replace-one neighbours unless said otherwise; the whole horizon together; an adversary who sees
     every payload and chooses each next vector's circumstances after seeing those before;
     lem-priv-analy with the law of `veilstream.privacy.grid_noise`). Noise is drawn from the
-    operating system; there is no seed. It presumes that only payloads leave, and that a client's vector is
-    added as often as ``participation`` says.
+    operating system; there is no seed. It presumes that only payloads leave, and that a client's
+    vector is added as often as ``participation`` says.
     """
 
     def __init__(
