@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 def test_public_names_are_pinned():
     assert sorted(vs.__all__) == [
         "Answer", "Budget", "Factorization", "Guarantee", "Learner", "Participation", "Plan",
-        "Release", "Run", "Sample", "VeilstreamError", "__version__", "calibrate", "clip", "errors",
-        "mechanisms", "privacy", "privacy_of", "run",
+        "PrivateSum", "Release", "Run", "Sample", "VeilstreamError", "__version__", "calibrate",
+        "clip", "decode", "errors", "mechanisms", "privacy", "privacy_of", "run",
     ]  # fmt: skip
     assert list(vs.mechanisms.MECHANISMS) == [
         "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",

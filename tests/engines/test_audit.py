@@ -34,6 +34,7 @@ from veilstream.engines.terms import Terms
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import MECHANISMS
+from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.audit import one_run
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.guarantee import Neighbours
@@ -116,13 +117,11 @@ def test_apart_is_as_many_learners_of_dimension_one():
     task = Canary(terms, second, "silent")
     task.dim = len(second)
 
-    def fixed_row(self, step):
-        from veilstream.mechanisms.keystream import NoiseKey, row_opener
-
-        return row_opener(NoiseKey(bytes([step]) * 32))(step)
+    def fixed_row(self, step, secret):
+        return Row(bytes([step]) * 32, step)
 
     sent = {}
-    with patch.object(Learner, "_open_row", fixed_row):
+    with patch.object(Learner, "_row", fixed_row):
         for taken in (False, True):
             with Apart(plan, task) as learner:
                 for r in range(4):

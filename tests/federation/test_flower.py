@@ -22,7 +22,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from veilstream.engines import learner as learner_module
 from veilstream.engines.build import task_of
 from veilstream.engines.federation import frames
 from veilstream.engines.federation.addresses import free_port, wait_until_free
@@ -38,6 +37,7 @@ from veilstream.engines.flower.surroundings import import_quietly
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError, ProtocolError
+from veilstream.mechanisms.keystream import Row
 
 ROUNDS = 8
 DIM = 20
@@ -57,19 +57,13 @@ NAMES = ("a", "b")
 @pytest.fixture(scope="module")
 def known_draws():
     """The noise depends on the learner and the step alone, so that two runs can be compared."""
-    here = threading.local()
-    real = Learner._seed_name
 
-    def name(self, step):
-        here.name = f"{self.label}/{real(self, step)}"
-        return real(self, step)
-
-    def seed():
-        return hashlib.sha512(here.name.encode()).digest()[: learner_module.KEY_BYTES]
+    def known(self, step, secret):
+        name = f"{self.label}/{self._secret_name(step)}"
+        return Row(hashlib.sha256(name.encode()).digest(), step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_seed_name", name)
-        patch.setattr(learner_module, "_fresh_seed", seed)
+        patch.setattr(Learner, "_row", known)
         yield
 
 

@@ -18,6 +18,7 @@ from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import decode
 from veilstream.ledger.store import Ledger
+from veilstream.mechanisms.keystream import Row
 
 DIM = 6
 
@@ -134,12 +135,10 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
-    monkeypatch.setattr(Learner, "_open_row", _known_row)
+    monkeypatch.setattr(Learner, "_row", _known_row)
 
 
-def _known_row(self: Learner, step: int):
-    from veilstream.mechanisms.keystream import NoiseKey, row_opener
-
+def _known_row(self: Learner, step: int, secret: bytes) -> Row:
+    """The step's own secret is stored as ever, and not used."""
     name = self._ledger.path.parent.name
-    key = hashlib.sha256(f"{name}/{self._epoch}/{step}".encode()).digest()
-    return row_opener(NoiseKey(key))(step)
+    return Row(hashlib.sha256(f"{name}/{self._epoch}/{step}".encode()).digest(), step)

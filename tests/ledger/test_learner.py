@@ -19,8 +19,9 @@ from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.ledger.inspect import verify
 from veilstream.ledger.rescue import ask_for_epoch, begin_again
-from veilstream.mechanisms.keystream import NoiseKey, row_opener
-from veilstream.mechanisms.normals import fill_normals
+from veilstream.ledger.store import Ledger
+from veilstream.mechanisms.fine_normals import fine_row
+from veilstream.mechanisms.keystream import Row, fresh_secret
 
 D, R, TAU = 6, 4, 3
 
@@ -56,25 +57,23 @@ def run_round(learner: Learner, r: int):
 
 @pytest.mark.parametrize("mechanism", list(vs.mechanisms.MECHANISMS))
 def test_releases_are_the_literal_algorithm_on_the_grid(mechanism, tmp_path, monkeypatch):
-    """Seeds are recorded on their way out of the ledger; all else is computed anew, in float64."""
-    seeds: dict[int, bytes] = {}
-    original = Learner._open_row
+    """Secrets are read where the ledger keeps them; all else is computed anew, in float64."""
+    kept: dict[str, bytes] = {}
+    write = Ledger.write
 
-    def recorded(self, step):
-        seeds[step] = self._ledger.blob(self._seed_name(step))
-        return original(self, step)
+    def recorded(self, kind, body, *, keep=None, **more):
+        kept.update({name: blob for name, blob in (keep or {}).items() if "seed/" in name})
+        write(self, kind, body, keep=keep, **more)
 
-    monkeypatch.setattr(Learner, "_open_row", recorded)
+    monkeypatch.setattr(Ledger, "write", recorded)
     with Learner(plan_of(mechanism), tmp_path / "s.db", Logistic(D)) as learner:
         releases = [run_round(learner, r) for r in range(R)]
         step, std, N = learner.grid.step, learner.noise_std, learner._mechanism.noising_matrix()
-    z_rows = []
-    for s in range(R * TAU):
-        row = np.empty(D, np.float32)
-        fill_normals(row_opener(NoiseKey(seeds[s]))(s), row)
-        z_rows.append(row)
+    secrets = [kept[f"seed/0/{s:010d}"] for s in range(R * TAU)]
+    assert len(set(secrets)) == R * TAU
+    draws = np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
     B = np.cumsum(N, axis=0) * std
-    noise = B @ np.array(z_rows, np.float64)
+    noise = B @ draws
     total = np.zeros(D)
     for r in range(R):
         z = model(r).astype(np.float64)
@@ -86,8 +85,9 @@ def test_releases_are_the_literal_algorithm_on_the_grid(mechanism, tmp_path, mon
             total += gradient
             z -= 0.1 * (gradient + noise[s] - (noise[s - 1] if s else 0.0))
         sent = prefix_of(releases[r]) * step
-        # A step is rounded towards zero, the noise to nearest; float32 noise adds its own.
-        np.testing.assert_allclose(sent, total + noise[s], atol=step * (s + 3) + 2e-5 * std)
+        # Gradients are rounded towards zero: below `total` in size, by a unit a step at most. They
+        # are float32, of size one at most. The noise is rounded to nearest.
+        np.testing.assert_allclose(sent, total + noise[s], atol=step * (s + 1.5) + 1e-6 * (s + 1))
 
 
 def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
@@ -120,17 +120,57 @@ def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
         assert learner._taken == 0  # took part in epoch 0: never again
 
 
-def test_steps_that_were_not_stored_get_fresh_seeds(tmp_path):
+@pytest.mark.parametrize("mechanism", list(vs.mechanisms.MECHANISMS))
+def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path, monkeypatch):
+    """No gradients: what is sent is B·z, rounded; 1e-9 std is all that float64 may add."""
+    secrets: list[bytes] = []
+
+    def drawn():
+        secrets.append(hashlib.sha256(b"%d" % len(secrets)).digest())
+        return secrets[-1]
+
+    monkeypatch.setattr("veilstream.engines.learner.fresh_secret", drawn)
+    with Learner(plan_of(mechanism), tmp_path / "s.db", Still()) as learner:
+        sent = [prefix_of(run_round(learner, r)) * learner.grid.step for r in range(R)]
+        step, std = learner.grid.step, learner.noise_std
+        B = np.cumsum(learner._mechanism.noising_matrix(), axis=0)
+    noise = std * B @ np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
+    np.testing.assert_allclose(sent, noise[TAU - 1 :: TAU], atol=step / 2 + 1e-9 * std, rtol=0)
+
+
+def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkeypatch):
+    """A round that has been begun holds none; a step that was not stored has none either."""
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    drawn: list[bytes] = []
+
+    def fresh():
+        drawn.append(fresh_secret())
+        return drawn[-1]
+
+    def killed(point):
+        if point == "step-computed":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("veilstream.engines.learner.fresh_secret", fresh)
+    with Learner(plan_of(), store, Still()) as learner:
         learner.begin_round(0, model(0))
+        assert drawn == learner._ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
-        before = {name: learner._ledger.blob(name) for name in learner._ledger.names("seed/")}
-    with Learner(plan_of(), store, Logistic(D)) as learner:
-        after = {name: learner._ledger.blob(name) for name in learner._ledger.names("seed/")}
-    used, *others = sorted(before)
-    assert after[used] == before[used]
-    assert all(after[name] != before[name] for name in others)
+        with monkeypatch.context() as patch:
+            patch.setattr("veilstream.engines.learner.reached", killed)
+            with pytest.raises(KeyboardInterrupt):
+                learner.observe("b", client(0, 1))
+    assert len(drawn) == 2
+    with Learner(plan_of(), store, Still()) as learner:
+        assert _secrets(learner) == [drawn[0]]
+        learner.observe("b", client(0, 1))
+        assert len(drawn) == 3
+        assert _secrets(learner) == [drawn[0], drawn[2]]
+        assert len(set(drawn)) == 3
+
+
+def _secrets(learner: Learner) -> list[bytes]:
+    return [learner._ledger.blob(name) for name in sorted(learner._ledger.names("seed/"))]
 
 
 def test_what_a_server_may_not_ask(tmp_path):
@@ -334,16 +374,20 @@ def test_a_stream_is_read_one_client_at_a_time_and_no_further_than_needed(tmp_pa
 def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
     store = tmp_path / "s.db"
     seeds, states = set(), set()
-    with Learner(plan_of(), store, Still()) as learner:
+    some = Still(lambda z, sample: np.full(D, 0.1, np.float32))  # or messages were the bare noise
+    with Learner(plan_of(), store, some) as learner:
         for r in range(R):
             learner.begin_round(r, model(r))
-            seeds |= {learner._ledger.blob(name) for name in learner._ledger.names("seed/")}
-            states.add(learner._noise_prefix.reveal().tobytes())
+            for t in range(TAU):
+                learner.observe(f"{r}/{t}", client(r, t))
+                seeds |= set(_secrets(learner))
+                for part in (learner._noise.cells, learner._noise._fraction, learner._noise._held):
+                    states.add(part.tobytes())
             learner.finish_round()
         assert len(seeds) == R * TAU
         files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
         assert len(files["s.db-wal"]) == 0
-        for secret in seeds | states - {bytes(8 * D)}:
+        for secret in seeds | states:
             assert not any(secret in content for content in files.values())
     status = verify(store)
     assert (status.ended, status.secrets, status.round) == (True, 0, R)
@@ -355,7 +399,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
     for steps in (1, 10**6):
         drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
         monkeypatch.setattr(
-            "veilstream.engines.learner._fresh_seed", lambda drawn=drawn: next(drawn)
+            "veilstream.engines.learner.fresh_secret", lambda drawn=drawn: next(drawn)
         )
         monkeypatch.setattr("veilstream.engines.learner._SNAPSHOT_STEPS", steps)
         store = tmp_path / f"{steps}.db"
@@ -409,7 +453,7 @@ def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_pa
     for i, task in enumerate([Still(gradient), Still()]):
         drawn = iter(hashlib.sha256(b"%d" % j).digest() for j in range(100))
         monkeypatch.setattr(
-            "veilstream.engines.learner._fresh_seed", lambda drawn=drawn: next(drawn)
+            "veilstream.engines.learner.fresh_secret", lambda drawn=drawn: next(drawn)
         )
         with Learner(plan_of(), tmp_path / f"{i}.db", task) as learner:
             sent.append(run_round(learner, 0).payload)

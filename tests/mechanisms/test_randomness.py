@@ -5,6 +5,7 @@ All draws are seeded; the false-alarm rate stated with each test is over the cho
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,7 +14,15 @@ from scipy import stats
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import normals
-from veilstream.mechanisms.keystream import NoiseKey, open_row
+from veilstream.mechanisms.keystream import (
+    DRAWS,
+    FINE,
+    FURTHER,
+    NoiseKey,
+    Row,
+    fresh_secret,
+    open_row,
+)
 from veilstream.mechanisms.normals import TILE, NormalTiles, fill_normals
 
 SAMPLES = 4_000_000
@@ -71,10 +80,32 @@ def test_rows_are_disjoint_and_continue_across_reads():
     assert open_row(key, 4).update(bytes(96)) != whole
 
 
-def test_only_the_operating_system_makes_private_keys():
-    assert NoiseKey.from_operating_system().private
+def test_the_streams_of_a_row_and_its_blocks_are_counters_that_never_meet():
+    """The stream number stands above the step: block j of stream k is the cipher of both."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    secret, step = bytes(range(32)), 0x0022334455667788
+    cipher = Cipher(algorithms.AES256(secret), modes.ECB()).encryptor()
+    for stream, block in itertools.product((DRAWS, FINE, FURTHER), (0, 7, 2**40)):
+        high = (stream << 56) + step
+        counters = [high.to_bytes(8, "big") + (block + j).to_bytes(8, "big") for j in range(3)]
+        read = Row(secret, step).open(stream, block).update(bytes(48))
+        assert read == cipher.update(b"".join(counters))
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(16), bytes(33), "0" * 32, bytearray(32), None])
+def test_a_row_takes_32_bytes_and_shows_none_of_them(secret):
+    with pytest.raises(InputError, match="key = '<not shown>': expected 32 bytes"):
+        Row(secret, 0)
+    with pytest.raises(InputError, match="key = '<not shown>': expected 32 bytes"):
+        NoiseKey(secret)
+
+
+def test_the_operating_system_never_repeats_a_secret_and_a_seed_does():
+    secrets = {fresh_secret() for _ in range(100)}
+    assert len(secrets) == 100
+    assert {len(secret) for secret in secrets} == {32}
     assert NoiseKey.from_operating_system() != NoiseKey.from_operating_system()
-    assert not NoiseKey.from_seed(1).private
     assert NoiseKey.from_seed(1) == NoiseKey.from_seed(1)
     assert NoiseKey.from_seed(1).secret.hex() not in repr(NoiseKey.from_seed(1))
 

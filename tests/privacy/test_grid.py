@@ -19,11 +19,6 @@ stds = st.floats(1e-6, 1e6)
 reals = st.floats(-1e6, 1e6)
 
 
-def nearest(value: Fraction) -> int:
-    """To nearest, ties upwards, in rational arithmetic."""
-    return math.floor(value + Fraction(1, 2))
-
-
 @given(norms, stds, st.lists(reals, min_size=1, max_size=20))
 def test_gradients_are_rounded_towards_zero_and_stay_within_the_norm(norm, std, values):
     grid = grid_for(norm, std)
@@ -34,25 +29,8 @@ def test_gradients_are_rounded_towards_zero_and_stay_within_the_norm(norm, std, 
     assert sum(u * u for u in units.tolist()) <= (Fraction(norm) / Fraction(grid.step)) ** 2
 
 
-@given(norms, stds, st.lists(reals, min_size=1, max_size=20), st.integers(-(2**40), 2**40))
-def test_rounding_noise_commutes_with_sums_on_the_grid(norm, std, noise, units):
-    grid = grid_for(norm, std)
-    rounded = grid.noise(np.array(noise, np.float64))
-    for got, value in zip(rounded.tolist(), noise, strict=True):
-        exact = Fraction(value) / Fraction(grid.step)
-        assert got == nearest(exact)
-        assert units + got == nearest(units + exact)
-
-
-@given(st.integers(-(2**30), 2**30))
-def test_ties_are_rounded_alike_wherever_they_lie(whole):
-    grid = Grid(2.0**-10, 1.0)
-    tie = np.array([(whole + 0.5) * grid.step])
-    assert grid.noise(tie).tolist() == [whole + 1]
-
-
 @given(norms, stds)
-def test_the_grid_is_coarser_than_the_noises_own_steps_and_than_the_gradients_digits(norm, std):
+def test_the_grid_is_as_fine_as_64_bit_sums_allow_and_coarser_than_the_gradients_digits(norm, std):
     grid = grid_for(norm, std)
     assert math.frexp(grid.step)[0] == 0.5
     assert grid.step >= 2.0**-18 * std
@@ -87,14 +65,6 @@ def test_what_is_not_finite_is_refused(bad):
     grid = Grid(2.0**-20, 1.0)
     with pytest.raises(PrivacyError, match="not finite"):
         grid.gradient(Clipped(np.array([bad])))
-    with np.errstate(invalid="ignore"), pytest.raises(PrivacyError, match="range"):
-        grid.noise(np.array([bad]))
-
-
-def test_leaving_the_range_of_64_bits_is_an_error():
-    grid = Grid(2.0**-20, 1.0)
-    with pytest.raises(PrivacyError, match="range"):
-        grid.noise(np.array([2.0**43]))
 
 
 @pytest.mark.parametrize("step", [0.3, 2.0**-40, -1.0, 0.0])
