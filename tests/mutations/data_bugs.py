@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.mutations.findings import Finding, both, mu_of
-from tests.reliability.precision import Setting, attack
-from veilstream.engines import terms as terms_module
+from tests.reliability.precision import Float32Noise, Setting, attack
+from veilstream.engines import learner as learner_module
 from veilstream.engines.audit.canary import canary_runs
 from veilstream.engines.audit.deployed import listen
 from veilstream.engines.audit.report import _on_grid
@@ -25,7 +25,7 @@ from veilstream.learning.tasks import Sample
 from veilstream.ledger.store import Ledger
 from veilstream.ledger.witness import Witness
 from veilstream.privacy import grid as grid_module
-from veilstream.privacy import hidden
+from veilstream.privacy import hidden, noise_law
 from veilstream.privacy.audit import Law, one_run
 from veilstream.privacy.clipping import clip
 from veilstream.privacy.gaussian import mu_for
@@ -39,7 +39,7 @@ def _one_client(step: int) -> Sample:
 
 
 def rolled_back() -> Finding:
-    """The store as it was before the client came; then another client, under the same seeds."""
+    """The store as it was before the client came; then another client, under the same secret."""
     plan, terms = both(200, rounds=2)
     tasks = [Replaced(terms, 0, sign) for sign in (-1.0, 1.0)]
     sent = []
@@ -60,7 +60,7 @@ def rolled_back() -> Finding:
         with Learner(plan, store, tasks[0]) as learner:
             learner.begin_round(0, np.zeros(terms.dim, np.float32))
         shutil.copy(store, copy)
-        with patch.object(Learner, "_reseed", lambda self, done: None):
+        with patch.object(learner_module, "fresh_secret", lambda: b"the same" * 4):
             round_zero(store, tasks[0])
             shutil.copy(copy, store)
             with pytest.raises(LedgerError, match="old copy"):
@@ -73,7 +73,7 @@ def rolled_back() -> Finding:
     return Finding(
         "rollback: the same noise, other data", "one run", found.violation,
         f"two answers differ by bare gradients: {mu_of(found.mu_surely, CLAIM)}",
-        "ledger: LedgerError (an old copy); without it, fresh seeds for what was not stored",
+        "ledger: LedgerError (an old copy); without it, a fresh secret for the step",
     )  # fmt: skip
 
 
@@ -146,12 +146,12 @@ def fine(clip_norm, std):
 
 
 def without_the_grid() -> Finding:
-    with patch.object(terms_module, "grid_for", fine):
+    with patch.object(noise_law, "grid_for", fine):
         plan, terms = both(200)
         transcript = listen(plan, terms)
     setting = Setting("independent", 1.0, 0.5)
     finer = FarTooFine(setting.grid.step * 2.0**-11, setting.clip_norm)
-    telling = attack(setting, 40_000, grid=finer).telling
+    telling = attack(setting, 40_000, grid=finer, noise=Float32Noise).telling
     return Finding(
         "float release without the grid", "conformance",
         not _on_grid(transcript, terms) and telling > 0,

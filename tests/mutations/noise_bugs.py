@@ -15,7 +15,6 @@ import pytest
 
 from tests.mutations.findings import Finding, both, mu_of
 from veilstream.engines import learner as learner_module
-from veilstream.engines import terms as terms_module
 from veilstream.engines.audit.canary import canary_runs
 from veilstream.engines.audit.deployed import Unkind, listen
 from veilstream.engines.audit.report import unlike_each
@@ -25,24 +24,26 @@ from veilstream.engines.release import Payload, Release, decode, encode
 from veilstream.engines.terms import Terms
 from veilstream.errors import HorizonExhausted, PrivacyError
 from veilstream.learning.tasks import Sample
-from veilstream.mechanisms import NoiseKey, NoiseStream, build
-from veilstream.mechanisms.keystream import row_opener
+from veilstream.mechanisms import build
+from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.privacy import noise_law
 from veilstream.privacy.audit import Law, one_run
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.gaussian import mu_for
+from veilstream.privacy.grid_noise import GridNoise
 from veilstream.privacy.guarantee import Neighbours
 from veilstream.privacy.hidden import Noised, add_noise
 
 CLAIM = mu_for(2.0, 1e-3)
 
 
-def redrawn(self, step):
-    return row_opener(NoiseKey.from_operating_system())(step)
+def redrawn(self, step, secret):
+    return Row(fresh_secret(), step)
 
 
 def redrawn_after_a_restart() -> Finding:
     plan, terms = both()
-    with patch.object(Learner, "_open_row", redrawn):
+    with patch.object(Learner, "_row", redrawn):
         found = one_run(listen(plan, terms, restarts={5, 11}).residuals, law_of_terms(terms))
     return Finding(
         "noise redrawn after a restart", "conformance", found.stranger,
@@ -62,9 +63,8 @@ def renoised(self):
     message = decode(first.payload)
     norm = np.sqrt(self._mechanism.row_norms_squared()[message.steps - 1])
     fresh = np.random.default_rng(message.round).standard_normal(len(message.prefix))
-    own = self.grid.noise(self._noise_prefix.reveal())
-    other = self.grid.noise(self.noise_std * norm * fresh)
-    prefix = Noised(message.prefix - own + other)
+    other = np.rint(self.noise_std * norm * fresh / self.grid.step).astype(np.int64)
+    prefix = Noised(message.prefix - self._noise.cells + other)
     payload = encode(message.epoch, message.round, message.steps, message.grid, prefix)
     return Release(message.epoch, message.round, Payload(payload), "")
 
@@ -103,7 +103,7 @@ def halved(*args, **options):
 
 
 def half_the_reach() -> Finding:
-    with patch.object(terms_module, "calibrate", halved):
+    with patch.object(noise_law, "calibrate", halved):
         plan, terms = both()
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
@@ -111,18 +111,18 @@ def half_the_reach() -> Finding:
     )
 
 
-class Late(NoiseStream):
+class Late(GridNoise):
     """Each step has the noise of the one before."""
 
-    def step(self):
-        late = getattr(self, "_late", np.zeros(self.dim, np.float32))
-        self._late = super().step()
+    def step(self, row):
+        late = getattr(self, "_late", np.zeros(self._dim, np.int64))
+        self._late = super().step(row)
         return late
 
 
 def row_shifted() -> Finding:
     plan, terms = both()
-    with patch.object(learner_module, "NoiseStream", Late):
+    with patch.object(learner_module, "GridNoise", Late):
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
         "noise row shifted by one", "one run", found.violation,
@@ -130,12 +130,12 @@ def row_shifted() -> Finding:
     )  # fmt: skip
 
 
-class Clamped(NoiseStream):
+class Clamped(GridNoise):
     """Past the horizon, the last increment again."""
 
-    def step(self):
-        if self.position < self.program.horizon:
-            self._last = super().step()
+    def step(self, row):
+        if self.position < self._program.horizon:
+            self._last = super().step(row)
         return self._last
 
 
@@ -150,21 +150,22 @@ def clamped_past_the_horizon() -> Finding:
             learner.finish_round()
         with pytest.raises(PrivacyError, match="past the horizon"):
             learner.begin_round(16, np.zeros(terms.dim, np.float32))
-    stream = terms.mechanism.noise(dim=1, seed=0)
-    stream.take(16)
+    noise = GridNoise(terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=1)
+    for step in range(16):
+        noise.step(Row(fresh_secret(), step))
     with pytest.raises(HorizonExhausted):
-        stream.step()
+        noise.step(Row(fresh_secret(), 16))
     longer = dataclasses.replace(terms, rounds=17)
     with (
         patch.object(Terms, "of", classmethod(lambda cls, plan, dim: longer)),
-        patch.object(learner_module, "NoiseStream", Clamped),
+        patch.object(learner_module, "GridNoise", Clamped),
     ):
         transcript = listen(plan, longer, rounds=17)
     found = one_run(transcript.residuals, Law(np.tril(np.ones((17, 17))), 2.0, CLAIM))
     return Finding(
         "index clamped past the horizon", "one run", found.violation,
         f"the last two steps differ by bare gradients: {mu_of(found.mu_surely, CLAIM)}",
-        "learner: PrivacyError; stream: HorizonExhausted",
+        "learner: PrivacyError; noise: HorizonExhausted",
     )  # fmt: skip
 
 
@@ -176,7 +177,7 @@ def twice_the_horizon() -> Finding:
         std, guarantee = calibrate(budget, short, clip_norm, **options)
         return std, dataclasses.replace(guarantee, horizon=mechanism.horizon)
 
-    with patch.object(terms_module, "calibrate", for_half):
+    with patch.object(noise_law, "calibrate", for_half):
         plan, terms = both(40_000, rounds=64)
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
@@ -187,11 +188,10 @@ def twice_the_horizon() -> Finding:
 
 def raw_step(self, gradient, tag):
     """Local steps on raw gradients, noise on the round's sum."""
-    noise = self._noise_prefix.reveal()
-    before = self.grid.noise(noise)
+    made = np.zeros(self._task.dim, np.int64)
     if self._taken == self._tau - 1:
-        noise += self._noise.step()
-    noisy = add_noise(gradient, self.grid.noise(noise) - before)
+        made = self._noise.step(Row(fresh_secret(), self._noise.position))
+    noisy = add_noise(gradient, made)
     step = self._round * self._tau + self._taken
     kept = {f"noisy/{self._taken}": learner_module._pack(noisy)}
     self._write("step", {"epoch": self._epoch, "step": step}, tag=tag, keep=kept)
@@ -211,19 +211,18 @@ def one_draw_a_round() -> Finding:
 
 def seed_of_the_operator() -> Finding:
     assert not any("seed" in name for name in inspect.signature(Learner.__init__).parameters)
-    assert not NoiseKey.from_seed(1).private
     plan, terms = both()
     transcripts = []
     for _ in range(2):
         drawn = (hashlib.sha256(b"operator %d" % i).digest() for i in itertools.count())
-        with patch.object(learner_module, "_fresh_seed", lambda drawn=drawn: next(drawn)):
+        with patch.object(learner_module, "fresh_secret", lambda drawn=drawn: next(drawn)):
             transcripts.append(listen(plan, terms))
     p = unlike_each(*transcripts, law_of_terms(terms))
     return Finding(
         "a seed chosen by the operator", "conformance", p < 1e-6,
         f"two learners' noise is the same: p = {p:.1g}; another seed for each learner cannot be "
         "seen in messages: only the guard",
-        "no argument takes a seed; a seeded key says that it is not private",
+        "no argument takes a seed, and no setting names one",
     )  # fmt: skip
 
 

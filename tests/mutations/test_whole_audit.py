@@ -16,17 +16,17 @@ from veilstream.engines.learner import Learner
 from veilstream.privacy import grid, hidden
 from veilstream.reports.audit_figure import draw_audit
 
-TERMS, LEARNER = "veilstream.engines.terms", "veilstream.engines.learner"
+LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.engines.learner"
 
 PLANTED = {
     "noise redrawn after a restart": (
-        1, "not the noise", [patch.object(Learner, "_open_row", redrawn)],
+        1, "not the noise", [patch.object(Learner, "_row", redrawn)],
     ),
     "a round re-sent with fresh noise": (
         1, "answered twice", [patch.object(Learner, "_last_release", renoised)],
     ),
-    "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{TERMS}.calibrate", halved)]),
-    "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.NoiseStream", Late)]),
+    "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
+    "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.GridNoise", Late)]),
     "the same client twice": (
         1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)],
     ),
@@ -39,10 +39,10 @@ PLANTED = {
         4, "runs: mu is at least", [patch.object(Learner, "_step", raw_step)],
     ),
     "float release without the grid": (
-        1, "finer than the grid", [patch(f"{TERMS}.grid_for", fine)],
+        1, "finer than the grid", [patch(f"{LAW}.grid_for", fine)],
     ),
     "a seed chosen by the operator": (
-        1, "share their noise", [patch(f"{LEARNER}._fresh_seed", lambda: b"operator" * 4)],
+        1, "share their noise", [patch(f"{LEARNER}.fresh_secret", lambda: b"operator" * 4)],
     ),
 }  # fmt: skip
 

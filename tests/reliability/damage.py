@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +122,7 @@ def counted_secrets() -> Iterator[None]:
 
     counter = SimpleNamespace(token_bytes=token)
     with (
-        mock.patch.object(veilstream.engines.learner, "secrets", counter),
+        mock.patch.object(veilstream.engines.learner, "fresh_secret", partial(token, 32)),
         mock.patch.object(veilstream.ledger.store, "secrets", counter),
     ):
         yield
@@ -209,8 +210,7 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
         "place": (learner.epoch, learner.round, learner._taken, learner._snapshot_at),
         "models": (learner._pinned, learner._sealed_model, learner._z.reveal().tobytes()),
         "prefix": learner._prefix.tobytes(),
-        "noise": (learner._noise_prefix.reveal().tobytes(), learner._noise.position,
-                  learner._noise._state.tobytes()),
+        "noise": learner._noise.snapshot(),
         "release": bytes(learner._last_release().payload) if learner.round else b"",
     }  # fmt: skip
 

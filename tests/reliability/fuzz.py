@@ -148,7 +148,7 @@ def stand(learner: Learner) -> tuple[Any, ...]:
     return (
         learner.epoch, learner.round, learner._taken, learner._pinned, learner._sealed_model,
         learner._prefix.tobytes(), learner._z.reveal().tobytes(),
-        learner._noise_prefix.reveal().tobytes(), learner._noise.position,
+        learner._noise.snapshot(),
         learner._ledger.chain.length, learner._broken,
     )  # fmt: skip
 
@@ -178,7 +178,7 @@ class Fuzzer:
         return self._make(fuzz_plan(), self._folder / "s.db", Temperamental())
 
     def restart(self) -> None:
-        """The same learner from its store; seeds of steps that were not stored are new."""
+        """The same learner from its store."""
         taken, round_ = self.learner._taken, self.learner.round
         self.learner.close()
         self.learner = self._open()
@@ -248,7 +248,7 @@ class Fuzzer:
             self._observe(tag, good_record(rng, behaviour), Answer.TAKEN)
             return
         taken, prefix = learner._taken, learner._prefix.copy()
-        noise = learner.grid.noise(learner._noise_prefix.reveal())
+        noise = learner._noise.cells
         try:
             answer = learner.observe(tag, good_record(rng, behaviour))
         except Exception as error:
@@ -258,7 +258,7 @@ class Fuzzer:
             self.tally.violated("an admitted client was not taken once", (answer, behaviour))
             return
         self._used.append(tag)
-        made = learner.grid.noise(learner._noise_prefix.reveal()) - noise
+        made = learner._noise.cells - noise
         self._check_gradient(learner._prefix - prefix - made, behaviour)
 
     def _check_gradient(self, units: np.ndarray, behaviour: int) -> None:

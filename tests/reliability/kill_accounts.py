@@ -78,8 +78,8 @@ def _two_payloads(records: Records, world: World) -> int:
 
 def _two_gradients(pairings: list[Any]) -> int:
     gradients = defaultdict(set)
-    for seed, gradient, *_ in pairings:
-        gradients[seed].add(gradient)
+    for secret, gradient, *_ in pairings:
+        gradients[secret].add(gradient)
     return sum(len(different) > 1 for different in gradients.values())
 
 
@@ -134,18 +134,19 @@ def _wrong_chain(store: Path) -> int:
 def _wrong_prefixes(records: Records, pairings: list[Any], world: World) -> int:
     """Messages that are not the sum of the noisy steps on record.
 
-    The record has a step's hash only; its content is the one of the diary that has this hash.
+    The record has hashes only, of a step and of the secret its noise was drawn from; its content is
+    the one of the diary that has these hashes.
     """
     content = {}
-    for _, _, (epoch, step), noisy in pairings:
+    for secret, _, (epoch, step), noisy in pairings:
         units = np.array(noisy, np.int64)
-        content[epoch, step, _sha(learner_module._pack(units))] = units
+        content[epoch, step, frozenset({secret, _sha(learner_module._pack(units))})] = units
     wrong, prefix = 0, np.zeros(DIM, np.int64)
     for kind, body in records:
         if kind == "epoch":
             prefix = np.zeros(DIM, np.int64)
         elif kind == "step":
-            (stored,) = body["kept"].values()
+            stored = frozenset(body["kept"].values())
             found = content.get((body["epoch"], body["step"], stored))
             wrong += found is None
             prefix = prefix + (0 if found is None else found)

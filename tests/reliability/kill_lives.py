@@ -27,6 +27,7 @@ from veilstream.learning.tasks import Sample
 from veilstream.ledger.points import POINTS
 from veilstream.ledger.store import Ledger, open_sqlite
 from veilstream.ledger.witness import Witness
+from veilstream.mechanisms.keystream import Row
 
 DIM, ROUNDS, TAU, SNAPSHOT_STEPS = 5, 6, 3, 6
 """So few that every few lives end an epoch, and most rounds meet a kill."""
@@ -44,13 +45,14 @@ FIRST_START = (
     "after the witness is made",
 )  # fmt: skip
 """Places that only the first start of a store passes."""
-EVERY_START = ("before recovery", "before new seeds", "after recovery")
+EVERY_START = ("before recovery", "after recovery")
+STEPPING = ("after a secret is drawn",)
 WRITING = (
     "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
     "after INSERT tags", "after DELETE blobs", "after COMMIT", "after wal_checkpoint",
     "torn witness", "after witness append",
 )  # fmt: skip
-PLACES = (*POINTS, *WRITING, *EVERY_START)
+PLACES = (*POINTS, *STEPPING, *WRITING, *EVERY_START)
 RANDOM = "a random time"
 COMMANDS = ("start", "begin", "observe", "finish", "acknowledge", "new_epoch")
 _OFTEN = (0.2, 0.2, 0.25, 0.2, 0.1, 0.05)
@@ -60,7 +62,7 @@ _VISITS = {"snapshot-stored": 2} | dict.fromkeys(
 )
 """How many visits of a place or command a life can outlive at most: 4 where nothing is said."""
 SABOTAGES = {
-    "same-seeds": "step-computed",
+    "same-secrets": "step-computed",
     "answer-first": "step-computed",
     "send-first": "message-computed",
     "forget-clients": "step-witnessed",
@@ -153,11 +155,12 @@ class Diary:
     """Appends facts to a file; what `os.write` has taken, a SIGKILL cannot take back."""
 
     handle: int
-    seed: str = ""
+    secret: str = ""
+    """Hash of the newest."""
 
     def pairing(self, epoch_step: list[int], gradient: bytes, noisy: Any) -> None:
         """One row of noise and the gradient that it has just been added to."""
-        line = json.dumps([self.seed, _sha(gradient), epoch_step, noisy.tolist()])
+        line = json.dumps([self.secret, _sha(gradient), epoch_step, noisy.tolist()])
         os.write(self.handle, line.encode() + b"\n")
 
 
@@ -167,8 +170,6 @@ def _live(
     """One learner process, from its start until it is told to close or dies."""
     status = 1
     try:
-        if sabotage == "same-seeds":
-            Learner._reseed = lambda self, done: None
         _place_faults(fate)
         with Learner(plan(), store, NumpyLogistic()) as learner:
             _keep_diary(learner, diary)
@@ -189,7 +190,7 @@ def _place_faults(fate: Fate) -> None:
     learner_module._SNAPSHOT_STEPS = SNAPSHOT_STEPS
     Ledger._connect = staticmethod(lambda path: CutBetweenStatements(open_sqlite(path), fate))
     append, make = Witness.append, witness_module.write_file
-    recover, reseed = Learner._recover, Learner._reseed
+    recover, draw = Learner._recover, learner_module.fresh_secret
 
     def appended(self: Witness, entries: list[Any]) -> None:
         if fate.due("torn witness"):
@@ -208,21 +209,22 @@ def _place_faults(fate: Fate) -> None:
         recover(self)
         fate.reached("after recovery")
 
-    def reseeded(self: Learner, done: int) -> None:
-        fate.reached("before new seeds")
-        reseed(self, done)
+    def drawn() -> bytes:
+        secret = draw()
+        fate.reached("after a secret is drawn")
+        return secret
 
     Witness.append, witness_module.write_file = appended, made
-    Learner._recover, Learner._reseed = recovered, reseeded
+    Learner._recover, learner_module.fresh_secret = recovered, drawn
 
 
 def _keep_diary(learner: Learner, diary: Diary) -> None:
     """Note every pairing before anything can come of it."""
-    open_row, add_noise = Learner._open_row, learner_module.add_noise
+    row_of, add_noise = learner._row, learner_module.add_noise
 
-    def opened(step: int) -> Any:
-        diary.seed = _sha(learner._ledger.blob(learner._seed_name(step)))
-        return open_row(learner, step)
+    def row(step: int, secret: bytes) -> Row:
+        diary.secret = _sha(secret)
+        return row_of(step, secret)
 
     def added(gradient: Any, noise: Any) -> Any:
         noisy = add_noise(gradient, noise)
@@ -230,8 +232,7 @@ def _keep_diary(learner: Learner, diary: Diary) -> None:
         diary.pairing([learner.epoch, step], gradient.reveal().tobytes(), noisy)
         return noisy
 
-    # A stream that exists already has the method bound; new epochs look it up on the learner.
-    learner._open_row = learner._noise._open_row = opened
+    learner._row = row
     learner_module.add_noise = added
 
 
@@ -304,11 +305,23 @@ def _would_take(learner: Learner, name: str) -> bool:
 
 
 def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> None:
-    """Break one promise on purpose (two others are broken in `_live` and `_obey`)."""
-    if kind == "forget-clients":
+    """Break one promise on purpose (another is broken in `_obey`)."""
+    if kind == "same-secrets":
+        _same_secrets(learner)
+    elif kind == "forget-clients":
         learner._spent = lambda tag: False
     elif kind == "send-first":
         _send_first(learner, world, fate)
+
+
+def _same_secrets(learner: Learner) -> None:
+    """A step's secret follows from the store and the step: computed again, it is the same."""
+
+    def derived() -> bytes:
+        place = learner._secret_name(learner._noise.position)
+        return hashlib.sha256(learner._ledger.tag_key + place.encode()).digest()
+
+    learner_module.fresh_secret = derived
 
 
 def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:

@@ -8,9 +8,9 @@ it left behind, and so on. The world is a server that asks for a round with anot
 and clients who bring other data each time they have to ask again.
 
 Two accounts outlive every kill: what the world was told (`World`, in this process), and a file to
-which a learner appends each pairing of a noise seed with a gradient. When a history of lives ends,
-`check` compares both with the ledger. Sabotaged learners (``--sabotage``) show that each of its
-counts can be other than zero.
+which a learner appends each pairing of a step's secret with a gradient. When a history of lives
+ends, `check` compares both with the ledger. Sabotaged learners (``--sabotage``) show that each of
+its counts can be other than zero.
 
 A life costs milliseconds because it is forked, from a process with one thread and without JAX: the
 command starts such a process and shows how far it has come.

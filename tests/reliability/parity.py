@@ -6,16 +6,17 @@ A plan is simulated (`vs.run`, and a `Simulation` that is stopped after every ro
 Then the same learners run as deployed ones, on the plan's own clients, with a server loop of
 Algorithm 1: x ← x - η·η_g·(1/n)·Σ (difference of two prefixes). The only thing that is
 replaced, in this study alone, is where a row of normals comes from: row `step` of learner i is its
-part of the simulation's row.
+part of the simulation's row, from the same keystream, with the further bits that a learner reads.
 
 **Why they may differ at all, and by how much** (`Allowance`; all norms are Euclidean, s is the
 grid). After step t a learner's prefix differs from the simulation's sum of noisy gradients by
 
 * at most √d·s for each of its t + 1 gradients, which are rounded towards zero, and √d·s/2 for the
   prefix of the noise, rounded to nearest (rounding errors of earlier noise prefixes cancel);
-* the noise itself: the learner runs the mechanism in blocks of one step and the simulation in
-  blocks of many. Both are float32 programs of one mechanism, calibrated each by itself; this
-  difference is not bounded but computed, by running both programs on the same normals;
+* the noise itself: the learner draws and runs the mechanism in float64, in blocks of one step, and
+  the simulation in float32, in blocks of many. Both are programs of one mechanism, calibrated each
+  by itself; this difference is not bounded but computed, by running both on the same keystream
+  (`test_parity.py` bounds it, for every mechanism);
 * per gradient, what float32 does: (d + 16)·2^-24·(1 + ‖z‖) for the loss's own arithmetic, and for
   one that is clipped the margin (d + 13)·2^-23·B_g by which `clip_traced` stays below the bound;
 * per gradient, L·‖difference of the local models‖, L = 1/4 for the logistic loss with features of
@@ -33,10 +34,10 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +51,9 @@ from veilstream.engines.release import decode
 from veilstream.engines.simulation import Simulation
 from veilstream.learning.algorithm import Rule, local_round
 from veilstream.learning.tasks import Sample, Task
-from veilstream.mechanisms.keystream import NoiseKey, row_opener
-from veilstream.mechanisms.normals import fill_normals
+from veilstream.mechanisms.fine_normals import fine_row
+from veilstream.mechanisms.keystream import NoiseKey, Row
+from veilstream.privacy.grid_noise import GridNoise
 from veilstream.progress import progress
 
 LEARNERS, DIM, SEED = 2, 8, 3
@@ -175,11 +177,24 @@ def simulate(plan: Plan, folder: Path) -> dict[str, Simulated]:
 # --- the deployment ------------------------------------------------------------------------------
 
 
-class _GivenRows:
-    """In place of `NormalTiles`: the row is the normals themselves."""
+class Given(Row):
+    """In place of a row of keystream: the normals themselves."""
 
-    def fill(self, row: Float32s, out: Float32s, std: float = 1.0) -> None:
-        np.multiply(row, np.float32(std), out=out)
+    def __init__(self, draws: Floats) -> None:
+        self.draws = draws
+
+    def open(self, stream: int = 0, block: int = 0) -> NoReturn:
+        """A cell that float64 cannot tell would need it: with these seeds there is none."""
+        raise AssertionError("given normals have no further bits")
+
+
+class GivenNormals(GridNoise):
+    """Takes a row's normals as they are."""
+
+    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
+        assert isinstance(row, Given)
+        np.multiply(row.draws, self._scale, out=out)
+        yield slice(0, len(out))
 
 
 class GivenNoise(Learner):
@@ -190,13 +205,14 @@ class GivenNoise(Learner):
 
     def _begin_epoch(self, epoch: int) -> None:
         super()._begin_epoch(epoch)
-        self._noise._tiles = _GivenRows()  # type: ignore[assignment]
-        self._open_key = row_opener(NoiseKey.from_seed(noise_seed(SEED, self._mechanism.name)))
+        self._noise = GivenNormals(
+            self._mechanism.program, std=self.noise_std, grid=self.grid, dim=DIM
+        )
 
-    def _open_row(self, step: int) -> Any:
-        row = np.empty(LEARNERS * DIM, np.float32)
-        fill_normals(self._open_key(step), row)
-        return row.reshape(LEARNERS, DIM)[self.place]
+    def _row(self, step: int, secret: bytes) -> Given:
+        key = NoiseKey.from_seed(noise_seed(SEED, self._mechanism.name))
+        row = fine_row(Row(key.secret, step), LEARNERS * DIM)
+        return Given(row.reshape(LEARNERS, DIM)[self.place])
 
 
 @dataclass(frozen=True)
@@ -247,7 +263,11 @@ def deploy(
 def _program_noise(learner: GivenNoise) -> Floats:
     """The increments of a learner's program once more, (T, d)."""
     learner._begin_epoch(learner.epoch)  # in memory only
-    return learner._noise.take(learner._mechanism.horizon).astype(np.float64)
+    prefixes = [np.zeros(DIM)]
+    for step in range(learner._mechanism.horizon):
+        learner._noise.step(learner._row(step, b""))
+        prefixes.append((learner._noise.cells + learner._noise._fraction) * learner.grid.step)
+    return np.diff(np.array(prefixes), axis=0)
 
 
 # --- the difference ------------------------------------------------------------------------------
@@ -306,7 +326,7 @@ class Comparison:
     prefix_relative: float
     """The largest of these differences over the largest released number."""
     noise_units: float
-    """Of that, what the two float32 programs of the noise differ by (largest, in units)."""
+    """Of that, what float32 and float64 programs of the noise differ by (largest, in units)."""
     model_units: float
     final_units: float
     """Of x^R against the run folder's."""

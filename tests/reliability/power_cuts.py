@@ -43,6 +43,7 @@ from veilstream.engines.release import Release
 from veilstream.errors import InputError, PrivacyError, VeilstreamError
 from veilstream.learning.tasks import Sample
 from veilstream.ledger.store import Ledger
+from veilstream.mechanisms.keystream import Row
 from veilstream.progress import progress
 
 __all__ = [
@@ -154,10 +155,10 @@ class Outside:
         self.findings.violations[kind] += number
 
     def pairing(
-        self, seed: bytes, gradient: bytes, place: tuple[int, int], who: str | None
+        self, secret: bytes, gradient: bytes, place: tuple[int, int], who: str | None
     ) -> None:
         """A row of noise meets a gradient, whether or not the sum will ever leave."""
-        row = hashlib.sha256(seed).digest()
+        row = hashlib.sha256(secret).digest()
         self.findings.work["steps"] += 1
         if self._gradients.setdefault(row, gradient) != gradient:
             self.count("noise row met two gradients")
@@ -226,14 +227,13 @@ class WatchedLearner(Learner):
         self._meeting = gradient, self.visitor if tag else None
         super()._step(gradient, tag)
 
-    def _open_row(self, step: int) -> Any:
+    def _row(self, step: int, secret: bytes) -> Row:
         if self._meeting is not None:  # else a restart goes over rows that were used before
             gradient, who = self._meeting
             self._meeting = None
-            seed = self._ledger.blob(self._seed_name(step))
             place = (self._epoch, step)
-            self.outside.pairing(seed, gradient.reveal().tobytes(), place, who)
-        return super()._open_row(step)
+            self.outside.pairing(secret, gradient.reveal().tobytes(), place, who)
+        return super()._row(step, secret)
 
 
 def learner_class(ledger: type[Ledger], outside: Outside) -> type[WatchedLearner]:

@@ -9,24 +9,25 @@ An adversary who knows all else sees one message and asks which world it came fr
   [-3g/2, -g/2], so the sum is exact (Sterbenz), and both g and w are multiples of the float32
   spacing at g/2. A message that small which is no multiple of that comes from the other world.
 * messages out of reach: not a multiple of the grid, or further from 0 or from B_g than noise can
-  be. (|z| <= 9.49 for a normal, so a prefix of noise is at most 9.49·std·sum|b_t|. Within that
-  range every whole number is in reach: its cell is as wide as the grid, 2^-18 std or more, and
-  float32 numbers up to 2^24 cells from zero are closer together than that.)
+  be. (|z| <= 23.1 for a normal of 384 bits, so a prefix of noise is at most 23.1·std·sum|b_t|. Each
+  whole number within that range is the cell of some of them.)
 
 Not every leak is an impossible message. The low-order bits of messages are therefore also compared
 between the worlds: their spread is far wider than 2^8 units, so the lowest bit and the lowest
 eight must have one distribution, whatever the gradient. These are two-sample chi-square tests, one
 for each setting and one over all settings; all tests of a run taken together raise a false alarm in
-`FALSE_ALARMS` of runs (seeds are fixed, so a run that passes always passes). Rounding ties to even,
-for one, has no impossible messages and fails here: float32 noise often lies half-way between two
-multiples, so even ones get more, and an odd gradient turns even into odd.
+`FALSE_ALARMS` of runs (seeds are fixed, so a run that passes always passes). Noise that is
+a float32 number (`Float32Noise`), for one, has no impossible messages on the deployed grid and
+fails here: it often lies half-way between two multiples, so even ones get more, and an odd gradient
+turns even into odd. On a finer grid it has impossible ones, too. What neither test sees is how
+probable single cells are: that is for a test of the cells themselves.
 
-**Why this is the deployed code.** A step of `Learner` is `clip_onto_grid`, `NoiseStream.step`, a
-sum of noise prefixes in float64, `Grid.noise`, `add_noise`, and at the end of a round `encode`.
-Here the same functions are called in the same order. All of them but the clipping act coordinate by
-coordinate, with independent normals for each; so the coordinates of one call are as many releases
-of dimension one, once the gradient has been clipped as the vector of one number that it then is.
-`test_precision.py` holds this to what a `Learner` sends, number by number.
+**Why this is the deployed code.** A step of `Learner` is `clip_onto_grid`, `GridNoise.step`,
+`add_noise`, and at the end of a round `encode`. Here the same functions are called in the same
+order. All of them but the clipping act coordinate by coordinate, with independent normals for each;
+so the coordinates of one call are as many releases of dimension one, once the gradient has been
+clipped as the vector of one number that it then is. `test_precision.py` holds this to what a
+`Learner` sends, number by number.
 
 Neighbours are replace-one as in deployment: noise is calibrated to 2·B_g, of which the attacked
 pair (0, B_g) uses half.
@@ -49,14 +50,17 @@ from scipy.stats import chi2, chi2_contingency
 import veilstream as vs
 from veilstream.engines.noise_source import noise_seed
 from veilstream.engines.release import decode, encode
-from veilstream.mechanisms import Factorization, NoiseStream
-from veilstream.privacy.grid import Grid, grid_for
+from veilstream.mechanisms import Factorization, NoiseKey
+from veilstream.mechanisms.keystream import Row
+from veilstream.privacy.grid import Grid
+from veilstream.privacy.grid_noise import GridNoise
 from veilstream.privacy.hidden import Noised, RawGradient, add_noise, clip_onto_grid
+from veilstream.privacy.noise_law import ReleaseNoise, calibrate_release
 from veilstream.progress import progress
 
 HORIZON = 4  # the attacked client comes at each of these steps in turn
 DELTA = 1e-5
-LARGEST_NORMAL = 9.49
+LARGEST_NORMAL = 23.1
 BITS = (1, 8)
 FALSE_ALARMS = 1e-6
 CHUNK = 20_000
@@ -75,20 +79,24 @@ class Setting:
     epsilon: float
 
     @cached_property
+    def release(self) -> ReleaseNoise:
+        """As a learner of dimension one has it."""
+        mechanism = vs.mechanisms.MECHANISMS[self.mechanism](HORIZON)
+        budget = vs.Budget(self.epsilon, DELTA)
+        return calibrate_release(budget, mechanism, self.clip_norm, 1)
+
+    @property
     def factorization(self) -> Factorization:
-        """In blocks of one, as a learner runs it."""
-        return vs.mechanisms.MECHANISMS[self.mechanism](HORIZON).with_block_length(1)
+        """In blocks of one step."""
+        return self.release.mechanism
 
-    @cached_property
+    @property
     def noise_std(self) -> float:
-        std, _ = vs.calibrate(
-            vs.Budget(self.epsilon, DELTA), self.factorization, clip_norm=self.clip_norm
-        )
-        return std
+        return self.release.std
 
-    @cached_property
+    @property
     def grid(self) -> Grid:
-        return grid_for(self.clip_norm, self.noise_std)
+        return self.release.grid
 
 
 SETTINGS = tuple(
@@ -108,24 +116,37 @@ class Sent:
     step: Integers
     """Its difference to the message before."""
     naive: Float32s
-    """fl(gradient + noise) of the attacked step."""
+    """fl(gradient + noise) of the attacked step, in float32."""
 
 
-def sent(setting: Setting, grid: Grid, raw: float, at: int, stream: NoiseStream) -> Sent:
-    """One release a coordinate of the stream, of a client at step ``at`` with gradient ``raw``."""
+class Float32Noise(GridNoise):
+    """Sabotage: draws are float32 numbers, of which a cell holds few, and ties go to even cells."""
+
+    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
+        for tile in super()._draw(row, out):
+            out[tile] = out[tile].astype(np.float32)
+            yield tile
+
+    def _uncertainty(self, feed: float, largest: float) -> float:
+        return -1.0
+
+
+def sent(
+    setting: Setting, grid: Grid, raw: float, at: int, noise: GridNoise, secret: bytes
+) -> Sent:
+    """One release a coordinate of the noise, of a client at step ``at`` with gradient ``raw``."""
     gradient = RawGradient(np.array([raw], np.float32))
     nothing = RawGradient(np.zeros(1, np.float32))
-    prefix = Noised(np.zeros(stream.dim, np.int64))
-    before = prefix
-    noise = np.zeros(stream.dim, np.float64)
+    before = prefix = Noised(np.zeros_like(noise.cells))
+    earlier = now = noise.cells + noise._fraction
     for t in range(at + 1):
-        units = grid.noise(noise)
-        increment = stream.step()
-        noise += increment
         clipped = clip_onto_grid(gradient if t == at else nothing, grid)
-        before, prefix = prefix, Noised(prefix + add_noise(clipped, grid.noise(noise) - units))
+        noisy = add_noise(clipped, noise.step(Row(secret, t)))
+        before, prefix = prefix, Noised(prefix + noisy)
+        earlier, now = now, noise.cells + noise._fraction
     received = decode(encode(0, at, at + 1, grid.step, prefix))
     clipped32 = vs.clip(gradient.reveal(), setting.clip_norm).astype(np.float32)
+    increment = ((now - earlier) * grid.step).astype(np.float32)
     return Sent(received.prefix, received.prefix - before, clipped32 + increment)
 
 
@@ -210,15 +231,19 @@ def _chunks(releases: int) -> Iterator[tuple[int, int]]:
         yield number, min(CHUNK, releases - first)
 
 
-def attack(setting: Setting, releases: int, *, grid: Grid | None = None, seed: int = 0) -> Count:
-    """``releases`` in each world. ``grid`` is the deployed one unless another is to be broken."""
+def attack(
+    setting: Setting, releases: int, *, grid: Grid | None = None,
+    noise: type[GridNoise] = GridNoise, seed: int = 0,
+) -> Count:  # fmt: skip
+    """``releases`` in each world; ``grid`` and ``noise`` are the deployed ones unless broken."""
     grid = setting.grid if grid is None else grid
     count = Count(setting)
     for (number, size), world in itertools.product(_chunks(releases), (0, 1)):
-        own = noise_seed(seed, f"{setting}/{number}/{world}")
-        stream = setting.factorization.noise(std=setting.noise_std, dim=size, seed=own)
+        key = NoiseKey.from_seed(noise_seed(seed, f"{setting}/{number}/{world}"))
+        own = noise(setting.factorization.program, std=setting.noise_std, grid=grid, dim=size)
         at = number % HORIZON
-        count.add(world, grid, at, sent(setting, grid, world * setting.clip_norm, at, stream))
+        seen = sent(setting, grid, world * setting.clip_norm, at, own, key.secret)
+        count.add(world, grid, at, seen)
     return count
 
 

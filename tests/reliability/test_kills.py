@@ -33,8 +33,10 @@ def assert_nothing_was_broken(report: dict[str, Any], kills: int) -> None:
     assert set(POINTS) <= set(report["kills_at"])
     # The study looked at something: no count is zero because there was nothing to count.
     totals = report["totals"]
-    assert totals["records: reseed"] > kills / 20
-    assert totals["pairings of noise and gradient"] > totals["records: step"] > kills
+    steps, pairings = totals["records: step"], totals["pairings of noise and gradient"]
+    assert steps > kills
+    # Noise that met a gradient and was never stored: the step that came instead had its own.
+    assert pairings - steps >= report["kills_at"]["step-computed"]
     for what in ("messages received", "models refused", "acknowledgements confirmed"):
         assert totals[what] > kills / 4, what
 
@@ -51,7 +53,7 @@ def test_2000_kills_break_no_promise():
 @pytest.mark.parametrize(
     ("sabotage", "violation"),
     [
-        ("same-seeds", "noise rows with two gradients"),
+        ("same-secrets", "noise rows with two gradients"),
         ("answer-first", "lost acknowledgements"),
         ("send-first", "rounds with two payloads"),
         ("forget-clients", "clients used twice"),

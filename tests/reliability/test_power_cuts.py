@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -62,8 +63,20 @@ def test_without_a_synced_witness_the_same_study_finds_broken_promises():
     assert total(findings, BROKEN_PROMISES) > 0
 
 
-def test_the_study_sees_a_learner_that_keeps_its_seeds(monkeypatch):
-    monkeypatch.setattr(Learner, "_reseed", lambda self, done: None)
+def test_the_study_sees_secrets_that_follow_from_the_store_and_the_step(monkeypatch):
+    """A step that was computed and not stored then meets its noise again, with another client."""
+    place = [b""]
+    step = WatchedLearner._step
+
+    def placed(self, gradient, tag):
+        place[0] = self._ledger.tag_key + self._secret_name(self._noise.position).encode()
+        step(self, gradient, tag)
+
+    def derived():
+        return hashlib.sha256(place[0]).digest()
+
+    monkeypatch.setattr(WatchedLearner, "_step", placed)
+    monkeypatch.setattr("veilstream.engines.learner.fresh_secret", derived)
     assert study(Setting(), 40, seed=14).violations["noise row met two gradients"] > 0
 
 
@@ -313,13 +326,18 @@ def test_half_an_entry_in_the_witness_lets_nothing_out(call, place, monkeypatch)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_learner_does_not_start_on_a_failing_disk(fault, place):
+def test_a_learner_that_starts_on_a_failing_disk_takes_no_one(fault, place):
+    """A start only reads: nothing has to be drawn anew. The first step is where it ends."""
     with closing(place.open()) as learner:
         begun(learner, 1, 1)
+        place.outside.answered.update(f"0/{t}" for t in range(TAU))
     place.disk.fault = FAULTS[fault]()
-    with pytest.raises(PrivacyError):
-        place.open()
-    place.disk.fault = None
+    with closing(place.open()) as learner:
+        with pytest.raises(PrivacyError):
+            learner.observe("new", sample())
+        assert place.disk.fault.happened
+        place.disk.fault = None
+        refuses_everything(learner)
     place.works_again()
 
 

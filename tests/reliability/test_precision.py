@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from tests.reliability import precision
-from tests.reliability.precision import HORIZON, SETTINGS, Setting, attack, sent
+from tests.reliability.precision import (
+    HORIZON,
+    SETTINGS,
+    Float32Noise,
+    Setting,
+    attack,
+    sent,
+)
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import decode
 from veilstream.learning.tasks import Sample
-from veilstream.mechanisms.keystream import NoiseKey, row_opener
+from veilstream.mechanisms.keystream import NoiseKey, Row
 from veilstream.privacy.grid import Grid
+from veilstream.privacy.grid_noise import GridNoise
 
 
 def check(releases: int) -> None:
@@ -34,13 +42,6 @@ def test_messages_on_the_grid_tell_nothing_and_naive_ones_do_long():
     check(2_000_000)
 
 
-class TiesToEven(Grid):
-    """Float32 noise often falls half-way between two multiples; even ones then get more."""
-
-    def noise(self, prefix):
-        return np.rint(prefix / self.step).astype(np.int64)
-
-
 class FarTooFine(Grid):
     """A grid below float32's own steps."""
 
@@ -48,18 +49,20 @@ class FarTooFine(Grid):
         return np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64)
 
 
-def test_the_study_finds_rounding_ties_to_even():
-    counts = [
-        attack(setting, 40_000, grid=TiesToEven(setting.grid.step, setting.clip_norm))
-        for setting in SETTINGS
-    ]
+def test_the_study_finds_float32_noise():
+    counts = [attack(setting, 40_000, noise=Float32Noise) for setting in SETTINGS]
     assert precision.figure(counts).low_bits_alarms > 0
 
 
-def test_the_study_finds_a_grid_that_is_too_fine():
-    setting = Setting("independent", 1.0, 0.5)
+@pytest.mark.parametrize("mechanism", ["independent", "buffered"])
+def test_the_study_finds_float32_noise_on_a_grid_that_is_too_fine_for_it(mechanism):
+    """Noise as it is deployed has the Gaussian's cells there, too: nothing in the low bits."""
+    setting = Setting(mechanism, 1.0, 0.5)
     fine = FarTooFine(setting.grid.step * 2.0**-11, setting.clip_norm)
-    assert attack(setting, 40_000, grid=fine).telling > 0
+    broken = attack(setting, 40_000, grid=fine, noise=Float32Noise)
+    assert broken.telling > 0
+    assert precision.figure([broken]).low_bits_alarms > 0
+    assert precision.figure([attack(setting, 40_000, grid=fine)]).low_bits_alarms == 0
 
 
 class OneNumber:
@@ -80,13 +83,15 @@ def test_the_study_sends_what_a_learner_sends(mechanism, at, tmp_path, monkeypat
         privacy={"epsilon": 8.0, "delta": precision.DELTA},
         methods=[{"name": "ours", "mechanism": mechanism, "step_size": 0.1}],
     )
-    open_row = row_opener(NoiseKey.from_seed(at))
-    monkeypatch.setattr(Learner, "_open_row", lambda self, step: open_row(step))
+    key = NoiseKey.from_seed(at)
+    monkeypatch.setattr(Learner, "_row", lambda self, step, secret: Row(key.secret, step))
     with Learner(plan, tmp_path / "s.db", OneNumber()) as learner:
         assert (learner.grid, learner.noise_std) == (setting.grid, setting.noise_std)
         for r in range(at + 1):
             client = Sample(np.array([0.7 if r == at else 0.0]), 0.0)
             release = learner.learn_round(r, np.zeros(1), [(f"{r}", client)])
-    stream = setting.factorization.noise(std=setting.noise_std, dim=1, seed=at)
-    expected = sent(setting, setting.grid, 0.7, at, stream).message
+    noise = GridNoise(
+        setting.factorization.program, std=setting.noise_std, grid=setting.grid, dim=1
+    )
+    expected = sent(setting, setting.grid, 0.7, at, noise, key.secret).message
     np.testing.assert_array_equal(decode(release.payload).prefix, expected)
