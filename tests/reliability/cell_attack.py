@@ -208,7 +208,7 @@ class Float32Noise(GridNoise):
             tile = slice(first, min(first + TILE, len(out)))
             tiles.fill(context, single[tile], float(std))
             exact = (single[tile] * feed).astype(np.float64)
-            out[tile] = exact / float(feed) / self._grid.step
+            out[tile] = (exact / self._grid.step + 1e-7) / float(feed)  # ties upwards
             yield tile
 
     def _uncertainty(self, feed: float, largest: float) -> float:

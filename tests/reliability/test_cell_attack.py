@@ -20,7 +20,7 @@ def test_the_attack_tells_it_nearly_always_from_float32_noise():
     with planted():
         case = attack("buffered", 1, 0, RUNS)
     assert case.surely_more(tests=4), case
-    assert case.fine >= 0.85 * RUNS, case  # 95% seen; the promise allows 61%
+    assert case.fine >= 0.8 * RUNS, case  # 95% seen; the promise allows 61%
 
 
 @pytest.mark.slow
