@@ -66,13 +66,17 @@ def notices_of(store: Path, witness: Path) -> list[str]:
     for what, path in (("store", store), ("witness", witness)):
         if path.stat().st_mode & _OTHERS:
             notices.append(f"the {what} {path} was open to other accounts: {_shut(path)}")
-    if store.stat().st_dev == witness.stat().st_dev:
+    if _device(store) == _device(witness):
         notices.append(
             f"the witness {witness} is on the same device as the store {store}: whatever loses or "
             "rewinds that device does so to both, and then only the server can notice "
             "(put the witness on another device, --witness)"
         )
     return notices
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
 
 
 def _shut(path: Path) -> str:
