@@ -300,14 +300,14 @@ _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
 
 
 def _would_take(learner: Learner, name: str) -> bool:
-    spent = learner._spent(learner._ledger.keyed(name.encode()))
+    spent = learner._spent([learner._ledger.keyed(name.encode())])
     return bool(learner.clients_wanted) and not spent
 
 
 def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> None:
     """Break one promise on purpose (two others are broken in `_live` and `_obey`)."""
     if kind == "forget-clients":
-        learner._spent = lambda tag: False
+        learner._spent = lambda tags: False
     elif kind == "send-first":
         _send_first(learner, world, fate)
 
