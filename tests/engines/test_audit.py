@@ -229,7 +229,7 @@ def test_messages_on_a_federations_wire_are_audited_as_they_pass(tmp_path):
             return heard
 
     payloads, sizes = [], set()
-    daemon = Daemon(Learner(plan, tmp_path / "store.db", task), keys, Steps())
+    daemon = Daemon(Learner(plan, tmp_path / "store.db", task, create=True), keys, Steps())
     socket = tmp_path / "a.sock"
     threading.Thread(target=daemon.serve, args=(socket,), daemon=True).start()
     wait_for(socket.exists)

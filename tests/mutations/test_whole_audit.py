@@ -28,7 +28,7 @@ PLANTED = {
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{TERMS}.calibrate", halved)]),
     "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.NoiseStream", Late)]),
     "the same client twice": (
-        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)],
+        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)],
     ),
     "clipping off": (
         1, "no gradient explains",

@@ -77,6 +77,14 @@ def learner_command(
     witness: Annotated[
         Path | None, typer.Option(help="The ledger's witness, best on another device.")
     ] = None,
+    new_store: Annotated[
+        bool,
+        typer.Option(
+            "--new-store",
+            help="Begin a ledger if there is none: for the first start. Without it a missing "
+            "ledger is an error, since a disk may only not be mounted.",
+        ),
+    ] = False,
     desk: Annotated[
         str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
     ] = None,
@@ -86,11 +94,15 @@ def learner_command(
     """Learn beside the data: clients' records stay here, only noisy sums leave.
 
     Runs until it is stopped (Ctrl-C, SIGTERM), and may be killed at any time: started again it goes
-    on where its ledger stands. `veilstream ledger status STORE` shows where that is.
+    on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
+    start needs `--new-store`; on a ledger that exists it changes nothing.
     """
     from veilstream.engines.federation.service import LearnerService
     from veilstream.engines.plan import Plan
+    from veilstream.engines.process_secrecy import no_core_dumps, terse_tracebacks
 
+    no_core_dumps()
+    terse_tracebacks()
     if id_ is None and keys is None:
         raise InputError("--id", None, "a learner's name, or --keys", "try --id north")
     folder = keys or Path("keys/learners") / str(id_)
@@ -105,6 +117,7 @@ def learner_command(
     service = LearnerService(
         Plan.load(plan), folder, store or Path(f"{name}.db"), data,
         parse_address("--server", server), engine, witness, at, insecure,
+        new_store=new_store,
     )  # fmt: skip
     service.run(_say, stop, lambda r: _say(f"round {r}"))
 

@@ -110,7 +110,7 @@ def listen(
     unlike = 0
     with tempfile.TemporaryDirectory(prefix="veilstream-audit-") as folder:
         store = Path(folder) / "store.db"
-        learner = make(plan, store, task)
+        learner = make(plan, store, task, create=True)
         try:
             for r in range(terms.rounds if rounds is None else rounds):
                 learner.begin_round(r, server.x)

@@ -36,7 +36,7 @@ class Disposable(Learner):
     def __init__(self, plan: Plan, task: Task) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-")
         try:
-            super().__init__(plan, Path(self._folder.name) / "store.db", task)
+            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True)
         except BaseException:
             self._folder.cleanup()
             raise

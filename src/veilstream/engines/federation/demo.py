@@ -129,6 +129,7 @@ def _children(
             *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
             "--server", f"{host}:{port}", "--data", f"plan:{index}",
             "--store", str(folder / "learners" / name / "store.db"),
+            "--new-store",
         ]  # fmt: skip
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children

@@ -155,6 +155,8 @@ class LearnerService:
     desk: Address | None = None
     insecure: bool = False
     task: Task | None = None
+    new_store: bool = False
+    """Begin a store where there is none."""
 
     def run(
         self,
@@ -168,9 +170,13 @@ class LearnerService:
         source = open_source(self.data, self.plan)
         task = task_of(self.plan) if self.task is None else self.task
         with ExitStack() as stack:
-            learner = Learner(self.plan, self.store, task, witness=self.witness)
+            learner = Learner(
+                self.plan, self.store, task, witness=self.witness, create=self.new_store
+            )
             stack.callback(learner.close)
             say(str(learner.guarantee))
+            for notice in learner.notices:
+                say(f"warning: {notice}")
             daemon = Daemon(learner, keys, source, log=say)
             socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
             daemon.listen(socket)
