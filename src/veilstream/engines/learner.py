@@ -44,6 +44,7 @@ from veilstream.engines.terms import Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import moved, step_size
+from veilstream.learning.purity import check_pure
 from veilstream.learning.tasks import Sample, Task
 from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
@@ -100,6 +101,9 @@ class Learner:
         self._tau, self._rounds = terms.local_steps, terms.rounds
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
+        self._checked_pure = False
+        if hasattr(task, "host_gradient"):
+            self._check_pure()
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
@@ -176,6 +180,7 @@ class Learner:
                     "(a learner answers one model a round)"
                 )
             return
+        self._check_pure()
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
@@ -202,6 +207,7 @@ class Learner:
         admitted = self._admission.admitted(sample)
         if admitted is None:
             return Answer.REFUSED
+        self._check_pure()
         with self._whole_or_broken():
             self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tag)
         return Answer.TAKEN
@@ -333,6 +339,12 @@ class Learner:
         self._write("pin", body, keep={"x": model.tobytes(), **seeds})
         reached("pinned")
         self._pinned, self._z, self._model = digest, Hidden(model), model
+
+    def _check_pure(self) -> None:
+        """Once a process; with JAX only when a gradient is needed, so that a restart is quick."""
+        if not self._checked_pure:
+            check_pure(self._task, self._gradient)
+            self._checked_pure = True
 
     def _raw_gradient(self, sample: Sample) -> RawGradient:
         """Never raises: what cannot be used becomes zero, and uses up its step."""

@@ -57,8 +57,8 @@ def run(
     ``task`` and ``stream`` are a model and data of your own, for plans with `learning.task` or
     `data.kind` = "custom". ``processes`` spreads seeds over that many processes.
 
-    A simulation: its noise comes from seeds and protects no one. Each guarantee in the folder is what
-    a deployed learner with these settings would give, and stands beside ``"simulated": true``.
+    A simulation: its noise comes from seeds and protects no one. Each guarantee in the folder is
+    what a deployed learner with these settings would give, beside ``"simulated": true``.
 
     Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
     ``resume=True`` goes on to the same numbers.
