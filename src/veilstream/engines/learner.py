@@ -40,7 +40,7 @@ from veilstream.engines.server_says import (
     checked_model,
     checked_round,
 )
-from veilstream.engines.terms import Terms, differences
+from veilstream.engines.terms import NOISE_LAW, Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import moved, step_size
@@ -96,7 +96,7 @@ class Learner:
     ) -> None:
         self._plan, self._task = plan, task
         self._admission = Admission.of(task)
-        self._terms = terms = Terms.of(plan, task.dim)
+        self._terms = terms = Terms.of(plan, task.dim, task)
         self._method, self._mechanism = terms.method, terms.mechanism
         self._tau, self._rounds = terms.local_steps, terms.rounds
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
@@ -537,10 +537,17 @@ class Learner:
 
     def _check_settings(self, stored: dict[str, Any]) -> None:
         changed = differences(self.settings, stored)
-        if changed:
-            then = {key: stored.get(key) for key in changed}
+        if "noise_law" in changed:
             raise InputError(
-                "plan", {key: self.settings.get(key) for key in changed},
+                "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
+                f"one under {NOISE_LAW!r}, which this version runs",
+                "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
+                "clients; or go on with the version that began it",
+            )  # fmt: skip
+        if changed:
+            then = {key: stored for key, (_, stored) in changed.items()}
+            raise InputError(
+                "plan", {key: ours for key, (ours, _) in changed.items()},
                 f"what this store was begun with: {then}",
                 "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
                 "another plan",

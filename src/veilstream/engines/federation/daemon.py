@@ -22,7 +22,7 @@ from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.federation.sources import Source
 from veilstream.engines.learner import Answer, Learner
 from veilstream.engines.release import Release
-from veilstream.engines.terms import both_sides, differences
+from veilstream.engines.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.learning.tasks import Sample
 
@@ -82,7 +82,7 @@ class Daemon:
             both = both_sides(unlike)
             raise ProtocolError(
                 f"server and learner {self._keys.name!r} have different plans ({both})",
-                "use one plan on both sides",
+                SAME_TERMS,
             )
         self._learner.join(request.run)
         facts = {

@@ -119,7 +119,9 @@ class ServerService:
         keys = ServerKeys.load(self.keys)
         task = task_of(self.plan) if self.task is None else self.task
         x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
-        coordinator = Coordinator(self.plan, x0, keys, self.folder, engine=self.engine, watch=watch)
+        coordinator = Coordinator(
+            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
+        )
         say(str(coordinator.terms.guarantee))
         with ExitStack() as stack:
             if self.publish is not None:
