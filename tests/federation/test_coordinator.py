@@ -460,11 +460,13 @@ def test_an_unknown_learner_and_a_forged_one_are_refused(tmp_path):
 
 
 def run_for(coordinator, carrier, seconds: float) -> None:
-    going = threading.Thread(target=coordinator.go, args=(carrier,), daemon=True)
-    going.start()
-    going.join(seconds)
-    if going.is_alive():
-        raise TimeoutError
+    until = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() > until:
+            raise TimeoutError
+
+    coordinator.go(carrier, look=look)
 
 
 def test_a_replayed_reply_is_refused(world):
