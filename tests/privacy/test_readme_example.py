@@ -2,7 +2,7 @@
 
 Each coordinate of the client's gradient is +v or -v, and the attacker, who knows all else, guesses
 which from that coordinate of one release alone. v is so small against the noise that the Gaussian
-itself allows 0.3% more than a coin. What floats give away is another matter: with the example of
+itself allows 0.2% more than a coin. What floats give away is another matter: with the example of
 0.3.0 (float64 gradient + float32 noise) every guess is right, and the same attacks find that here.
 
 The noise is the operating system's, so no seed can be fixed. An honest release falls outside 500 ±
