@@ -268,6 +268,21 @@ def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
         assert learner.clients_wanted == TAU  # no client spans two epochs
 
 
+def test_an_epoch_under_another_law_of_noise_is_not_continued(tmp_path, monkeypatch):
+    """As a store of an earlier version: its state would meet other noise than it was promised."""
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        run_round(learner, 0)
+        sealed = learner.finish_round()
+    with monkeypatch.context() as patch:
+        patch.setattr("veilstream.engines.terms.NOISE_LAW", "another")
+        patch.setattr("veilstream.engines.learner.NOISE_LAW", "another")
+        with pytest.raises(InputError, match=r"noise law .*'another'.*ledger epoch --abandon"):
+            Learner(plan_of(), store, Still())
+    with Learner(plan_of(), store, Still()) as learner:
+        assert learner.finish_round() == sealed
+
+
 def test_an_epoch_that_was_asked_for_begins_with_the_next_start_and_another_plan(tmp_path):
     store = tmp_path / "s.db"
     with Learner(plan_of("tree"), store, Still(), create=True) as learner:

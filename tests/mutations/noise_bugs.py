@@ -156,7 +156,7 @@ def clamped_past_the_horizon() -> Finding:
         stream.step()
     longer = dataclasses.replace(terms, rounds=17)
     with (
-        patch.object(Terms, "of", classmethod(lambda cls, plan, dim: longer)),
+        patch.object(Terms, "of", classmethod(lambda cls, plan, dim, task=None: longer)),
         patch.object(learner_module, "NoiseStream", Clamped),
     ):
         transcript = listen(plan, longer, rounds=17)

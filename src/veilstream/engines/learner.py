@@ -40,10 +40,11 @@ from veilstream.engines.server_says import (
     checked_model,
     checked_round,
 )
-from veilstream.engines.terms import Terms, differences
+from veilstream.engines.terms import NOISE_LAW, Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import moved, step_size
+from veilstream.learning.purity import check_pure
 from veilstream.learning.tasks import Sample, Task
 from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
@@ -101,11 +102,14 @@ class Learner:
         no_core_dumps()
         self._plan, self._task = plan, task
         self._admission = Admission.of(task)
-        self._terms = terms = Terms.of(plan, task.dim)
+        self._terms = terms = Terms.of(plan, task.dim, task)
         self._method, self._mechanism = terms.method, terms.mechanism
         self._tau, self._rounds = terms.local_steps, terms.rounds
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
+        self._checked_pure = False
+        if hasattr(task, "host_gradient"):
+            self._check_pure()
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
@@ -188,6 +192,7 @@ class Learner:
                     "(a learner answers one model a round)"
                 )
             return
+        self._check_pure()
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
@@ -216,6 +221,7 @@ class Learner:
         admitted = self._admission.admitted(sample)
         if admitted is None:
             return Answer.REFUSED
+        self._check_pure()
         with self._whole_or_broken():
             self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tags[0])
         return Answer.TAKEN
@@ -350,6 +356,12 @@ class Learner:
         self._write("pin", body, keep={"x": model.tobytes()})
         reached("pinned")
         self._pinned, self._z, self._model = digest, Hidden(model), model
+
+    def _check_pure(self) -> None:
+        """Once a process; with JAX only when a gradient is needed, so that a restart is quick."""
+        if not self._checked_pure:
+            check_pure(self._task, self._gradient)
+            self._checked_pure = True
 
     def _raw_gradient(self, sample: Sample) -> RawGradient:
         """Never raises: what cannot be used becomes zero, and uses up its step."""
@@ -517,10 +529,17 @@ class Learner:
 
     def _check_settings(self, stored: dict[str, Any]) -> None:
         changed = differences(self.settings, stored)
-        if changed:
-            then = {key: stored.get(key) for key in changed}
+        if "noise_law" in changed:
             raise InputError(
-                "plan", {key: self.settings.get(key) for key in changed},
+                "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
+                f"one under {NOISE_LAW!r}, which this version runs",
+                "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
+                "clients; or go on with the version that began it",
+            )  # fmt: skip
+        if changed:
+            then = {key: stored for key, (_, stored) in changed.items()}
+            raise InputError(
+                "plan", {key: ours for key, (ours, _) in changed.items()},
                 f"what this store was begun with: {then}",
                 "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
                 "another plan",
