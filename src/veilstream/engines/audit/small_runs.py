@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from veilstream.engines.audit.transcript import Transcript, law_of_terms
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.terms import Terms
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Sample
 from veilstream.privacy.audit.check import Check
 from veilstream.privacy.audit.coordinates import whitened
 from veilstream.privacy.audit.pairs import all_pairs
@@ -45,7 +46,7 @@ def listen_epochs(
     *,
     epochs: int = _EPOCHS,
     seed: int = 0,
-    make: Callable[[Plan, Task], Learner] = Disposable,
+    make: Callable[[Plan, Any], Learner] = Disposable,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Transcript]:
     """One learner with new clients in each of some epochs; a transcript for each."""
@@ -76,7 +77,7 @@ def small_checks(
     terms: Terms,
     *,
     learners: int | None = None,
-    make: Callable[[Plan, Task], Learner] = Disposable,
+    make: Callable[[Plan, Any], Learner] = Disposable,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Check]:
     """All pairs of coordinates, every epoch against the first, every step against every other."""

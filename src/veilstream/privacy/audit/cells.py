@@ -1,4 +1,4 @@
-"""Are the whole numbers that leave a learner distributed as the rounded Gaussian, cell by cell?
+"""Cell by cell: are the numbers that leave a learner distributed as the rounded Gaussian is.
 
 One coordinate of message s is round(x), x ~ N(0, σ²), σ = V·‖b_s‖ in units of the grid. So cell c
 has the probability p_c = Φ((c + ½)/σ) - Φ((c - ½)/σ). Let q_c be what the code really gives it. An
@@ -16,12 +16,11 @@ cumulant of N·U is Σ_c (8 + 4/(N·p_c)) to first order (Charlier polynomials);
 three moments gives p-values. (Pearson's statistic would add the noise of Σ n_c/p_c, which for
 narrow cells is larger than all the rest.) No fault has to be guessed: every cell has its own term.
 
-Cells are looked at one by one, for lattices and other fine structure; c and -c together, since a
-floating-point lattice is the same on both sides and half as many cells make half the variance;
-pooled by 16, 256 and 4096, for smooth deviations; and by their remainder modulo 256, for patterns
-in the low bits.
-Beyond four standard deviations, and where fewer than `_RARE` draws are expected in a cell, cells
-are pooled: the far tail is not tested here.
+Cells are looked at one by one, for lattices and other fine structure; c and -c together, since what
+is the same on both sides shows twice as well in half as many cells; pooled by 16, 256 and 4096, for
+smooth deviations; and by their remainder modulo 256, for patterns in the low bits. Beyond three
+standard deviations (four for pooled cells), and where fewer than `_RARE` draws are expected in a
+cell, cells are pooled: the far tail is not tested here.
 """
 
 from __future__ import annotations
@@ -45,9 +44,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _WIDE = 4.0  # standard deviations on either side
+_FINE = 3.0  # the same for cells one by one: fewer of them make a sharper test
 _RARE = 0.01  # expected draws below which a cell is pooled: keeps the statistic's tail light
 _NARROW = 1e-3  # cells this narrow (in standard deviations) are worked out from the density
-_POOLED = (1, 16, 256, 4096)
+_POOLED = (16, 256, 4096)
 _REMAINDERS = 256
 _MOST_CELLS = 1 << 25
 
@@ -146,12 +146,12 @@ class CellFit:
 
     @property
     def eta_squared(self) -> float:
-        """Of cells, c and -c together."""
+        """Of single cells."""
         return self.scales[0].eta_squared
 
     @property
     def standard_error(self) -> float:
-        """Of the same, if the law is the claimed one."""
+        """Of single cells, if the law is the claimed one."""
         return self.scales[0].standard_error
 
     @property
@@ -181,28 +181,28 @@ def cell_fit(seen: CellCounts) -> CellFit:
         raise InputError("draws", draws, "at least 1000", "fewer say nothing about cells")
     inner, counts = seen.law.probabilities[1:-1], seen.counts[1:-1]
     scales = []
-    either = _scale("cells of either sign", _folded(inner), _folded(counts), draws)
-    if either is not None:
-        scales.append(either)
+    out = seen.law.half - math.ceil(_FINE * seen.law.std)
+    fine, fine_counts = inner[out : len(inner) - out], counts[out : len(inner) - out]
+    scales = [
+        _scale("single cells", fine, fine_counts, draws),
+        _scale("cells of either sign", _folded(fine), _folded(fine_counts), draws),
+    ]
     for pool in _POOLED:
         if len(inner) // pool < 8:
             break
         starts = np.arange(0, len(inner), pool)
         p, n = np.add.reduceat(inner, starts), np.add.reduceat(counts, starts)
-        scale = _scale("single cells" if pool == 1 else f"cells by {pool}", p, n, draws)
-        if scale is not None:
-            scales.append(scale)
+        scales.append(_scale(f"cells by {pool}", p, n, draws))
     if len(inner) >= 4 * _REMAINDERS:
         rest = np.arange(len(inner)) % _REMAINDERS
         p = np.bincount(rest, weights=inner)
         n = np.bincount(rest, weights=counts).astype(np.int64)
         inside = int(n.sum())
-        even = _scale(f"remainders of {_REMAINDERS}", p / p.sum(), n, inside)
-        if even is not None:
-            scales.append(even)
-    if not scales:
+        scales.append(_scale(f"remainders of {_REMAINDERS}", p / p.sum(), n, inside))
+    usable = tuple(scale for scale in scales if scale is not None)
+    if not usable:
         raise InputError("draws", draws, f"more, for std = {seen.law.std:g} units", "draw more")
-    return CellFit(draws, seen.law.std, tuple(scales))
+    return CellFit(draws, seen.law.std, usable)
 
 
 def _folded(values: Any) -> Any:
@@ -243,12 +243,12 @@ def _two_sided(z: float, skewness: float) -> float:
 def power(
     draws: float, eta_squared: float, *, std: float, level: float = FALSE_ALARMS / 100
 ) -> float:
-    """Probability that an error of the cells with this η², alike on both sides, raises an alarm.
+    """Probability that single cells with this η² raise an alarm.
 
-    U has mean η² and variance 2·K/N² + about 4·η²/N, with K = 4·σ cells. ``level`` is the alarm's:
+    U has mean η² and variance 2·K/N² + about 4·η²/N, with K = 6·σ cells. ``level`` is the alarm's:
     an audit has up to twenty checks, and this one looks in six ways.
     """
-    error = math.sqrt(2.0 * _WIDE * std) / draws
+    error = math.sqrt(4.0 * _FINE * std) / draws
     spread = math.sqrt(error**2 + 4.0 * eta_squared / draws)
     needed = -float(ndtri(0.5 * level)) * error
     return float(ndtr((eta_squared - needed) / spread))

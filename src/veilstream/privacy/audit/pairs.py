@@ -86,9 +86,7 @@ def lags(white: Floats) -> Check:
         return Check("coordinates at telling distances", 1.0, "too few rounds to tell", _SHARED)
     worst, words = min(found)
     p = min(1.0, tests * worst)
-    return Check(
-        "coordinates at telling distances", p, f"{tests} tests: {words}", _SHARED
-    )
+    return Check("coordinates at telling distances", p, f"{tests} tests: {words}", _SHARED)
 
 
 def duplicates(units: Integers, law: Law, *, grid: float, steps: int) -> Check:
