@@ -40,7 +40,7 @@ def all_pairs(white: Floats) -> Check:
     """Judge (n, d) whitened residuals: n rounds, of one learner or of several, d coordinates."""
     n, d = white.shape
     lengths = np.sqrt((white**2).sum(axis=0))
-    gram = (white.T @ white) / np.outer(lengths, lengths).clip(min=1e-300)
+    gram = (white.T @ white) / np.outer(lengths, lengths).clip(min=1e-150)
     np.fill_diagonal(gram, 0.0)
     worst = np.unravel_index(int(np.argmax(np.abs(gram))), gram.shape)
     pairs = d * (d - 1) // 2
@@ -66,7 +66,7 @@ def telling_lags(d: int) -> tuple[int, ...]:
 def lags(white: Floats) -> Check:
     """Judge the (R, d) whitened residuals of one run at every telling distance."""
     rounds, d = white.shape
-    lengths = np.sqrt((white**2).sum(axis=0)).clip(min=1e-300)
+    lengths = np.sqrt((white**2).sum(axis=0)).clip(min=1e-150)
     found: list[tuple[float, str]] = []
     tests = 0
     for lag in telling_lags(d):
@@ -106,7 +106,8 @@ def duplicates(units: Integers, law: Law, *, grid: float, steps: int) -> Check:
     if pairs is None:
         figure, p = f"{d:,} coordinates crowd together: too few rounds to tell", 1.0
     elif len(pairs):
-        figure = f"{len(pairs)} pairs agree in all {rounds} messages, first {tuple(pairs[0])}"
+        one, other = pairs[0]
+        figure = f"{len(pairs)} agree in all {rounds} messages, first {one} and {other}"
         p = chance
     else:
         figure, p = f"none of {d * (d - 1) // 2:,} pairs agree in {rounds} messages", 1.0
