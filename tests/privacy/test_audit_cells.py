@@ -1,4 +1,4 @@
-"""Cells, coordinates, pairs, repeats and seeds: levels on ideal noise, power against planted faults.
+"""Cells, coordinates, pairs, repeats, seeds: levels on ideal noise, power against planted faults.
 
 Seeds are fixed, so a test that passes always passes; each says how often it would fail if seeds
 were drawn and the code correct.

@@ -81,7 +81,7 @@ def save(study: Study, folder: Path, counts: dict[int, CellCounts]) -> None:
         path = study.path(folder, message)
         half_done = path.with_suffix(".part.npz")
         np.savez(half_done, std=seen.law.std, counts=seen.counts)
-        os.replace(half_done, path)
+        half_done.replace(path)
 
 
 def run(

@@ -19,8 +19,8 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         assert again[message].draws == 9000
         assert (again[message].counts >= first[message].counts).all()
         np.testing.assert_array_equal(load(study, tmp_path)[message].counts, again[message].counts)
+    np.savez(study.path(tmp_path, 0), std=1.0, counts=np.zeros(3))
     with pytest.raises(SystemExit, match="another law"):
-        np.savez(study.path(tmp_path, 0), std=1.0, counts=np.zeros(3))
         load(study, tmp_path)
 
 

@@ -9,9 +9,12 @@ other sampler can be judged by the same function (`count_cells`).
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,7 @@ pattern; `veilstream.privacy.audit.cells.power` says how surely."""
 DIM = 1 << 20
 _CHUNK = 1 << 22
 _MOST_WORKERS = 4
+_ROOM = 4 << 30  # bytes
 
 
 class Silent:
@@ -89,13 +93,15 @@ def learner_cells(
     messages: Sequence[int] | None = None,
     dim: int = DIM,
     workers: int | None = None,
-    make: Callable[[Plan, Any], Learner] = Disposable,
+    make: Callable[[Plan, Any], Learner] | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[int, CellCounts]:
     """Counts of some messages (from 0; the first and the tenth), at least ``draws`` of each.
 
-    Learners run in ``workers`` threads, each with a store of its own.
+    Learners run in ``workers`` threads, each with a store of its own, in memory where there is
+    room: what is written is only thrown away.
     """
+    make = partial(Disposable, parent=_memory()) if make is None else make
     wanted = sorted({0, later_message(terms.rounds)} if messages is None else set(messages))
     if draws < 1 or not wanted or not 0 <= wanted[0] <= wanted[-1] < terms.rounds:
         raise InputError("messages", wanted, f"from 0 to {terms.rounds - 1}", "and draws > 0")
@@ -117,6 +123,14 @@ def learner_cells(
         for _ in pool.map(run, range(runs)):
             pass
     return counts
+
+
+def _memory() -> Path | None:
+    """A file system in memory with room for some stores, if there is one."""
+    folder = Path("/dev/shm")
+    if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < _ROOM:
+        return None
+    return folder
 
 
 def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tuple[int, Integers]]:

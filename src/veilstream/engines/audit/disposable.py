@@ -31,10 +31,13 @@ __all__ = ["Apart", "Disposable", "Twin"]
 
 
 class Disposable(Learner):
-    """A learner whose store is made for it and goes with it."""
+    """A learner whose store is made for it and goes with it.
 
-    def __init__(self, plan: Plan, task: Task) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-")
+    ``parent`` is where its folder is made, if not where temporary files are.
+    """
+
+    def __init__(self, plan: Plan, task: Task, parent: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
         try:
             super().__init__(plan, Path(self._folder.name) / "store.db", task)
         except BaseException:
