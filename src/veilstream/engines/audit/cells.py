@@ -101,7 +101,8 @@ def learner_cells(
     Learners run in ``workers`` threads, each with a store of its own, in memory where there is
     room: what is written is only thrown away.
     """
-    make = partial(Disposable, parent=_memory()) if make is None else make
+    made: Callable[[Plan, Any], Learner] = partial(Disposable, parent=_memory())
+    made = made if make is None else make
     wanted = sorted({0, later_message(terms.rounds)} if messages is None else set(messages))
     if draws < 1 or not wanted or not 0 <= wanted[0] <= wanted[-1] < terms.rounds:
         raise InputError("messages", wanted, f"from 0 to {terms.rounds - 1}", "and draws > 0")
@@ -111,7 +112,7 @@ def learner_cells(
     runs = -(-draws // dim)
 
     def run(_: int) -> None:
-        with make(plan, Silent(dim)) as learner:
+        with made(plan, Silent(dim)) as learner:
             for message, cells in _messages(learner, terms, wanted):
                 with one_at_a_time:
                     counts[message].add(cells)
