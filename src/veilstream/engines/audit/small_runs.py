@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.engines.audit.deployed import Unkind
-from veilstream.engines.audit.disposable import Disposable
+from veilstream.engines.audit.disposable import in_memory
 from veilstream.engines.audit.transcript import Transcript, law_of_terms
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
@@ -46,7 +46,7 @@ def listen_epochs(
     *,
     epochs: int = _EPOCHS,
     seed: int = 0,
-    make: Callable[[Plan, Any], Learner] = Disposable,
+    make: Callable[[Plan, Any], Learner] = in_memory,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Transcript]:
     """One learner with new clients in each of some epochs; a transcript for each."""
@@ -77,7 +77,7 @@ def small_checks(
     terms: Terms,
     *,
     learners: int | None = None,
-    make: Callable[[Plan, Any], Learner] = Disposable,
+    make: Callable[[Plan, Any], Learner] = in_memory,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Check]:
     """All pairs of coordinates, every epoch against the first, every step against every other."""
