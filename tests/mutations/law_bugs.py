@@ -36,7 +36,7 @@ def without_noise(*coordinates: int):
 
     def planted(gradient, units):
         units = units.copy()
-        units[list(coordinates)] = 0
+        units[[k for k in coordinates if k < len(units)]] = 0
         return add_noise(gradient, units)
 
     return patch.object(learner_module, "add_noise", planted)
@@ -47,20 +47,27 @@ def sharing(first: int, second: int, sign: int = 1):
 
     def planted(gradient, units):
         units = units.copy()
-        units[second] = sign * units[first]
+        if max(first, second) < len(units):
+            units[second] = sign * units[first]
         return add_noise(gradient, units)
 
     return patch.object(learner_module, "add_noise", planted)
+
+
+_SECRET = secrets.token_bytes(32)
+
+
+def _planted_row(learner: Learner, epoch: bytes, step: int):
+    """A row of noise that a store gives again after a restart."""
+    store = str(learner._ledger.path).encode()
+    return row_opener(NoiseKey(hashlib.sha256(_SECRET + store + epoch).digest()))(step)
 
 
 def every_epoch_alike():
     """Seeds derived from a secret of the store and the step, the epoch left out."""
 
     def derived(self, step):
-        if not hasattr(self, "_planted_secret"):
-            self._planted_secret = secrets.token_bytes(32)
-        own = hashlib.sha256(self._planted_secret + step.to_bytes(8, "big")).digest()
-        return row_opener(NoiseKey(own))(step)
+        return _planted_row(self, b"", step)
 
     return patch.object(Learner, "_open_row", derived)
 
@@ -68,12 +75,15 @@ def every_epoch_alike():
 def _float32_step(self, gradient, tag):
     """A step as in 0.3.0: float32 normals, multiplied in float32, their sum rounded to the grid."""
     step = self._round * self._tau + self._taken
-    if step == 0:
+    if step == 0 or not hasattr(self, "_planted"):
+        epoch = b"%d" % self._epoch
         self._planted = NoiseStream(
             self._mechanism.program, std=self.noise_std, dim=self._task.dim, private=True,
-            open_row=lambda step: row_opener(NoiseKey.from_operating_system())(step),
+            open_row=lambda step: _planted_row(self, epoch, step),
         )  # fmt: skip
         self._planted_prefix = np.zeros(self._task.dim)
+    while self._planted.position < step:  # after a restart
+        self._planted_prefix = self._planted_prefix + self._planted.step()
     before = self.grid.noise(self._planted_prefix)
     self._planted_prefix = self._planted_prefix + self._planted.step()
     noisy = add_noise(gradient, self.grid.noise(self._planted_prefix) - before)

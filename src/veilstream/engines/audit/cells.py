@@ -33,7 +33,7 @@ Integers = NDArray[np.int64]
 Draw = Callable[[int], Integers]
 
 DRAWS = 100_000_000
-"""Of each message, by default: finds an error of 1.2% in every cell (η² = 1.5e-4) without knowing its
+"""Of each message, by default: finds an error of 1.2% in every cell (η² = 1.5e-4), whatever its
 pattern; `veilstream.privacy.audit.cells.power` says how surely."""
 DIM = 1 << 20
 _CHUNK = 1 << 22

@@ -60,11 +60,16 @@ class CellLaw:
     """In units of the grid."""
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.std <= _MOST_CELLS / (2.0 * _WIDE):
+        if not self.covers(self.std):
             raise InputError(
                 "std", self.std, f"1 to {_MOST_CELLS / (2.0 * _WIDE):g} units of the grid",
                 "look at an earlier message",
             )  # fmt: skip
+
+    @staticmethod
+    def covers(std: float) -> bool:
+        """Whether cells of this law can be looked at: not too few, and not too many to count."""
+        return 1.0 <= std <= _MOST_CELLS / (2.0 * _WIDE)
 
     @property
     def half(self) -> int:
