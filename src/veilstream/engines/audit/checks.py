@@ -87,7 +87,7 @@ def cell_checks(
                     1.0,
                     f"NOT LOOKED AT: their standard deviation is {std:.3g} units of the grid",
                     "",
-                )  # fmt: skip
+                )
             )
     if not messages:
         return checks
