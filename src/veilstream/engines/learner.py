@@ -59,6 +59,7 @@ from veilstream.privacy.hidden import (
     add_noise,
     clip_onto_grid,
 )
+from veilstream.privacy.seeds import check_generator_once, checked_seed
 
 __all__ = ["Answer", "Learner"]
 
@@ -110,6 +111,7 @@ class Learner:
         self._checked_pure = False
         if hasattr(task, "host_gradient"):
             self._check_pure()
+        check_generator_once(fresh_secret)
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
@@ -378,7 +380,7 @@ class Learner:
 
     def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
         step = self._round * self._tau + self._taken
-        secret = fresh_secret()
+        secret = checked_seed(fresh_secret())
         noisy = add_noise(gradient, self._noise.step(self._row(step, secret)))
         reached("step-computed")
         self._write(
