@@ -12,12 +12,12 @@ from tests.mutations.data_bugs import fine, unclipped
 from tests.mutations.findings import plan_of
 from tests.mutations.law_bugs import (
     every_epoch_alike,
-    float32_products,
     sharing,
     weak_seeds,
     without_noise,
 )
 from tests.mutations.noise_bugs import Late, halved, raw_step, redrawn, renoised
+from tests.reliability.cell_attack import planted
 from veilstream.engines.audit import audit
 from veilstream.engines.learner import Learner
 from veilstream.privacy import grid, hidden
@@ -79,7 +79,7 @@ def test_the_audit_says_what_is_wrong(bug, tmp_path):
 
 
 def test_the_audit_sees_float32_under_the_grid():
-    with float32_products():
+    with planted():
         report = audit(plan_of("buffered", rounds=64), runs=1000, coordinates=3000, draws=2_000_000)
     assert any("lattice of float32" in alarm for alarm in report.alarms), report.alarms
 

@@ -107,7 +107,7 @@ def cell_checks(
 def seed_check() -> Check:
     """Of the function that a deployed learner draws its seeds with."""
     draws = 1 << 14
-    repeats, uniform = generator_p(learner_module.fresh_secret, draws)
+    repeats, uniform = generator_p(vars(learner_module)["fresh_secret"], draws)
     return Check(
         "seeds", 0.0 if repeats else uniform, f"{repeats} of {draws:,} came twice",
         "seeds are drawn from too few, or are not uniform",
