@@ -119,7 +119,7 @@ def be_daemon(asked: argparse.Namespace) -> None:
     """What `daemon_process` starts."""
     plan = plan_of(asked.learners, asked.rounds + 3)
     keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
-    learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim))
+    learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
     Daemon(learner, keys, Endless()).serve(asked.socket)
 
 

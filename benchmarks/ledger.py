@@ -32,7 +32,7 @@ TAU, STEPS = 4, 6000
 class NoLedger:
     """The same interface, remembering in memory only: what a round costs by itself."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.chain = Chain()
         self.blobs: dict[str, bytes] = {}
 
@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as where:
         directory = Path(where)
         store = directory / "store.db"
-        kept, bare = Learner(plan, store, task), Bare(plan, store, task)
+        kept, bare = Learner(plan, store, task, create=True), Bare(plan, store, task, create=True)
         times: dict[str, list[tuple[float, float]]] = {"kept": [], "bare": []}
         syncs = []
         # A pin, four steps, a message: each is written to the log and then witnessed.
@@ -153,7 +153,7 @@ def report(times: dict[str, list[tuple[float, float]]], syncs: list[float]) -> N
 
 def restart(plan: Plan, store: Path, task: Cnn) -> None:
     wall = time.perf_counter()
-    with Learner(plan, store, task) as learner:
+    with Learner(plan, store, task, create=True) as learner:
         print(f"Restart           {time.perf_counter() - wall:.2f} s at round {learner.round}")
 
 
@@ -169,11 +169,11 @@ def full_horizon(mechanism: str, where: Path | None) -> None:
     client = Sample(np.zeros(784, np.float32), 0)
     with tempfile.TemporaryDirectory(dir=where) as directory:
         store = Path(directory) / "store.db"
-        with Learner(plan, store, task) as learner:
+        with Learner(plan, store, task, create=True) as learner:
             for r in range(plan.learning.rounds - 1):
                 learner.learn_round(r, x, ((f"{r}/{t}", client) for t in range(TAU)))
         wall = time.perf_counter()
-        with Learner(plan, store, task):
+        with Learner(plan, store, task, create=True):
             print(f"Restart at the end of T = {STEPS}: {time.perf_counter() - wall:.2f} s, "
                   f"store {store.stat().st_size / 2**20:.1f} MiB")  # fmt: skip
 

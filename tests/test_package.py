@@ -82,7 +82,7 @@ def test_documented_code_runs(page, tmp_path, monkeypatch):
 
 
 def test_changelog_and_version_agree():
-    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == vs.__version__
 

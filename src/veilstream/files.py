@@ -22,7 +22,8 @@ def write_file(path: Path, content: str | bytes, *, partial: str | None = None) 
         handle, other = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)
     else:
         other = str(path.parent / partial)
-        handle = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(other, how, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

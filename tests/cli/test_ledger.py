@@ -14,7 +14,7 @@ from veilstream.engines.learner import Learner
 @pytest.fixture
 def store(tmp_path):
     path = tmp_path / "s.db"
-    with Learner(plan_of(), path, Still()) as learner:
+    with Learner(plan_of(), path, Still(), create=True) as learner:
         release = run_round(learner, 0)
         learner.begin_round(1, model(1), acknowledged=(0, release.hash))
         learner.observe("someone", client(1, 0))
@@ -38,7 +38,7 @@ def test_status_and_verify_say_where_a_learner_stands(store):
 def test_status_may_be_asked_while_the_learner_runs(store):
     import os
 
-    with Learner(plan_of(), store, Still()):
+    with Learner(plan_of(), store, Still(), create=True):
         done = veilstream("ledger", "verify", str(store), "--json")
         assert json.loads(done.stdout)["holder"] == str(os.getpid())
         done = veilstream("ledger", "epoch", str(store), "--abandon")
@@ -79,6 +79,6 @@ def test_a_lost_witness_is_named_and_renewed_on_demand(store):
     assert "--renew-witness" in done.stderr
     done = veilstream("ledger", "verify", str(store), "--renew-witness")
     assert done.returncode == 0, done.stderr
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         assert learner.round == 1
         assert learner._task.dim == D

@@ -24,6 +24,7 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
     assert "free: nothing (noise-free)" in done.stderr
     assert "tree: (2, 0.001)-local differential privacy" in done.stderr
     assert "average loss" in done.stdout
+    assert "protects (simulated)" in done.stdout
     assert (tmp_path / "out" / "learning.png").exists()
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 8
     again = veilstream("run", str(plan), "--out", str(tmp_path / "out"))

@@ -21,11 +21,15 @@ import pytest
 from tests.mutations.findings import both, plan_of
 from veilstream.engines.audit import audit
 from veilstream.engines.audit.canary import Canary, canary_runs
+from veilstream.engines.audit.cells import count_cells, learner_cells
+from veilstream.engines.audit.checks import cell_checks, run_checks, seed_check
 from veilstream.engines.audit.deployed import Unkind, listen
 from veilstream.engines.audit.disposable import Apart, Twin
+from veilstream.engines.audit.federated import federation_checks, listen_to_federation
 from veilstream.engines.audit.report import AuditReport, auditable
 from veilstream.engines.audit.simulated import simulated_many_run, simulated_one_run
-from veilstream.engines.audit.transcript import Transcript, law_of_terms
+from veilstream.engines.audit.small_runs import small_checks
+from veilstream.engines.audit.transcript import law_of_terms
 from veilstream.engines.audit.twins import twin_runs
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
@@ -36,6 +40,8 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.audit import one_run
+from veilstream.privacy.audit.cells import cell_fit
+from veilstream.privacy.audit.check import alarming
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.guarantee import Neighbours
 from veilstream.privacy.hidden import RawGradient, clip_onto_grid
@@ -191,57 +197,55 @@ def test_many_canaries_in_the_simulation():
     assert 0.7 * found.expected < found.mu_lower < found.expected
 
 
-def test_messages_on_a_federations_wire_are_audited_as_they_pass(tmp_path):
-    import threading
+@pytest.mark.parametrize("tau", [1, 2])
+def test_messages_on_a_federations_wire_are_audited_as_they_pass(tau):
+    plan, terms = both(600, "buffered", rounds=6, local_steps=tau)
+    for transcript in listen_to_federation(plan, terms).values():
+        assert not one_run(transcript.residuals, law_of_terms(terms)).alarm
+        assert transcript.prefixes.shape == (6, 600)
+        assert set(transcript.sizes) == {HEADER_BYTES + 8 * 600}
+        assert transcript.repeats_unlike == 0
+    assert not alarming(federation_checks(plan, terms))
 
-    from tests.federation.world import wait_for
-    from veilstream.engines.federation.coordinator import Coordinator
-    from veilstream.engines.federation.daemon import Daemon
-    from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
-    from veilstream.engines.federation.loopback import Loopback
-    from veilstream.engines.federation.messages import Reply
 
-    plan, terms = both(600, "buffered", rounds=6, local_steps=2)
-    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
-    keys = LearnerKeys.load(tmp_path / "keys/learners/a")
-    task, known = Unkind(terms), []
+@pytest.mark.parametrize("tau", [1, 4])
+def test_small_learners_and_single_coordinates_raise_no_alarm(tau):
+    plan, terms = both(128, "banded", rounds=8, local_steps=tau)
+    checks = small_checks(plan, terms, learners=3)
+    large = dataclasses.replace(terms, dim=5000)
+    checks += run_checks(listen(plan, large, restarts={3}), large, law_of_terms(large))
+    assert not alarming([*checks, seed_check()])
 
-    class Steps:
-        """Unkind clients, one a step."""
 
-        def serve(self, round_, observe, wanted):
-            for t in range(2):
-                step = 2 * round_ + t
-                observe(f"{step}", Sample(np.zeros((), np.float32), float(step)))
-            known.append(task.known)
+def test_cells_are_read_from_the_bytes_of_learners():
+    """`independent` has feed 1: its cells are a Gaussian's. Six learners in two threads."""
+    plan, terms = both(1, "independent", rounds=3)
+    counts = learner_cells(plan, terms, 60_000, dim=10_000, workers=2)
+    assert sorted(counts) == [0, 2]
+    for message, seen in counts.items():
+        assert seen.draws == 60_000
+        assert seen.law.std == pytest.approx(
+            terms.noise_std * math.sqrt(message + 1) / terms.grid.step
+        )
+        assert cell_fit(seen).p > 1e-6
+    with pytest.raises(InputError, match="from 0 to 2"):
+        learner_cells(plan, terms, 1000, messages=[3])
 
-    class Tapped(Loopback):
-        """Whoever reads the wire."""
 
-        def receive(self, timeout_s):
-            heard = super().receive(timeout_s)
-            for _, data in heard:
-                reply = Reply.read(data, keys.identity.public)
-                if reply.kind == "release":
-                    payloads.append(reply.body)
-                    sizes.add(len(data))
-            return heard
+def test_any_sampler_can_be_judged():
+    rng = np.random.default_rng(0)
+    seen = count_cells(lambda n: np.rint(5e4 * rng.standard_normal(n)).astype(int), 200_000, 5e4)
+    assert seen.draws == 200_000
+    assert cell_fit(seen).p > 1e-6
 
-    payloads, sizes = [], set()
-    daemon = Daemon(Learner(plan, tmp_path / "store.db", task), keys, Steps())
-    socket = tmp_path / "a.sock"
-    threading.Thread(target=daemon.serve, args=(socket,), daemon=True).start()
-    wait_for(socket.exists)
-    try:
-        server = ServerKeys.load(tmp_path / "keys/server")
-        run = Coordinator(plan, np.zeros(600, np.float32), server, tmp_path / "run")
-        run.go(Tapped({"a": socket}))
-    finally:
-        daemon.close()
-    found = one_run(Transcript.of(payloads, known).residuals, law_of_terms(terms))
-    assert not found.alarm
-    assert len(payloads) == 6
-    assert len(sizes) == 1
+
+def test_a_gradient_that_is_asked_for_twice_is_known_once():
+    _, terms = both(10)
+    task, sample = Unkind(terms), Sample(np.zeros((), np.float32), 0.0)
+    once = task.host_gradient(np.zeros(10, np.float32), sample)
+    known = task.known
+    np.testing.assert_array_equal(task.host_gradient(np.zeros(10, np.float32), sample), once)
+    np.testing.assert_array_equal(task.known, known)
 
 
 # --- the whole audit ------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ def test_messages_on_a_federations_wire_are_audited_as_they_pass(tmp_path):
 
 @pytest.fixture(scope="module")
 def report() -> AuditReport:
-    return audit(plan_of("buffered", rounds=16), runs=3000, coordinates=3000)
+    return audit(plan_of("buffered", rounds=16), runs=3000, coordinates=3000, draws=100_000)
 
 
 def test_the_audit_of_a_correct_learner_finds_nothing(report):
@@ -298,17 +302,24 @@ def command(folder: Path, *arguments: str, bug: str = "") -> subprocess.Complete
 
 
 def test_the_command_says_what_was_claimed_and_found(tmp_path):
-    done = command(tmp_path, "--runs", "1000", "--out", str(tmp_path / "out"))
+    done = command(
+        tmp_path, "--runs", "1000", "--draws", "2e4", "--federation", "--out", str(tmp_path / "out")
+    )
     assert done.returncode == 0, done.stderr
     assert "KEPT" in done.stdout
     assert "cannot see" in done.stdout
     assert (tmp_path / "out/audit.png").exists()
     found = json.loads((tmp_path / "out/audit.json").read_text())
     assert found["many_run"]["runs"] == 1000
+    names = [check["check"] for check in found["checks"]]
+    assert len(names) == len(set(names))
+    for said in ("cells of message 1", "cells of message 4", "federation, north: repeats", "seeds"):
+        assert said in names
+        assert said in done.stdout
 
 
 def test_the_command_leaves_with_4_where_the_promise_is_broken(tmp_path):
-    done = command(tmp_path, "--runs", "4000", "--json", bug=PLANTED)
+    done = command(tmp_path, "--runs", "4000", "--draws", "2e4", "--json", bug=PLANTED)
     assert done.returncode == 4, done.stderr
     assert "broken promise" in done.stderr
     found = json.loads(done.stdout)
@@ -358,5 +369,12 @@ def test_correct_code_raises_no_alarm_in_100_repeats():
         mechanism = list(MECHANISMS)[repeat % len(MECHANISMS)]
         plan, terms = both(1500, mechanism, rounds=16)
         transcript = listen(plan, terms, adaptive=bool(repeat % 2), restarts={4})
-        assert not one_run(transcript.residuals, law_of_terms(terms)).alarm
+        law = law_of_terms(terms)
+        assert not one_run(transcript.residuals, law).alarm
         assert not canary_runs(plan, terms, 1000).alarm
+        checks = run_checks(transcript, terms, law)
+        checks += small_checks(plan, dataclasses.replace(terms, dim=64), learners=2)
+        checks += [*cell_checks(plan, terms, 100_000), seed_check()]
+        if repeat % 10 == 0:
+            checks += federation_checks(plan, terms)
+        assert not alarming(checks)

@@ -44,6 +44,27 @@ def test_only_noisy_methods_are_called_private(finished):
     assert finished.summary["methods"]["tree"]["guarantee"] == guarantees["tree"]["guarantee"]
 
 
+def test_every_guarantee_stands_beside_simulated(finished):
+    """A run's noise comes from seeds: no file may show a promise without saying so."""
+
+    def places(value):
+        if isinstance(value, dict):
+            if "guarantee" in value or "epsilon" in value:
+                yield value
+            for inner in value.values():
+                yield from places(inner)
+
+    assert finished.simulated is True
+    for name in ("summary.json", "guarantee.json"):
+        content = json.loads((finished.path / name).read_text())
+        found = [p for p in places(content) if "guarantee" in p]
+        assert len(found) == 2
+        assert all(p["simulated"] is True for p in found)
+        beside = [p["guarantee"] for p in found if p["guarantee"]]
+        assert [p for p in places(content) if "epsilon" in p] == beside
+    assert json.loads((finished.path / "summary.json").read_text())["simulated"] is True
+
+
 def test_dynamic_regret_is_loss_minus_each_rounds_optimum(finished):
     loss, best = finished.history("loss"), finished.history("optimum")
     for name, method in finished.summary["methods"].items():

@@ -206,7 +206,7 @@ def _compare(folder: Path, plan: Plan, names: list[str], report: Report) -> None
     for name in names:
         store = folder / "learners" / name / "store.db"
         verify(store)
-        with Ledger(store) as ledger:
+        with Ledger(store, create=True) as ledger:
             known = {
                 (record.body["epoch"], record.body["round"]): record.body["hash"]
                 for record in ledger.chain.current

@@ -9,14 +9,18 @@ import time
 import numpy as np
 import pytest
 
-from tests.federation.world import DIM, World, plan_of, seeds_by_name, wait_for
+from tests.federation.world import DIM, Plain, World, plan_of, seeds_by_name, wait_for
+from veilstream.engines import terms
 from veilstream.engines.federation.carrier import Failure
+from veilstream.engines.federation.coordinator import Coordinator
 from veilstream.engines.federation.keys import PrivateKey, ServerKeys, add_learner
 from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.plan import Plan
+from veilstream.engines.terms import Terms, differences
 from veilstream.errors import InputError, ProtocolError
 from veilstream.ledger.inspect import verify
 from veilstream.ledger.rescue import ask_for_epoch, begin_again
+from veilstream.mechanisms import factorization
 
 
 @pytest.fixture
@@ -327,6 +331,9 @@ def test_a_replayed_old_request_seals_nothing(world):
         ("rounds", {"rounds": 7}),
         ("local_steps", {"local_steps": 3}),
         ("projection_radius", {"projection_radius": 3.0}),
+        ("ridge", {"ridge": 0.01}),
+        ("task", {"task": "least_squares"}),
+        ("learners", {"learners": 4}),
     ],
 )
 def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, changed):
@@ -356,6 +363,63 @@ def test_another_mechanism_is_refused_at_enrolment(world):
         world.start(name, plan=other)
     with pytest.raises(ProtocolError, match="mechanism: server 'buffered'"):
         world.coordinator().go(world.carrier())
+
+
+def test_another_program_of_one_plan_is_refused_at_enrolment(world, monkeypatch):
+    """One bit of one number that the noise is multiplied with."""
+    honest = factorization.compile_program
+    server = world.coordinator()
+
+    def one_bit_off(*given):
+        program = honest(*given)
+        first = program.matrices[0].copy()
+        first[0, -1] = np.nextafter(first[0, -1], np.float32(2))
+        return dataclasses.replace(program, matrices=(first, *program.matrices[1:]))
+
+    monkeypatch.setattr(factorization, "compile_program", one_bit_off)
+    world.start_all()
+    with pytest.raises(ProtocolError, match=r"program: server '[0-9a-f]{64}', learner '.*SciPy"):
+        server.go(world.carrier())
+
+
+def test_another_law_of_noise_is_refused_at_enrolment(world, monkeypatch):
+    server = world.coordinator()
+    monkeypatch.setattr(terms, "NOISE_LAW", "another")
+    world.start_all()
+    with pytest.raises(ProtocolError, match=r"noise_law: server .*, learner 'another'"):
+        server.go(world.carrier())
+
+
+def test_other_labels_are_refused_where_the_server_knows_its_task(world):
+    class Digits(Plain):
+        labels = (0.0, 1.0)
+
+    keys = ServerKeys.load(world.root / "keys/server")
+    x0 = np.zeros(DIM, np.float32)
+    server = Coordinator(world.plan, x0, keys, world.root / "run", task=Digits())
+    world.start_all()
+    with pytest.raises(ProtocolError, match=r"admits: server .*\[0\.0, 1\.0\].*learner"):
+        server.go(world.carrier())
+
+
+def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
+    """Whatever is changed, digest and differences both say so."""
+    settings = Terms.of(plan_of(), DIM, Plain()).settings
+    assert differences(settings, Terms.of(plan_of(), DIM, Plain()).settings) == {}
+    assert differences(settings, Terms.of(plan_of(), DIM).settings) == {}  # it knows no task
+    assert list(differences(settings, settings | {"digest": "0"})) == ["digest"]
+    changes = [
+        {"learning": {"ridge": 0.5}}, {"learning": {"task": "least_squares"}},
+        {"method": {"averaging": 3.0}}, {"method": {"step_decay": 0.5}},
+        {"method": {"server_step_size": 1.0}}, {"method": {"epsilon": 3.0}},
+        {"learning": {"model_norm_cap": 5.0}}, {"learners": 2},
+    ]  # fmt: skip
+    for change in changes:
+        other = Terms.of(plan_of(**change), DIM).settings
+        assert other["digest"] != settings["digest"], change
+        found = differences(settings, other)
+        assert found, change
+        assert "digest" not in found, change
 
 
 class Tampering:
@@ -396,11 +460,13 @@ def test_an_unknown_learner_and_a_forged_one_are_refused(tmp_path):
 
 
 def run_for(coordinator, carrier, seconds: float) -> None:
-    going = threading.Thread(target=coordinator.go, args=(carrier,), daemon=True)
-    going.start()
-    going.join(seconds)
-    if going.is_alive():
-        raise TimeoutError
+    until = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() > until:
+            raise TimeoutError
+
+    coordinator.go(carrier, look=look)
 
 
 def test_a_replayed_reply_is_refused(world):

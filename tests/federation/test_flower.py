@@ -80,7 +80,7 @@ def daemons(folder: Path, keys: Path):
     with ExitStack() as stack:
         sockets = {}
         for index, name in enumerate(NAMES):
-            learner = Learner(PLAN, folder / name / "store.db", task_of(PLAN))
+            learner = Learner(PLAN, folder / name / "store.db", task_of(PLAN), create=True)
             learner.label = name
             daemon = Daemon(
                 learner, LearnerKeys.load(keys / "learners" / name), PlanSource(PLAN, index)

@@ -75,7 +75,7 @@ class World:
 
     def start(self, name: str, plan: Plan | None = None, source=None) -> Daemon:
         plan = self.plan if plan is None else plan
-        learner = Learner(plan, self.store(name), Plain())
+        learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
         daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source)
         threading.Thread(target=daemon.serve, args=(self.socket(name),), daemon=True).start()
@@ -119,7 +119,7 @@ class World:
         method = self.plan.methods[0]
         total = np.zeros(DIM)
         for name in self.names:
-            with Ledger(self.store(name)) as ledger:
+            with Ledger(self.store(name), create=True) as ledger:
                 message = decode(ledger.blob("message"))
             total += message.prefix * message.grid
         size = method.step_size * method.server_step_size

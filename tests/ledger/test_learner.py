@@ -66,7 +66,7 @@ def test_releases_are_the_literal_algorithm_on_the_grid(mechanism, tmp_path, mon
         write(self, kind, body, keep=keep, **more)
 
     monkeypatch.setattr(Ledger, "write", recorded)
-    with Learner(plan_of(mechanism), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(mechanism), tmp_path / "s.db", Logistic(D), create=True) as learner:
         releases = [run_round(learner, r) for r in range(R)]
         step, std, N = learner.grid.step, learner.noise_std, learner._mechanism.noising_matrix()
     secrets = [kept[f"seed/0/{s:010d}"] for s in range(R * TAU)]
@@ -95,20 +95,20 @@ def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
     sent = {}
     for r in range(R):
         for t in range(TAU):
-            with Learner(plan_of(), store, Logistic(D)) as learner:
+            with Learner(plan_of(), store, Logistic(D), create=True) as learner:
                 learner.begin_round(r, model(r))
                 learner.observe(f"{r}/{t}", client(r, t))
                 before = learner._prefix.copy()
-            with Learner(plan_of(), store, Logistic(D)) as learner:
+            with Learner(plan_of(), store, Logistic(D), create=True) as learner:
                 np.testing.assert_array_equal(learner._prefix, before)
                 assert learner.observe(f"{r}/{t}", client(r, t)) is Answer.TAKEN  # not used again
                 np.testing.assert_array_equal(learner._prefix, before)
-        with Learner(plan_of(), store, Logistic(D)) as learner:
+        with Learner(plan_of(), store, Logistic(D), create=True) as learner:
             sent[r] = learner.finish_round()
-        with Learner(plan_of(), store, Logistic(D)) as learner:
+        with Learner(plan_of(), store, Logistic(D), create=True) as learner:
             assert learner.finish_round() == sent[r]
             learner.acknowledge(r, sent[r].hash)
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         assert learner.horizon_reached
         assert learner._ledger.names("seed/") == []
         with pytest.raises(PrivacyError, match="horizon"):
@@ -130,7 +130,7 @@ def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path, monke
         return secrets[-1]
 
     monkeypatch.setattr("veilstream.engines.learner.fresh_secret", drawn)
-    with Learner(plan_of(mechanism), tmp_path / "s.db", Still()) as learner:
+    with Learner(plan_of(mechanism), tmp_path / "s.db", Still(), create=True) as learner:
         sent = [prefix_of(run_round(learner, r)) * learner.grid.step for r in range(R)]
         step, std = learner.grid.step, learner.noise_std
         B = np.cumsum(learner._mechanism.noising_matrix(), axis=0)
@@ -152,7 +152,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr("veilstream.engines.learner.fresh_secret", fresh)
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0))
         assert drawn == learner._ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
@@ -174,7 +174,7 @@ def _secrets(learner: Learner) -> list[bytes]:
 
 
 def test_what_a_server_may_not_ask(tmp_path):
-    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         for bad in (np.full(D, np.nan), np.zeros(D + 1), np.full(D, 1e30), "x", None):
             with pytest.raises(InputError):
                 learner.begin_round(0, bad)
@@ -190,7 +190,7 @@ def test_what_a_server_may_not_ask(tmp_path):
 def test_what_is_pinned_is_what_is_used(tmp_path):
     """A masked array would be used without its masked entries, and stored with them."""
     hidden = np.ma.masked_array(np.full(D, 1e20, np.float32), mask=[True] * D)
-    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         with pytest.raises(InputError, match="norm"):
             learner.begin_round(0, hidden)
         learner.begin_round(0, np.ma.masked_array(model(0), mask=[True] + [False] * (D - 1)))
@@ -202,7 +202,7 @@ def test_what_is_pinned_is_what_is_used(tmp_path):
     "r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)]
 )
 def test_rounds_that_are_no_rounds(r, tmp_path):
-    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         with pytest.raises(InputError):
             learner.begin_round(r, model(0))
         with pytest.raises(InputError):
@@ -217,7 +217,7 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
         Sample(np.full(D, np.inf), 1.0), Sample(np.zeros(D), 7.0), Sample("text", 1.0),
         Sample(np.zeros(D, complex), 1.0), Sample(np.full(D, 1e30), 1.0), (1,), None,
     ]  # fmt: skip
-    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         learner.begin_round(0, model(0))
         for i, sample in enumerate(bad):
             assert learner.observe(f"bad {i}", sample) is Answer.REFUSED
@@ -230,26 +230,26 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
 
 def test_one_writer_and_old_copies(tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         with pytest.raises(StoreBusy):
-            Learner(plan_of(), store, Logistic(D))
+            Learner(plan_of(), store, Logistic(D), create=True)
         run_round(learner, 0)
     old = store.read_bytes()
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         run_round(learner, 1)
     newest = store.read_bytes()
     store.write_bytes(old)
     with pytest.raises(LedgerError, match="old copy"):
-        Learner(plan_of(), store, Logistic(D))
+        Learner(plan_of(), store, Logistic(D), create=True)
     store.write_bytes(newest)
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         assert learner.round == 2
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Logistic(D)) as learner:
+    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         release = run_round(learner, 0)
         learner.begin_round(1, model(1))
         learner.observe("x", client(1, 0))
@@ -259,7 +259,7 @@ def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
     store.write_bytes(bytes(content))
     try:
-        with Learner(plan_of(), store, Logistic(D)) as learner:
+        with Learner(plan_of(), store, Logistic(D), create=True) as learner:
             np.testing.assert_array_equal(learner._prefix, prefix)
             assert learner._last_release() == release
     except LedgerError:
@@ -284,7 +284,7 @@ def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
         privacy={"epsilon": 4.0, "delta": 1e-3, "participations": 2, "min_separation": 4},
         methods=[{"name": "ours", "mechanism": "toeplitz", "step_size": 0.1}],
     )  # fmt: skip
-    with Learner(plan, tmp_path / "s.db", Still()) as learner:
+    with Learner(plan, tmp_path / "s.db", Still(), create=True) as learner:
         assert learner.guarantee.participation.times == 2
         once, _ = vs.calibrate(
             vs.Budget(4.0, 1e-3), vs.mechanisms.toeplitz(R * TAU), 1.0, accounting="exact"
@@ -308,14 +308,29 @@ def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
         assert learner.clients_wanted == TAU  # no client spans two epochs
 
 
+def test_an_epoch_under_another_law_of_noise_is_not_continued(tmp_path, monkeypatch):
+    """As a store of an earlier version: its state would meet other noise than it was promised."""
+    store = tmp_path / "s.db"
+    with Learner(plan_of(), store, Still()) as learner:
+        run_round(learner, 0)
+        sealed = learner.finish_round()
+    with monkeypatch.context() as patch:
+        patch.setattr("veilstream.engines.terms.NOISE_LAW", "another")
+        patch.setattr("veilstream.engines.learner.NOISE_LAW", "another")
+        with pytest.raises(InputError, match=r"noise law .*'another'.*ledger epoch --abandon"):
+            Learner(plan_of(), store, Still())
+    with Learner(plan_of(), store, Still()) as learner:
+        assert learner.finish_round() == sealed
+
+
 def test_an_epoch_that_was_asked_for_begins_with_the_next_start_and_another_plan(tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of("tree"), store, Still()) as learner:
+    with Learner(plan_of("tree"), store, Still(), create=True) as learner:
         run_round(learner, 0)
     with pytest.raises(InputError, match="begun with"):
-        Learner(plan_of("independent"), store, Still())
+        Learner(plan_of("independent"), store, Still(), create=True)
     ask_for_epoch(store, abandon=True)
-    with Learner(plan_of("independent"), store, Still()) as learner:
+    with Learner(plan_of("independent"), store, Still(), create=True) as learner:
         assert (learner.epoch, learner.round) == (1, 0)
         learner.begin_round(0, model(0))
         learner.observe("0/0", client(0, 0))
@@ -324,13 +339,13 @@ def test_an_epoch_that_was_asked_for_begins_with_the_next_start_and_another_plan
 
 def test_a_learner_goes_on_after_the_loss_of_its_store_with_new_clients_only(tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         run_round(learner, 0)
     store.write_bytes(store.read_bytes()[:5000])
     with pytest.raises(LedgerError):
-        Learner(plan_of(), store, Still())
+        Learner(plan_of(), store, Still(), create=True)
     begin_again(store)
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         assert (learner.epoch, learner.round) == (1, 0)
         learner.begin_round(0, model(0))
         for t in range(TAU):
@@ -343,7 +358,7 @@ def test_a_learner_goes_on_after_the_loss_of_its_store_with_new_clients_only(tmp
 
 
 def test_a_clients_data_are_gone_when_observe_returns(tmp_path):
-    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         learner.begin_round(0, model(0))
         features = np.array(client(0, 0).features)
         gone = weakref.ref(features)
@@ -365,7 +380,7 @@ def test_a_stream_is_read_one_client_at_a_time_and_no_further_than_needed(tmp_pa
             gc.collect()
             assert sum(ref() is not None for ref in alive) == 0
 
-    with Learner(plan_of(), tmp_path / "s.db", Still()) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Still(), create=True) as learner:
         release = learner.learn_round(0, model(0), clients())
         assert len(alive) == TAU
         assert release.round == 0
@@ -375,7 +390,7 @@ def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
     store = tmp_path / "s.db"
     seeds, states = set(), set()
     some = Still(lambda z, sample: np.full(D, 0.1, np.float32))  # or messages were the bare noise
-    with Learner(plan_of(), store, some) as learner:
+    with Learner(plan_of(), store, some, create=True) as learner:
         for r in range(R):
             learner.begin_round(r, model(r))
             for t in range(TAU):
@@ -405,7 +420,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
         store = tmp_path / f"{steps}.db"
         sent = []
         for r in range(R):
-            with Learner(plan_of("optimal"), store, Still()) as learner:
+            with Learner(plan_of("optimal"), store, Still(), create=True) as learner:
                 sent.append(run_round(learner, r).payload)
                 held = len(learner._ledger.names("seed/"))
                 assert held == (0 if steps == 1 or r == R - 1 else (r + 1) * TAU)
@@ -418,7 +433,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
 
 def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_path, monkeypatch):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0))
 
         def interrupted(point):
@@ -434,7 +449,7 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
         ):
             with pytest.raises(PrivacyError, match="half-way"):
                 call()
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         assert learner.clients_wanted == TAU
         run_round(learner, 0)
 
@@ -455,7 +470,7 @@ def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_pa
         monkeypatch.setattr(
             "veilstream.engines.learner.fresh_secret", lambda drawn=drawn: next(drawn)
         )
-        with Learner(plan_of(), tmp_path / f"{i}.db", task) as learner:
+        with Learner(plan_of(), tmp_path / f"{i}.db", task, create=True) as learner:
             sent.append(run_round(learner, 0).payload)
     assert sent[0] == sent[1]
 
@@ -466,7 +481,7 @@ def test_no_decision_uses_the_clock(tmp_path, monkeypatch):
 
     for name in ("time", "time_ns", "monotonic", "monotonic_ns"):
         monkeypatch.setattr(time, name, no_clock)
-    with Learner(plan_of(), tmp_path / "s.db", Still()) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", Still(), create=True) as learner:
         for r in range(R):
             run_round(learner, r)
         learner.new_epoch()
@@ -474,16 +489,16 @@ def test_no_decision_uses_the_clock(tmp_path, monkeypatch):
 
 def test_the_servers_acknowledgement_of_an_earlier_epoch_is_still_known(tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         last = [run_round(learner, r) for r in range(R)][-1]
         learner.new_epoch()
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0), acknowledged=(last.round, last.hash))
 
 
 def test_a_reader_at_the_end_of_the_horizon_delays_forgetting_and_nothing_else(tmp_path):
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         for r in range(R - 1):
             run_round(learner, r)
         reader = sqlite3.connect(store)
@@ -500,5 +515,5 @@ def test_a_reader_at_the_end_of_the_horizon_delays_forgetting_and_nothing_else(t
 def test_a_witness_that_was_being_made_leaves_no_copy_of_the_key(tmp_path):
     store = tmp_path / "s.db"
     (tmp_path / ".s.witness.new").write_bytes(b"left by a kill")
-    Learner(plan_of(), store, Still()).close()
+    Learner(plan_of(), store, Still(), create=True).close()
     assert not (tmp_path / ".s.witness.new").exists()

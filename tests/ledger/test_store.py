@@ -12,14 +12,15 @@ import struct
 import pytest
 
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
+from veilstream.ledger.database import SCHEMA
 from veilstream.ledger.inspect import inspect, verify
 from veilstream.ledger.rescue import ask_for_epoch, begin_again, holds_secrets, renew_witness
-from veilstream.ledger.store import SCHEMA, Ledger
+from veilstream.ledger.store import Ledger
 from veilstream.ledger.witness import ENTRY_BYTES
 
 
 def small_ledger(path, steps=3):
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         settings = {"rounds": 5, "guarantee": {}}
         ledger.write("epoch", {"epoch": 0, "settings": settings})
         ledger.witness()
@@ -71,12 +72,12 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path):
     tags = first_schema(path)
     with pytest.raises(LedgerError, match="schema 1"):
         inspect(path)
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         assert ledger.visit(tags[1]) == (0, 1, 1)
         assert ledger.chain.current[-1].kind == "migrated"
     status = verify(path)
     assert (status.records, status.witnessed, status.clients) == (4, 4, 2)
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         assert ledger.chain.length == 4
 
 
@@ -90,7 +91,7 @@ def test_an_old_copy_of_the_first_schema_is_still_recognised(tmp_path):
     db.close()
     # The record that says "migrated" takes the number 2, whose hash the witness knows better.
     with pytest.raises(LedgerError, match="disagree about record 2"):
-        Ledger(path)
+        Ledger(path, create=True)
 
 
 def test_an_unknown_schema_is_refused(tmp_path):
@@ -100,12 +101,12 @@ def test_an_unknown_schema_is_refused(tmp_path):
     db.execute(f"PRAGMA user_version={SCHEMA + 1}")
     db.close()
     with pytest.raises(LedgerError, match=f"schema {SCHEMA + 1}"):
-        Ledger(path)
+        Ledger(path, create=True)
 
 
 def test_files_are_for_their_owner_alone(tmp_path):
     path = tmp_path / "deep" / "s.db"
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         ledger.write("epoch", {"epoch": 0})
         ledger.witness()
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
@@ -116,9 +117,9 @@ def test_files_are_for_their_owner_alone(tmp_path):
 
 def test_a_second_writer_is_told_who_the_first_is(tmp_path):
     path = tmp_path / "s.db"
-    with Ledger(path):
+    with Ledger(path, create=True):
         with pytest.raises(StoreBusy, match=f"process {os.getpid()}"):
-            Ledger(path)
+            Ledger(path, create=True)
         assert inspect(path).holder == str(os.getpid())
         with pytest.raises(StoreBusy):
             begin_again(path)
@@ -130,13 +131,13 @@ def test_a_lost_store_begins_anew_and_still_knows_who_took_part(tmp_path):
     small_ledger(path, steps=3)
     path.unlink()
     with pytest.raises(LedgerError, match="no store"):
-        Ledger(path)
+        Ledger(path, create=True)
     for again in range(2):  # a second loss must not forget the first
         aside, carried = begin_again(path)
         assert (aside is None, carried) == (again == 0, 3)
     assert aside is not None
     assert aside.exists()
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         assert ledger.visit(ledger.keyed(b"client 1")) is not None
         assert ledger.visit(ledger.keyed(b"client 7")) is None
     assert verify(path).clients == 3
@@ -170,7 +171,7 @@ def test_beginning_anew_can_itself_be_interrupted(done, tmp_path, monkeypatch):
         begin_again(path)
     monkeypatch.undo()
     try:
-        Ledger(path).close()
+        Ledger(path, create=True).close()
     except LedgerError:
         begin_again(path)
     assert verify(path).clients == 3
@@ -180,7 +181,7 @@ def test_a_witness_is_renewed_only_from_a_store_that_is_not_behind_it(tmp_path):
     path, witness = tmp_path / "s.db", tmp_path / "s.witness"
     small_ledger(path, steps=1)
     old = path.read_bytes()
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         ledger.write("step", {"epoch": 0, "step": 1}, tag=ledger.keyed(b"x"))
         ledger.witness()
     newest, testimony = path.read_bytes(), witness.read_bytes()
@@ -190,7 +191,7 @@ def test_a_witness_is_renewed_only_from_a_store_that_is_not_behind_it(tmp_path):
     path.write_bytes(newest)
     witness.unlink()
     with pytest.raises(LedgerError, match="missing"):
-        Ledger(path)
+        Ledger(path, create=True)
     assert not witness.exists()
     renew_witness(path)
     assert witness.read_bytes() == testimony
@@ -202,9 +203,9 @@ def test_an_old_witness_is_refused_and_a_torn_one_is_not(tmp_path):
     whole = witness.read_bytes()
     witness.write_bytes(whole[: -2 * ENTRY_BYTES])
     with pytest.raises(LedgerError, match="the witness is an old copy"):
-        Ledger(path)
+        Ledger(path, create=True)
     witness.write_bytes(whole[:-7])
-    Ledger(path).close()
+    Ledger(path, create=True).close()
     assert witness.read_bytes() == whole
 
 
@@ -213,7 +214,7 @@ def test_two_histories_are_told_apart(tmp_path):
     small_ledger(tmp_path / "b.db")
     (tmp_path / "a.witness").write_bytes((tmp_path / "b.witness").read_bytes())
     with pytest.raises(LedgerError, match="different histories"):
-        Ledger(tmp_path / "a.db")
+        Ledger(tmp_path / "a.db", create=True)
 
 
 def test_an_epoch_is_given_up_only_on_demand_and_leaves_no_secret(tmp_path):
@@ -232,7 +233,7 @@ def test_an_epoch_is_given_up_only_on_demand_and_leaves_no_secret(tmp_path):
 def test_after_a_failed_write_nothing_goes_on(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
     small_ledger(path)
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         ledger._db.execute("DROP TABLE blobs")
         with pytest.raises(PrivacyError, match="nothing was released"):
             ledger.write("step", {"epoch": 0, "step": 3}, keep={"a": b"b"})
@@ -244,7 +245,7 @@ def test_after_a_failed_write_nothing_goes_on(tmp_path, monkeypatch):
 
 def test_a_witness_that_cannot_be_written_stops_everything(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         ledger.write("epoch", {"epoch": 0})
 
         def fails(handle):
@@ -256,19 +257,19 @@ def test_a_witness_that_cannot_be_written_stops_everything(tmp_path, monkeypatch
                 ledger.witness()
         with pytest.raises(PrivacyError, match="earlier write"):
             ledger.write("step", {"epoch": 0, "step": 0})
-    with Ledger(path) as ledger:
+    with Ledger(path, create=True) as ledger:
         assert ledger.chain.length == 1
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(LedgerError, match="cannot be used"):
-        Ledger(tmp_path / "file" / "s.db")
+        Ledger(tmp_path / "file" / "s.db", create=True)
     with pytest.raises(LedgerError, match="cannot be used"):
-        Ledger(tmp_path / "s.db", tmp_path / "file" / "s.witness")
+        Ledger(tmp_path / "s.db", tmp_path / "file" / "s.witness", create=True)
     (tmp_path / "d.db").mkdir()
     with pytest.raises(LedgerError, match="cannot be used"):
-        Ledger(tmp_path / "d.db")
+        Ledger(tmp_path / "d.db", create=True)
 
 
 @pytest.mark.parametrize("what", [inspect, verify, ask_for_epoch, renew_witness])

@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import json
 
-from tests.mutations import data_bugs, noise_bugs, server_bugs
+from tests.mutations import data_bugs, law_bugs, noise_bugs, server_bugs
 from veilstream.progress import progress
 
-ALL = (*noise_bugs.BUGS, *data_bugs.BUGS, *server_bugs.BUGS)
+ALL = (*noise_bugs.BUGS, *law_bugs.BUGS, *data_bugs.BUGS, *server_bugs.BUGS)
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def rolled_back() -> Finding:
     sent = []
 
     def round_zero(store: Path, task) -> None:
-        with Learner(plan, store, task) as learner:
+        with Learner(plan, store, task, create=True) as learner:
             if not learner.pinned:
                 learner.begin_round(0, np.zeros(terms.dim, np.float32))
             learner.observe("someone", _one_client(0))
@@ -57,14 +57,14 @@ def rolled_back() -> Finding:
 
     with tempfile.TemporaryDirectory() as folder:
         store, copy = Path(folder) / "s.db", Path(folder) / "copy.db"
-        with Learner(plan, store, tasks[0]) as learner:
+        with Learner(plan, store, tasks[0], create=True) as learner:
             learner.begin_round(0, np.zeros(terms.dim, np.float32))
         shutil.copy(store, copy)
         with patch.object(learner_module, "fresh_secret", lambda: b"the same" * 4):
             round_zero(store, tasks[0])
             shutil.copy(copy, store)
             with pytest.raises(LedgerError, match="old copy"):
-                Learner(plan, store, tasks[1])
+                Learner(plan, store, tasks[1], create=True)
             with patch.object(Ledger, "_open_witness", unseen):
                 round_zero(store, tasks[1])
     residuals = np.array(sent) * terms.grid.step
@@ -121,7 +121,7 @@ def nan_let_through() -> Finding:
 def same_client_twice() -> Finding:
     plan, terms = both(1)
     kept = canary_runs(plan, terms, 400, insist=True, seed=0)
-    with patch.object(Learner, "_spent", lambda self, tag: False):
+    with patch.object(Learner, "_spent", lambda self, tags: False):
         found = canary_runs(plan, terms, 4000, insist=True, seed=0)
         epochs = canary_runs(plan, terms, 8000, insist=True, epochs=2, seed=0)
     best = max(g.mu_surely for g in found.guesses)

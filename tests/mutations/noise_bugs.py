@@ -76,7 +76,7 @@ def resent_with_fresh_noise() -> Finding:
     with (
         patch.object(Learner, "_last_release", renoised),
         tempfile.TemporaryDirectory() as folder,
-        Learner(plan, Path(folder) / "s.db", task) as learner,
+        Learner(plan, Path(folder) / "s.db", task, create=True) as learner,
     ):
         for r in range(15):  # at the end of the horizon the noise to be taken off is gone
             learner.begin_round(r, np.zeros(terms.dim, np.float32))
@@ -143,7 +143,7 @@ def clamped_past_the_horizon() -> Finding:
     plan, terms = both()
     with (
         tempfile.TemporaryDirectory() as folder,
-        Learner(plan, Path(folder) / "s.db", Unkind(terms)) as learner,
+        Learner(plan, Path(folder) / "s.db", Unkind(terms), create=True) as learner,
     ):
         for r in range(16):
             learner.begin_round(r, np.zeros(terms.dim, np.float32))
@@ -157,7 +157,7 @@ def clamped_past_the_horizon() -> Finding:
         noise.step(Row(fresh_secret(), 16))
     longer = dataclasses.replace(terms, rounds=17)
     with (
-        patch.object(Terms, "of", classmethod(lambda cls, plan, dim: longer)),
+        patch.object(Terms, "of", classmethod(lambda cls, plan, dim, task=None: longer)),
         patch.object(learner_module, "GridNoise", Clamped),
     ):
         transcript = listen(plan, longer, rounds=17)

@@ -12,8 +12,14 @@ NAMED = {
     "noise row shifted by one", "index clamped past the horizon", "twice the horizon",
     "the same client twice", "one noise draw per round, raw local steps",
     "float release without the grid", "weights 1/(who answered)", "a seed chosen by the operator",
+    "one coordinate without noise", "ten coordinates without noise",
+    "two coordinates sharing noise", "seeds from a secret of the store and the step",
+    "float32 products under the grid", "seeds of 16 bits",
 }  # fmt: skip
-CHECKS = {"one run", "many runs", "same draws", "conformance"}
+CHECKS = {
+    "one run", "many runs", "same draws", "conformance", "coordinates", "pairs", "epochs", "cells",
+    "guard",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.__name__)

@@ -10,7 +10,14 @@ import pytest
 
 from tests.mutations.data_bugs import fine, unclipped
 from tests.mutations.findings import plan_of
+from tests.mutations.law_bugs import (
+    every_epoch_alike,
+    sharing,
+    weak_seeds,
+    without_noise,
+)
 from tests.mutations.noise_bugs import Late, halved, raw_step, redrawn, renoised
+from tests.reliability.cell_attack import planted
 from veilstream.engines.audit import audit
 from veilstream.engines.learner import Learner
 from veilstream.privacy import grid, hidden
@@ -28,7 +35,7 @@ PLANTED = {
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
     "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.GridNoise", Late)]),
     "the same client twice": (
-        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)],
+        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)],
     ),
     "clipping off": (
         1, "no gradient explains",
@@ -44,6 +51,12 @@ PLANTED = {
     "a seed chosen by the operator": (
         1, "share their noise", [patch(f"{LEARNER}.fresh_secret", lambda: b"operator" * 4)],
     ),
+    "one coordinate without noise": (1, "too little noise", [without_noise(77)]),
+    "two coordinates sharing noise": (1, "share their noise", [sharing(11, 100)]),
+    "seeds from a secret of the store and the step": (
+        1, "an epoch repeats the noise", [every_epoch_alike()],
+    ),
+    "seeds of 16 bits": (1, "drawn from too few", [weak_seeds()]),
 }  # fmt: skip
 
 
@@ -54,10 +67,29 @@ def test_the_audit_says_what_is_wrong(bug, tmp_path):
     with ExitStack() as planted:
         for each in patches:
             planted.enter_context(each)
-        report = audit(plan_of(mechanism, rounds=8, local_steps=tau), runs=4000, coordinates=3000)
+        report = audit(
+            plan_of(mechanism, rounds=8, local_steps=tau), runs=4000, coordinates=3000, draws=20_000
+        )
     assert any(said in alarm for alarm in report.alarms), report.alarms
     assert report.verdict.startswith("BROKEN")
     json.dumps(report.as_dict(), allow_nan=False)
     if bug == "noise row shifted by one":
         assert report.as_dict()["one_run"]["fixed"]["mu_lower"] == "infinite"
         assert all(path.exists() for path in draw_audit(report, tmp_path))
+
+
+def test_the_audit_sees_float32_under_the_grid():
+    with planted():
+        report = audit(plan_of("buffered", rounds=64), runs=1000, coordinates=3000, draws=2_000_000)
+    assert any("lattice of float32" in alarm for alarm in report.alarms), report.alarms
+
+
+def test_the_audit_of_a_federation_sees_a_bare_coordinate_on_the_wire():
+    with without_noise(2500):
+        report = audit(
+            plan_of(rounds=8), runs=1000, coordinates=3000, draws=20_000, federation=True
+        )
+    for name in ("north", "south"):
+        assert any(
+            f"federation, {name}: noise of every coordinate" in alarm for alarm in report.alarms
+        )

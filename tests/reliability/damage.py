@@ -168,9 +168,9 @@ def _states(root: Path, *, large: bool = True) -> list[State]:
     for name, plan, steps in wanted:
         _write(root, {})
         with counted_secrets():
-            with Learner(plan, root / STORE, NumpyTask()) as learner:
+            with Learner(plan, root / STORE, NumpyTask(), create=True) as learner:
                 _advance(learner, max(0, steps - 10))
-            with Learner(plan, root / STORE, NumpyTask()) as learner:
+            with Learner(plan, root / STORE, NumpyTask(), create=True) as learner:
                 _advance(learner, min(steps, 10))
                 with_log = _read(root)
         closed = _read(root)
@@ -229,7 +229,7 @@ def _continuation(learner: Learner) -> bytes:
 def _outcome(root: Path, plan: Plan, files: Files) -> tuple[dict[str, Any], bytes]:
     """What a learner on these files knows, and says next."""
     _write(root, files)
-    with counted_secrets(), Learner(plan, root / STORE, NumpyTask()) as learner:
+    with counted_secrets(), Learner(plan, root / STORE, NumpyTask(), create=True) as learner:
         known = _knowledge(learner)
         return known, _continuation(learner)
 
@@ -312,7 +312,9 @@ def _verdict(root: Path, state: State, files: Files) -> tuple[str, str]:
     with ExitStack() as stack:
         stack.enter_context(counted_secrets())
         try:
-            learner = stack.enter_context(Learner(state.plan, root / STORE, NumpyTask()))
+            learner = stack.enter_context(
+                Learner(state.plan, root / STORE, NumpyTask(), create=True)
+            )
         except VeilstreamError:
             return "refused", ""
         except Exception as error:
@@ -374,7 +376,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
     """Copies from every moment of a learner's life, and the last message that the server has."""
     copies: list[Copy] = []
     _write(root, {})
-    learner = Learner(plan_of(), root / STORE, NumpyTask())
+    learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
 
     def copy(point: str = "") -> None:
         chain = learner._ledger.chain
@@ -386,7 +388,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
             if rng.random() < 0.3:
                 learner.close()
                 copy()
-                learner = Learner(plan_of(), root / STORE, NumpyTask())
+                learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
         copy()
     learner.close()
     if not learner._ledger.chain.messages:
@@ -399,7 +401,7 @@ def _old_store(root: Path, copy: Copy, newest: Copy, findings: Findings) -> None
     """The newest witness has seen more than this store."""
     _write(root, {**copy.files, WITNESS: newest.files[WITNESS]})
     try:
-        Learner(plan_of(), root / STORE, NumpyTask()).close()
+        Learner(plan_of(), root / STORE, NumpyTask(), create=True).close()
     except LedgerError:
         findings.count("old store", OLD_COPIES[0])
     else:
@@ -409,7 +411,7 @@ def _old_store(root: Path, copy: Copy, newest: Copy, findings: Findings) -> None
 def _all_old(root: Path, copy: Copy, told: tuple[int, str], findings: Findings) -> None:
     """Only the server knows more than this store and its witness."""
     _write(root, copy.files)
-    with Learner(plan_of(), root / STORE, NumpyTask()) as learner:
+    with Learner(plan_of(), root / STORE, NumpyTask(), create=True) as learner:
         try:
             learner.begin_round(learner.round, _model(0), acknowledged=told)
         except LedgerError:

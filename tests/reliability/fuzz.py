@@ -175,7 +175,7 @@ class Fuzzer:
         self.learner = self._open()
 
     def _open(self) -> Learner:
-        return self._make(fuzz_plan(), self._folder / "s.db", Temperamental())
+        return self._make(fuzz_plan(), self._folder / "s.db", Temperamental(), create=True)
 
     def restart(self) -> None:
         """The same learner from its store."""

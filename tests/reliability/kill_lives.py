@@ -24,8 +24,9 @@ from veilstream.engines.plan import Plan
 from veilstream.engines.release import encode
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample
+from veilstream.ledger.database import open_sqlite
 from veilstream.ledger.points import POINTS
-from veilstream.ledger.store import Ledger, open_sqlite
+from veilstream.ledger.store import Ledger
 from veilstream.ledger.witness import Witness
 from veilstream.mechanisms.keystream import Row
 
@@ -171,7 +172,7 @@ def _live(
     status = 1
     try:
         _place_faults(fate)
-        with Learner(plan(), store, NumpyLogistic()) as learner:
+        with Learner(plan(), store, NumpyLogistic(), create=True) as learner:
             _keep_diary(learner, diary)
             if sabotage:
                 _sabotage(sabotage, learner, world, fate)
@@ -300,7 +301,7 @@ _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
 
 
 def _would_take(learner: Learner, name: str) -> bool:
-    spent = learner._spent(learner._ledger.keyed(name.encode()))
+    spent = learner._spent([learner._ledger.keyed(name.encode())])
     return bool(learner.clients_wanted) and not spent
 
 
@@ -309,7 +310,7 @@ def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> Non
     if kind == "same-secrets":
         _same_secrets(learner)
     elif kind == "forget-clients":
-        learner._spent = lambda tag: False
+        learner._spent = lambda tags: False
     elif kind == "send-first":
         _send_first(learner, world, fate)
 

@@ -157,7 +157,7 @@ class Study:
 
 def _warm_up(folder: Path) -> None:
     """Import, solve and cache here what every life needs; see that forking is safe."""
-    with Learner(plan(), folder / "warm.db", NumpyLogistic()) as learner:
+    with Learner(plan(), folder / "warm.db", NumpyLogistic(), create=True) as learner:
         learner.learn_round(0, np.zeros(DIM), [])
     assert "jax" not in sys.modules
     tasks = Path("/proc/self/task")

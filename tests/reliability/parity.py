@@ -233,7 +233,7 @@ def deploy(
 ) -> Deployed:
     """Learners with stores of their own, and a server that takes differences of prefixes."""
     stream, tau = stream_of(plan), plan.learning.local_steps
-    learners = [make(plan, folder / f"{place}.db", task) for place in range(LEARNERS)]
+    learners = [make(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
     for place, learner in enumerate(learners):
         learner.place = place
     x = np.asarray(task.init(SEED), np.float32)

@@ -384,7 +384,7 @@ class History:
 
     def _open_and_work(self, learner: type[WatchedLearner]) -> None:
         """One learner, for a few rounds; closed in good order unless the power fails."""
-        opened = learner(self._plan, self._store, NumpyTask())
+        opened = learner(self._plan, self._store, NumpyTask(), create=True)
         try:
             self._outside.compare(opened._ledger._db)
             self._findings.work["starts"] += 1

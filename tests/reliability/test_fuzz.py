@@ -50,8 +50,8 @@ class LetsNotANumberIn:
 
 
 class Careless(Learner):
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
         self._admission = LetsNotANumberIn(self._admission)
 
 

@@ -219,7 +219,7 @@ class Place:
         self._learner = learner_class(ledger, self.outside)
 
     def open(self) -> WatchedLearner:
-        return self._learner(plan_of(), self.store, NumpyTask())
+        return self._learner(plan_of(), self.store, NumpyTask(), create=True)
 
     def works_again(self) -> None:
         """A fresh learner goes on, and nothing that was answered or sent is lost."""

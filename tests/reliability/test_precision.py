@@ -92,7 +92,7 @@ def test_the_study_sends_what_a_learner_sends(mechanism, at, tmp_path, monkeypat
     )
     key = NoiseKey.from_seed(at)
     monkeypatch.setattr(Learner, "_row", lambda self, step, secret: Row(key.secret, step))
-    with Learner(plan, tmp_path / "s.db", OneNumber()) as learner:
+    with Learner(plan, tmp_path / "s.db", OneNumber(), create=True) as learner:
         assert (learner.grid, learner.noise_std) == (setting.grid, setting.noise_std)
         for r in range(at + 1):
             client = Sample(np.array([0.7 if r == at else 0.0]), 0.0)

@@ -23,6 +23,12 @@ def demo_command(
     engine: Annotated[
         str, typer.Option("--engine", help="What carries messages: flower or flare.")
     ] = "flower",
+    trust_engine: Annotated[
+        bool,
+        typer.Option(
+            "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything.", show_default="runs/federation")
     ] = None,
@@ -38,7 +44,9 @@ def demo_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.engines.federation.demo import run_demo
+    from veilstream.engines.federation.service import check_trusted
 
+    check_trusted(engine, trusted=trust_engine)
     result = run_demo(out or Path("runs/federation"), engine, learners, rounds, insecure=insecure)
     if json:
         print_json(result.as_dict())

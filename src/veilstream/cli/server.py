@@ -21,6 +21,12 @@ PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on ev
 EngineName = Annotated[
     str, typer.Option("--engine", help="What carries messages: flower or flare.")
 ]
+TrustEngine = Annotated[
+    bool,
+    typer.Option(
+        "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
+    ),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
 ]
@@ -35,6 +41,7 @@ def server_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "flower",
+    trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:
@@ -44,9 +51,10 @@ def server_command(
     with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.engines.federation.service import ServerService
+    from veilstream.engines.federation.service import ServerService, check_trusted
     from veilstream.engines.plan import Plan
 
+    check_trusted(engine, trusted=trust_engine)
     loaded = Plan.load(plan)
     folder = out or Path("runs") / loaded.name
     _end_on_sigterm()
@@ -77,20 +85,47 @@ def learner_command(
     witness: Annotated[
         Path | None, typer.Option(help="The ledger's witness, best on another device.")
     ] = None,
+    new_store: Annotated[
+        bool,
+        typer.Option(
+            "--new-store",
+            help="Begin a ledger if there is none: for the first start. Without it a missing "
+            "ledger is an error, since a disk may only not be mounted.",
+        ),
+    ] = False,
     desk: Annotated[
         str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
     ] = None,
+    reply_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Replies leave so many seconds after their request, whoever came.",
+            show_default="live: federation.patience_s + 1; else when computed",
+        ),
+    ] = None,
+    reply_when_full: Annotated[
+        bool,
+        typer.Option(
+            "--reply-when-full",
+            help="Live: reply as soon as a round is full; its time shows whether clients came.",
+        ),
+    ] = False,
     engine: EngineName = "flower",
+    trust_engine: TrustEngine = False,
     insecure: Insecure = False,
 ) -> None:
     """Learn beside the data: clients' records stay here, only noisy sums leave.
 
     Runs until it is stopped (Ctrl-C, SIGTERM), and may be killed at any time: started again it goes
-    on where its ledger stands. `veilstream ledger status STORE` shows where that is.
+    on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
+    start needs `--new-store`; on a ledger that exists it changes nothing.
     """
-    from veilstream.engines.federation.service import LearnerService
+    from veilstream.engines.federation.service import LearnerService, check_trusted
     from veilstream.engines.plan import Plan
+    from veilstream.engines.process_secrecy import no_core_dumps, terse_tracebacks
 
+    no_core_dumps()
+    terse_tracebacks()
     if id_ is None and keys is None:
         raise InputError("--id", None, "a learner's name, or --keys", "try --id north")
     folder = keys or Path("keys/learners") / str(id_)
@@ -100,11 +135,14 @@ def learner_command(
     at = None if desk is None else parse_address("--desk", desk)
     if data == "live" and at is None:
         raise InputError("--desk", None, "an address, since people call", "--desk 127.0.0.1:8490")
+    check_trusted(engine, trusted=trust_engine)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     service = LearnerService(
         Plan.load(plan), folder, store or Path(f"{name}.db"), data,
         parse_address("--server", server), engine, witness, at, insecure,
+        new_store=new_store,
+        reply_after_s=reply_after, reply_when_full=reply_when_full,
     )  # fmt: skip
     service.run(_say, stop, lambda r: _say(f"round {r}"))
 

@@ -110,7 +110,7 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("method", "protects", "noise std"):
+    for name in ("method", "protects (simulated)", "noise std"):
         table.add_column(name, overflow="fold")
     for name in ("accuracy", "average loss", "dynamic regret", "static regret"):
         table.add_column(name, justify="right")
@@ -127,6 +127,10 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(table)
     seeds = len(summary["seeds"])
     console.print(f"[dim]mean ± std over {seeds} seeds; regret per step; {summary['data']}[/dim]")
+    console.print(
+        "[dim]simulated: noise from seeds protects no one; a deployed learner with these settings "
+        "would give what stands under protects[/dim]"
+    )
     for remark in (summary["comparators"] or {}).get("remarks", []):
         console.print(f"[dim]note: {remark}[/dim]")
     for name, method in summary["methods"].items():

@@ -1,6 +1,6 @@
 """The deployed learner: Algorithm 1 beside one data source, one client at a time.
 
-    learner = Learner(plan, "store.db", task)
+    learner = Learner(plan, "store.db", task, create=True)     the first time
     learner.begin_round(r, x)
     learner.observe(tag, sample)        up to τ times
     release = learner.finish_round()    send release.payload
@@ -33,19 +33,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.engines.plan import Plan
+from veilstream.engines.process_secrecy import no_core_dumps, without_values
 from veilstream.engines.release import Payload, Release, decode, encode
 from veilstream.engines.server_says import (
     checked_acknowledgement,
     checked_model,
     checked_round,
 )
-from veilstream.engines.terms import Terms, differences
+from veilstream.engines.terms import NOISE_LAW, Terms, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import moved, step_size
+from veilstream.learning.purity import check_pure
 from veilstream.learning.tasks import Sample, Task
 from veilstream.ledger.points import reached
 from veilstream.ledger.store import Ledger
+from veilstream.ledger.tags import tag_forms
 from veilstream.mechanisms.keystream import Row, fresh_secret
 from veilstream.privacy.grid_noise import GridNoise
 from veilstream.privacy.hidden import (
@@ -56,13 +59,13 @@ from veilstream.privacy.hidden import (
     add_noise,
     clip_onto_grid,
 )
+from veilstream.privacy.seeds import check_generator_once, checked_seed
 
 __all__ = ["Answer", "Learner"]
 
 Float32s = NDArray[np.float32]
 
 _SNAPSHOT_STEPS = 64
-_LONGEST_TAG = 1024
 
 
 class Answer(enum.Enum):
@@ -73,7 +76,12 @@ class Answer(enum.Enum):
 
 
 class Learner:
-    """One data source's side of a run. Open until `close`; a store has one learner at a time."""
+    """One data source's side of a run. Open until `close`; a store has one learner at a time.
+
+    ``create=True`` begins a store where there is none, and opens one that is there: a restart with
+    the same arguments goes on. Without it, a store that is missing is an `InputError`. From its
+    first learner on, a process leaves no core dumps (`veilstream.engines.process_secrecy`).
+    """
 
     _epoch: int
     _round: int
@@ -87,20 +95,27 @@ class Learner:
     _prefix: Noised  # all noisy steps of the epoch, in units of the grid
     _noise: GridNoise
 
+    @without_values
     def __init__(
-        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None
-    ) -> None:
+        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None,
+        create: bool = False,
+    ) -> None:  # fmt: skip
+        no_core_dumps()
         self._plan, self._task = plan, task
         self._admission = Admission.of(task)
-        self._terms = terms = Terms.of(plan, task.dim)
+        self._terms = terms = Terms.of(plan, task.dim, task)
         self._method, self._mechanism = terms.method, terms.mechanism
         self._tau, self._rounds = terms.local_steps, terms.rounds
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
+        self._checked_pure = False
+        if hasattr(task, "host_gradient"):
+            self._check_pure()
+        check_generator_once(fresh_secret)
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
-        self._ledger = self._open_ledger(store, witness)
+        self._ledger = self._open_ledger(store, witness, create=create)
         try:
             self._recover()
         except BaseException:
@@ -137,12 +152,18 @@ class Learner:
         return self._round == self._rounds
 
     @property
+    def notices(self) -> list[str]:
+        """What the person beside it should know of its files, a sentence each."""
+        return list(self._ledger.notices)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All that the guarantee rests on; a store keeps to it, and so must the server."""
         return self._terms.settings
 
     # --- a round ---------------------------------------------------------------------------------
 
+    @without_values
     def begin_round(
         self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
     ) -> None:
@@ -173,22 +194,25 @@ class Learner:
                     "(a learner answers one model a round)"
                 )
             return
+        self._check_pure()
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
+    @without_values
     def observe(self, client: bytes | str, sample: Sample) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
         participation goes). Data that cannot be used at all are refused before the step; data whose
-        gradient turns out unusable count as a zero gradient.
+        gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
+        (`veilstream.ledger.tags`); one that has nothing but white space is refused.
         """
-        if type(client) not in (bytes, str) or not 0 < len(client) <= _LONGEST_TAG:
+        names = tag_forms(client)
+        if not names:
             return Answer.REFUSED
         self._ledger.check()
-        name = client.encode(errors="surrogatepass") if isinstance(client, str) else client
-        tag = self._ledger.keyed(name)
-        if self._spent(tag):
+        tags = [self._ledger.keyed(name) for name in names]
+        if self._spent(tags):
             return Answer.TAKEN
         if self._pinned is None:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
@@ -199,10 +223,12 @@ class Learner:
         admitted = self._admission.admitted(sample)
         if admitted is None:
             return Answer.REFUSED
+        self._check_pure()
         with self._whole_or_broken():
-            self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tag)
+            self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tags[0])
         return Answer.TAKEN
 
+    @without_values
     def finish_round(self) -> Release:
         """Seal the round and return its message: the same bytes however often it is asked.
 
@@ -217,6 +243,7 @@ class Learner:
         """The last finished round's message, again; seals nothing."""
         return self._last_release()
 
+    @without_values
     def learn_round(
         self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
         acknowledged: tuple[int, str] | None = None,
@@ -233,6 +260,7 @@ class Learner:
             del sample
         return self.finish_round()
 
+    @without_values
     def acknowledge(self, r: int, digest: str) -> None:
         """Remember that the server has accepted round r's message.
 
@@ -261,6 +289,7 @@ class Learner:
             return None
         return np.asarray(self._task.predict(self._model, features)).tolist()
 
+    @without_values
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server; another run is refused until the next epoch."""
         if self._run is None:
@@ -273,6 +302,7 @@ class Learner:
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
             )  # fmt: skip
 
+    @without_values
     def new_epoch(self) -> None:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
         if not self.horizon_reached:
@@ -329,6 +359,12 @@ class Learner:
         reached("pinned")
         self._pinned, self._z, self._model = digest, Hidden(model), model
 
+    def _check_pure(self) -> None:
+        """Once a process; with JAX only when a gradient is needed, so that a restart is quick."""
+        if not self._checked_pure:
+            check_pure(self._task, self._gradient)
+            self._checked_pure = True
+
     def _raw_gradient(self, sample: Sample) -> RawGradient:
         """Never raises: what cannot be used becomes zero, and uses up its step."""
         zero = np.zeros(self._task.dim, np.float32)
@@ -344,7 +380,7 @@ class Learner:
 
     def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
         step = self._round * self._tau + self._taken
-        secret = fresh_secret()
+        secret = checked_seed(fresh_secret())
         noisy = add_noise(gradient, self._noise.step(self._row(step, secret)))
         reached("step-computed")
         self._write(
@@ -482,25 +518,30 @@ class Learner:
         """Keystream of a step's own secret; studies that need known draws replace this."""
         return Row(secret, step)
 
-    def _spent(self, tag: bytes) -> bool:
-        """Whether this client may not take part in the next step."""
-        visit = self._ledger.visit(tag)
-        if visit is None:
-            return False
+    def _spent(self, tags: list[bytes]) -> bool:
+        """Whether this client, under all its tags together, may not take the next step."""
+        visits = [visit for tag in tags if (visit := self._ledger.visit(tag)) is not None]
         step = self._round * self._tau + self._taken
         allowed = self._plan.participation
-        return (
-            visit.epoch != self._epoch
-            or visit.times >= allowed.times
-            or step - visit.step < allowed.min_separation
+        return bool(visits) and (
+            any(visit.epoch != self._epoch for visit in visits)
+            or sum(visit.times for visit in visits) >= allowed.times
+            or any(step - visit.step < allowed.min_separation for visit in visits)
         )
 
     def _check_settings(self, stored: dict[str, Any]) -> None:
         changed = differences(self.settings, stored)
-        if changed:
-            then = {key: stored.get(key) for key in changed}
+        if "noise_law" in changed:
             raise InputError(
-                "plan", {key: self.settings.get(key) for key in changed},
+                "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
+                f"one under {NOISE_LAW!r}, which this version runs",
+                "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
+                "clients; or go on with the version that began it",
+            )  # fmt: skip
+        if changed:
+            then = {key: stored for key, (_, stored) in changed.items()}
+            raise InputError(
+                "plan", {key: ours for key, (ours, _) in changed.items()},
                 f"what this store was begun with: {then}",
                 "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
                 "another plan",

@@ -25,6 +25,7 @@ from veilstream.privacy.grid_noise import GridNoise
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.privacy.hidden import Noised, RawGradient, add_noise, clip_onto_grid
 from veilstream.privacy.noise_law import calibrate_release
+from veilstream.privacy.seeds import check_generator_once, checked_seed
 
 __all__ = ["PrivateSum"]
 
@@ -56,6 +57,7 @@ class PrivateSum:
             accounting=accounting,
         )  # fmt: skip
         self.guarantee, self.grid, self.noise_std = noise.guarantee, noise.grid, noise.std
+        check_generator_once(fresh_secret)
         self._dim = dim
         self._noise = GridNoise(noise.mechanism.program, std=noise.std, grid=noise.grid, dim=dim)
         self._prefix = Noised(np.zeros(dim, np.int64))
@@ -96,7 +98,7 @@ class PrivateSum:
         if step == horizon:
             raise HorizonExhausted(horizon, step)
         clipped = clip_onto_grid(RawGradient(raw), self.grid)
-        noisy = add_noise(clipped, self._noise.step(Row(fresh_secret(), step)))
+        noisy = add_noise(clipped, self._noise.step(Row(checked_seed(fresh_secret()), step)))
         self._prefix = Noised(self._prefix + noisy)
         return encode(0, step, step + 1, self.grid.step, self._prefix)
 

@@ -1,7 +1,7 @@
 """A run is a folder: plan, guarantees, history, summary, versions. Figures are drawn from it alone.
 
     plan.toml        what was asked
-    guarantee.json   what each method promises
+    guarantee.json   what each method would promise if it were deployed; `simulated` is true here
     history.csv      one row per method, seed and round
     accuracy.csv     held-out accuracy at the rounds that were looked at
     models.npz       the last published model of every method and seed, unless they are very large
@@ -108,8 +108,13 @@ class Run:
 
     @property
     def guarantees(self) -> dict[str, Any]:
-        """What each method promises."""
+        """What each method would promise if it were deployed, beside ``simulated``: true."""
         return self._json("guarantee.json")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether seeds made the noise, so that this run itself protected no one."""
+        return bool(self.summary.get("simulated", False))
 
     def _json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text())

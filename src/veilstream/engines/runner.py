@@ -57,6 +57,9 @@ def run(
     ``task`` and ``stream`` are a model and data of your own, for plans with `learning.task` or
     `data.kind` = "custom". ``processes`` spreads seeds over that many processes.
 
+    A simulation: its noise comes from seeds and protects no one. Each guarantee in the folder is
+    what a deployed learner with these settings would give, beside ``"simulated": true``.
+
     Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
     ``resume=True`` goes on to the same numbers.
     """
@@ -198,6 +201,7 @@ def _finish(
     main = names[main_method(prepared)]
     summary = {
         "name": plan.name,
+        "simulated": True,
         "complete": complete,
         "rounds": done,
         "seeds": seeds,
@@ -259,6 +263,7 @@ def _method_summary(
         "noise_std": prepared.noise_std,
         "protects": prepared.plan.method.protects,
         "guarantee": prepared.guarantee.as_dict() if prepared.guarantee else None,
+        "simulated": True,
         "step_size": prepared.plan.step_size,
         "server_step_size": prepared.plan.server_step_size,
         "effective_step_size": prepared.effective_step_size,

@@ -4,7 +4,8 @@ A record {"age": 0.4, "city": "Oslo"} becomes a vector by signed feature hashing
 2009): a number adds ±value to the column of its name, a string ±1 to the column of "name=value".
 Columns follow from a stable, public hash, so every learner agrees on them without exchanging
 vocabularies, and nothing about other records is looked at: no running mean, no count, no dictionary
-that grows. That is what makes the gradient of a record a function of that record alone.
+that grows. That is what makes the gradient of a record a function of that record alone. Nor does
+a token stay in memory: the columns that a call has worked out are forgotten when it returns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import hashlib
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,6 +64,7 @@ class DictEncoder:
 
     def _encode(self, records: list[Record], names: list[str]) -> Float32s:
         rows = np.zeros((len(records), self.dim))
+        places: dict[str, tuple[int, float]] = {}  # tokens are people's data: gone with this call
         for row, record, name in zip(rows, records, names, strict=True):
             row[0] = 1.0
             if not isinstance(record, Mapping):
@@ -72,7 +73,9 @@ class DictEncoder:
                 )
             # In order of the tokens: where columns meet, rounding depends on who comes first.
             for token, value in sorted(_tokens(name, record)):
-                column, sign = _place(token, self.salt, self.dim)
+                if token not in places:
+                    places[token] = _place(token, self.salt, self.dim)
+                column, sign = places[token]
                 row[column] += sign * value
         if self.feature_norm is None:
             return rows.astype(np.float32)
@@ -188,7 +191,6 @@ def _label(index: int, y: object) -> float:
     return float(y)
 
 
-@lru_cache(maxsize=1 << 16)
 def _place(token: str, salt: str, dim: int) -> tuple[int, float]:
     """Column and sign of a token, from 64 bits of BLAKE2b keyed with the salt."""
     text = token.encode("utf-8", "surrogatepass")

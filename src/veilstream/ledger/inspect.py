@@ -10,8 +10,9 @@ from typing import Any
 
 from veilstream.errors import InputError, LedgerError
 from veilstream.ledger.chain import read_chain
+from veilstream.ledger.database import SCHEMA, readable
 from veilstream.ledger.lock import holder
-from veilstream.ledger.store import SCHEMA, readable, witness_path
+from veilstream.ledger.paths import lock_path, refuse_links, witness_path
 from veilstream.ledger.witness import Witness, entries_of, missing_witness
 
 __all__ = ["Status", "inspect", "verify"]
@@ -57,6 +58,7 @@ class Status:
 def inspect(store: Path, witness: Path | str | None = None) -> Status:
     """Read and check the whole chain; the witness is only counted (`verify` compares it)."""
     where = witness_path(store, witness)
+    refuse_links(store, where)
     db = _read_only(store)
     try:
         with readable(store):
@@ -75,7 +77,7 @@ def inspect(store: Path, witness: Path | str | None = None) -> Status:
     ]
     seen = _last_witnessed(where)
     return Status(
-        str(store), str(where), holder(store.with_suffix(".lock")),
+        str(store), str(where), holder(lock_path(store)),
         records=chain.length, head=chain.head.hex(),
         epoch=chain.epoch if epochs else None,
         round=kinds["message"], rounds=settings and settings["rounds"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.ledger.chain import read_chain
-from veilstream.ledger.store import SCHEMA, TAGS_TABLE, TAKE_PART
+from veilstream.ledger.database import SCHEMA, TAGS_TABLE, TAKE_PART
 
 __all__ = ["from_first_schema"]
 

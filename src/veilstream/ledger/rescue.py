@@ -18,8 +18,10 @@ from typing import Any
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import sync_directory
 from veilstream.ledger.chain import Chain, digest, read_chain, tag_key
+from veilstream.ledger.database import create_tables, open_sqlite, readable
 from veilstream.ledger.lock import OneWriter
-from veilstream.ledger.store import Ledger, create_tables, open_sqlite, readable, witness_path
+from veilstream.ledger.paths import lock_path, refuse_links, witness_path
+from veilstream.ledger.store import Ledger
 from veilstream.ledger.witness import Entry, Witness, entries_of
 
 __all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
@@ -28,9 +30,10 @@ __all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
 def renew_witness(store: Path, witness: Path | str | None = None) -> int:
     """Write the witness anew; returns how many records it holds. Only for the newest store."""
     where = witness_path(store, witness)
+    refuse_links(store, where)
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
-    lock = OneWriter(store.with_suffix(".lock"))
+    lock = OneWriter(lock_path(store))
     try:
         with readable(store):
             db = open_sqlite(store)
@@ -108,12 +111,13 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
     Secrets in the old one are destroyed if it can still be opened (`holds_secrets`).
     """
     where = witness_path(store, witness)
+    refuse_links(store, where)
     if not where.exists():
         raise InputError(
             "witness", str(where), "a witness that exists",
             "without it nobody knows who took part: begin another store, with other clients only",
         )  # fmt: skip
-    lock = OneWriter(store.with_suffix(".lock"))
+    lock = OneWriter(lock_path(store))
     try:
         key, entries = _testimony(where)
         tags = list(dict.fromkeys(entry.tag for entry in entries if entry.tag))

@@ -5,6 +5,10 @@ durable (WAL, synchronous=FULL) when they return, then witnessed (`veilstream.le
 Opening a ledger reads the whole chain and everything that hangs on it, and compares it with the
 witness. Clients are known by keyed hashes of their tags.
 
+A store is created only when that is asked for: a disk that is not mounted must not look like a
+learner's first day. What a running ledger stands on is looked at before every write: the same store
+under its path, with the head of the chain that this process wrote, and the witness as it was left.
+
 A ledger has one writer, and one failure: after a write that did not return, nobody knows what the
 disk holds, so the ledger refuses everything until it is opened anew.
 """
@@ -17,79 +21,65 @@ import hmac
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from veilstream.errors import LedgerError, PrivacyError
 from veilstream.files import sync_directory
 from veilstream.ledger.chain import Record, Visit, damaged, digest, read_chain, tag_key
+from veilstream.ledger.database import (
+    SCHEMA,
+    TAKE_PART,
+    create_tables,
+    open_sqlite,
+    readable,
+    usable,
+)
 from veilstream.ledger.lock import OneWriter
+from veilstream.ledger.paths import (
+    empty_store,
+    identity,
+    lock_path,
+    missing_store,
+    notices_of,
+    refuse_links,
+    witness_path,
+)
 from veilstream.ledger.witness import Entry, Witness, entries_of, missing_witness
 
-__all__ = ["SCHEMA", "Ledger", "create_tables", "open_sqlite", "readable", "witness_path"]
-
-SCHEMA = 2
-TAGS_TABLE = """
-CREATE TABLE tags (tag BLOB PRIMARY KEY, epoch INTEGER NOT NULL, step INTEGER NOT NULL,
-                   times INTEGER NOT NULL) WITHOUT ROWID"""
-_TABLES = (
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, "
-    "hash BLOB NOT NULL)",
-    TAGS_TABLE,
-    "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL)",
-)
-TAKE_PART = """
-INSERT INTO tags VALUES (?, ?, ?, 1) ON CONFLICT (tag)
-DO UPDATE SET epoch = excluded.epoch, step = excluded.step, times = times + 1"""
-
-
-def open_sqlite(path: Path) -> Any:
-    """A connection whose commits outlast a power cut, and whose deletions leave nothing behind."""
-    # One thread at a time, as for the learner itself; not always the same one.
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
-    for pragma in (
-        "page_size=16384", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON",
-        "wal_autocheckpoint=1000",
-    ):  # fmt: skip
-        connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-def create_tables(db: Any, tag_key: bytes) -> None:
-    """An empty store."""
-    db.execute("BEGIN IMMEDIATE")
-    for statement in _TABLES:
-        db.execute(statement)
-    db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (tag_key,))
-    db.execute(f"PRAGMA user_version={SCHEMA}")
-    db.execute("COMMIT")
-
-
-def witness_path(store: Path, witness: Path | str | None) -> Path:
-    """Where the witness of a store is, if nothing else is said."""
-    return Path(witness) if witness else store.with_suffix(".witness")
+__all__ = ["Ledger"]
 
 
 class Ledger:
-    """Open for one writer until `close`."""
+    """Open for one writer until `close`.
+
+    ``create=True`` makes a store where there is none, and opens one that is there. Without it a
+    store that is missing is an `InputError`. One that is missing or empty while its witness
+    remembers it is a `LedgerError` in either case.
+    """
 
     _connect = staticmethod(open_sqlite)
 
-    def __init__(self, path: Path | str, witness: Path | str | None = None) -> None:
+    def __init__(
+        self, path: Path | str, witness: Path | str | None = None, *, create: bool = False
+    ) -> None:
         self.path = Path(path)
         self.witness_path = witness_path(self.path, witness)
         self._db: Any = None
         self._witness: Witness | None = None
         self._unwitnessed: list[Entry] = []
         self._failed = False
-        with _usable(self.path):
+        self._create = create
+        with usable(self.path):
+            refuse_links(self.path, self.witness_path)
+            if identity(self.path) is None:
+                self._refuse_lost_store("there is no store")
+                if not create:
+                    raise missing_store(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = OneWriter(self.path.with_suffix(".lock"))
+            self._lock = OneWriter(lock_path(self.path))
         try:
-            with _usable(self.path):
+            with usable(self.path):
                 self._open()
         except BaseException:
             self.close()
@@ -98,25 +88,35 @@ class Ledger:
     # --- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        if not self.path.exists():
-            self._refuse_lost_store()
+        if identity(self.path) is None:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not self.path.stat().st_size:
+            self._refuse_empty_store()
         with readable(self.path):
+            self._file = identity(self.path)
             self._db = self._connect(self.path)
             self._create_or_check()
             sync_directory(self.path.parent)
             self.chain = read_chain(self._db, self.path)
             self.tag_key = tag_key(self._db)
             self._witness = self._open_witness()
+        self._witness.hold()
+        self.notices = notices_of(self.path, self.witness_path)
 
-    def _refuse_lost_store(self) -> None:
+    def _refuse_empty_store(self) -> None:
+        """An interrupted first start leaves one behind, and so does a loss."""
+        self._refuse_lost_store("nothing is left in the store")
+        if not self._create:
+            raise empty_store(self.path)
+
+    def _refuse_lost_store(self, what: str) -> None:
         if not self.witness_path.exists():
             return
         witness = Witness(self.witness_path)
         witness.close()
         if witness.last() is not None:
             raise LedgerError(
-                f"there is a witness {self.witness_path} and no store {self.path}",
+                f"{what} {self.path}, and there is its witness {self.witness_path}",
                 "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
                 "a new one, with everyone the witness knows of left out",
             )
@@ -125,6 +125,7 @@ class Ledger:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if found == 0 and tables == 0:
+            self._refuse_empty_store()
             create_tables(self._db, secrets.token_bytes(32))
         elif found == 1:
             from veilstream.ledger.migrate import from_first_schema
@@ -212,7 +213,9 @@ class Ledger:
         self._failed = True
         try:
             run = self._db.execute
+            self._check_files()
             run("BEGIN IMMEDIATE")
+            self._check_head()
             run("INSERT INTO records VALUES (?, ?, ?, ?)", (record.number, kind, text, record.hash))
             for name in destroy or []:
                 run("DELETE FROM blobs WHERE name = ?", (name,))
@@ -225,6 +228,10 @@ class Ledger:
             if tag is not None:
                 run(TAKE_PART, (tag, body["epoch"], body["step"]))
             run("COMMIT")
+        except LedgerError:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
         except Exception as error:
             raise PrivacyError(
                 f"the ledger {self.path} could not be written ({error}): nothing was released "
@@ -233,6 +240,27 @@ class Ledger:
         self.chain.follow(record)
         self._unwitnessed.append(Entry.of(record))
         return record
+
+    def _check_files(self) -> None:
+        """Refuse to write if store or witness are not the files that this process wrote to."""
+        if identity(self.path) != self._file:
+            raise LedgerError(
+                f"the store {self.path} was moved, or another file has taken its place",
+                "put the newest store back, then start the learner again",
+            )
+        assert self._witness is not None
+        self._witness.check()
+
+    def _check_head(self) -> None:
+        """Refuse to write after a record that this process does not know."""
+        newest = "SELECT number, hash FROM records ORDER BY number DESC LIMIT 1"
+        found = self._db.execute(newest).fetchone()
+        if found != ((self.chain.length - 1, self.chain.head) if self.chain.length else None):
+            raise LedgerError(
+                f"the store {self.path} moved on without this process (its last record is another)",
+                "something else wrote to it, or it was rewound under a running learner: end both, "
+                "put the newest store back, then start one learner",
+            )
 
     def witness(self) -> None:
         """Have everything written so far witnessed; only then may anything leave."""
@@ -304,29 +332,3 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Whatever a broken file makes SQLite or JSON say is one error."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise LedgerError(
-            f"{path} cannot be used ({error})",
-            "see that it can be written, that its disk is mounted and has room",
-        ) from error
-    except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
-        raise damaged(path, str(error)) from error
-
-
-@contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    """Whatever the operating system says of a path is an error with a way out."""
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"{path} cannot be used ({error})",
-            "see that its directory can be written, that its disk is mounted and has room",
-        ) from error

@@ -17,10 +17,17 @@ learner:
 A torn last entry (a cut while it was appended) is no evidence of anything and is dropped: what it
 would have witnessed was not yet let out. (The first form of this file had no start and entries of
 80 bytes, without epochs; it is still read, and replaced.)
+
+Before it appends, a learner looks whether the file is as it left it: the same file under the same
+path, of the same size, with the same last entry. If not, someone else wrote to it (a clone of the
+learner, or the learner that this one is a resumed snapshot of), and this learner stops.
+
+The file is sensitive: with the key and a list of people, anyone can tell who of them took part.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -30,9 +37,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veilstream.errors import LedgerError
+from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
 from veilstream.ledger.chain import Record, carried_tags
+from veilstream.ledger.paths import identity
 
 __all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of", "missing_witness"]
 
@@ -77,10 +85,11 @@ class Witness:
         """Open a file that `create` made."""
         self.path = path
         path.with_name(f".{path.name}.new").unlink(missing_ok=True)
-        self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._first_form = self._read(0, 8) != _MAGIC
             self._end = 0
+            self._size = os.fstat(self._handle).st_size
             if self._first_form:
                 self._last = self._last_of_first_form()
             else:
@@ -116,14 +125,37 @@ class Witness:
         """The newest entry."""
         return self._last
 
+    def hold(self) -> None:
+        """Keep other writers away until `close`, where the file system has locks."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreBusy(str(self.path), "unknown") from None
+        except OSError:  # no locks here: `check` still notices what others wrote
+            return
+
+    def check(self) -> None:
+        """Raise `LedgerError` unless the file is as this process left it."""
+        here = os.fstat(self._handle)
+        if identity(self.path) != (here.st_dev, here.st_ino):
+            raise self._moved_on("its path leads to another file, or to none")
+        if here.st_size != self._size:
+            raise self._moved_on(f"it was left with {self._size} bytes and has {here.st_size}")
+        if self._last is not None:
+            last = Entry.unpack(self._read(self._end - ENTRY_BYTES, ENTRY_BYTES))
+            if last != self._last:
+                raise self._moved_on("its last entry is not the one that was left")
+
     def append(self, entries: list[Entry]) -> None:
-        """Durable when it returns."""
+        """Durable when it returns; nothing that others wrote is overwritten (see `check`)."""
+        self.check()
         data = b"".join(entry.pack() for entry in entries)
         done = os.pwrite(self._handle, data, self._end)
         if done != len(data):
             raise OSError(f"only {done} of {len(data)} bytes fitted into {self.path}")
         os.fsync(self._handle)
         self._end += len(data)
+        self._size = max(self._size, self._end)  # a torn end may be longer than what replaced it
         self._last = entries[-1]
 
     def close(self) -> None:
@@ -162,6 +194,14 @@ class Witness:
         if size >= _FIRST_FORM.size:
             raise self._damaged("everywhere")
         return None
+
+    def _moved_on(self, how: str) -> LedgerError:
+        return LedgerError(
+            f"the witness {self.path} moved on without this process ({how})",
+            "another learner wrote to it: this one is a clone, or a snapshot that was resumed. End "
+            "this one and keep the other; if there is no other, start this one again: it compares "
+            "its store with the witness",
+        )
 
     def _damaged(self, where: str) -> LedgerError:
         return LedgerError(

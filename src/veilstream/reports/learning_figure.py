@@ -83,7 +83,7 @@ def _panels(summary: dict[str, Any]) -> dict[str, list[str]]:
         promise = method["guarantee"]
         if promise:
             title = (
-                f"({promise['epsilon']:g}, {promise['delta']:g})-LDP, "
+                f"({promise['epsilon']:g}, {promise['delta']:g})-LDP, simulated, "
                 f"{'the paper’s' if promise['accounting'] == 'zcdp' else 'exact'} accounting"
             )
             panels.setdefault(title, [*free]).append(name)

@@ -42,13 +42,23 @@ class Unkind:
         self.dim = terms.dim
         self._clip_norm, self._step = terms.grid.clip_norm, terms.grid.step
         self._seed = seed
-        self.known: Integers = np.zeros(self.dim, np.int64)
+        self._before: Integers = np.zeros(self.dim, np.int64)
+        self._now: tuple[int, Integers] = (-1, self._before)
+
+    @property
+    def known(self) -> Integers:
         """Sum of what should have been used so far, in units of the grid."""
+        return self._before + self._now[1]
 
     def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
-        """The gradient of the client of this step; counted."""
-        raw = self._raw(int(sample.target), z)
-        self.known = self.known + clipped_by_hand(raw, self._clip_norm, self._step)
+        """The gradient of the client of this step; counted once, however often it is asked for."""
+        step = int(sample.target)
+        raw = self._raw(step, z)
+        if not float(sample.target).is_integer():  # of the learner's check that gradients are pure
+            return raw
+        if step != self._now[0]:
+            self._before = self.known
+        self._now = step, clipped_by_hand(raw, self._clip_norm, self._step)
         return raw
 
     def _raw(self, step: int, z: Float32s) -> Float32s:
@@ -110,7 +120,7 @@ def listen(
     unlike = 0
     with tempfile.TemporaryDirectory(prefix="veilstream-audit-") as folder:
         store = Path(folder) / "store.db"
-        learner = make(plan, store, task)
+        learner = make(plan, store, task, create=True)
         try:
             for r in range(terms.rounds if rounds is None else rounds):
                 learner.begin_round(r, server.x)

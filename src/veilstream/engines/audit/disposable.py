@@ -13,9 +13,11 @@ A deployed learner is a `Learner`, whose seeds are its own affair: neither of th
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tempfile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,16 +29,21 @@ from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.grid import Grid, OnGrid
 from veilstream.privacy.hidden import ClippedGradient, RawGradient, clip_onto_grid
 
-__all__ = ["Apart", "Disposable", "Twin"]
+__all__ = ["Apart", "Disposable", "Twin", "in_memory"]
+
+_ROOM = 4 << 30  # bytes
 
 
 class Disposable(Learner):
-    """A learner whose store is made for it and goes with it."""
+    """A learner whose store is made for it and goes with it.
 
-    def __init__(self, plan: Plan, task: Task) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-")
+    ``parent`` is where its folder is made, if not where temporary files are.
+    """
+
+    def __init__(self, plan: Plan, task: Task, parent: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
         try:
-            super().__init__(plan, Path(self._folder.name) / "store.db", task)
+            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -49,6 +56,13 @@ class Disposable(Learner):
         """Let go of the store, for good."""
         super().close()
         self._folder.cleanup()
+
+
+def in_memory(plan: Plan, task: Any) -> Disposable:
+    """One whose store is in memory, where there is room: what it writes is only thrown away."""
+    folder = Path("/dev/shm")
+    room = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= _ROOM
+    return Disposable(plan, task, folder if room else None)
 
 
 class Apart(Disposable):

@@ -14,6 +14,8 @@ from scipy.linalg import solve_triangular
 from scipy.stats import norm
 
 from veilstream.engines.audit.canary import BATCH, canary_runs
+from veilstream.engines.audit.cells import DRAWS
+from veilstream.engines.audit.checks import deployed_checks, ticks_of_checks
 from veilstream.engines.audit.deployed import Unkind, listen
 from veilstream.engines.audit.transcript import Transcript, law_of_terms
 from veilstream.engines.audit.twins import twin_runs
@@ -21,11 +23,21 @@ from veilstream.engines.plan import DataPlan, Plan
 from veilstream.engines.terms import Terms
 from veilstream.errors import InputError
 from veilstream.privacy.audit import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
+from veilstream.privacy.audit.check import Check, alarming
 from veilstream.privacy.audit.many_run import epsilon_of
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
 
-__all__ = ["DEFAULT_PLAN", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
+__all__ = [
+    "DEFAULT_PLAN",
+    "SHARES",
+    "UNSEEN",
+    "AuditReport",
+    "audit",
+    "auditable",
+    "ticks",
+    "unlike_each",
+]
 
 Floats = NDArray[np.float64]
 
@@ -47,9 +59,13 @@ UNSEEN = (
     "how long things take, and what a client reveals by other means",
     "a flaw that shows on some inputs only, none of which the audit sent",
     "anything rarer than its runs: events of probability well below one in the number of runs",
+    "seeds that look drawn and are known to someone: messages and statistics are the same",
 )
 """What no audit of messages can see."""
 
+SHARES = 6
+"""Parts of an audit that may each raise a false alarm with probability `FALSE_ALARMS`: two runs,
+canaries, two learners, and all of ``checks`` together; one to spare."""
 _COORDINATES = 100_000
 _NUMBERS = 16_000_000  # of one transcript
 _MOST_ROUNDS = 2048
@@ -71,6 +87,8 @@ class AuditReport:
     twins: Differencing
     many: ManyRun
     local_steps: int
+    checks: tuple[Check, ...]
+    """Cells, single coordinates, pairs, epochs, seeds, and a federation if one was run."""
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -100,6 +118,10 @@ class AuditReport:
             found.append(f"{self.many.runs} runs: mu is at least {best:.4g}, more than promised")
         elif self.many.stranger:
             found.append(f"{self.many.runs} runs: guesses do not fit the claimed mechanism")
+        found += [
+            f"{check.name}: {check.means} ({check.figure}; p = {check.p:.1g})"
+            for check in alarming(self.checks)
+        ]
         return tuple(found)
 
     @property
@@ -137,6 +159,7 @@ class AuditReport:
             "independence_p": self.independence_p,
             "repeats_unlike": self.repeats_unlike,
             "on_grid": self.on_grid,
+            "checks": [check.as_dict() for check in self.checks],
             "cannot_see": list(UNSEEN),
         }
         readable: dict[str, Any] = _finite(plain)
@@ -160,9 +183,10 @@ def auditable(plan: Plan) -> Plan:
     return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
 
 
-def ticks(plan: Plan, runs: int) -> int:
+def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:
     """How many rounds an audit takes."""
-    return plan.learning.rounds * (2 + -(-runs // BATCH))
+    rounds = plan.learning.rounds
+    return rounds * (2 + -(-runs // BATCH)) + ticks_of_checks(rounds, draws, federation=federation)
 
 
 def audit(
@@ -170,13 +194,15 @@ def audit(
     *,
     runs: int = 100_000,
     coordinates: int = _COORDINATES,
+    draws: int = DRAWS,
+    federation: bool = False,
     tick: Callable[[int], None] = lambda _: None,
 ) -> AuditReport:
-    """Run every check on a deployed learner of this plan.
+    """Run every check on a deployed learner of this plan; also in a federation, if asked to.
 
-    Guarantees: if the code is correct, all checks together raise an alarm with probability at most
-    five times `FALSE_ALARMS`. Stores are made in temporary folders; seeds come from the operating
-    system, as in deployment.
+    ``draws`` is how often each cell test sees a message. Guarantees: if the code is correct, all
+    checks together raise an alarm with probability at most `SHARES` times `FALSE_ALARMS`. Stores
+    are made in temporary folders; seeds come from the operating system, as in deployment.
     """
     plan = auditable(plan)
     rounds, tau = plan.learning.rounds, plan.learning.local_steps
@@ -201,6 +227,9 @@ def audit(
         twins=twin_runs(plan, small, at=law.worst, adaptive=tau == 1),
         many=many,
         local_steps=tau,
+        checks=deployed_checks(
+            plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick
+        ),
     )
 
 

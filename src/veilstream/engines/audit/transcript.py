@@ -57,9 +57,15 @@ class Transcript:
         )
 
     @property
+    def units(self) -> Integers:
+        """What should be noise and nothing else, in units of the grid."""
+        values: Integers = self.prefixes - self.known
+        return values
+
+    @property
     def residuals(self) -> Floats:
-        """What should be noise and nothing else."""
-        values: Floats = np.multiply(self.prefixes - self.known, self.grid, dtype=np.float64)
+        """The same, in the units of gradients."""
+        values: Floats = np.multiply(self.units, self.grid, dtype=np.float64)
         return values
 
 

@@ -57,7 +57,7 @@ def twin_runs(
     runs: list[Transcript] = []
     for sign in (-1.0, 1.0):
 
-        def made(plan: Plan, _: Path, task: Any) -> Learner:
+        def made(plan: Plan, _: Path, task: Any, **__: Any) -> Learner:
             return make(plan, task, pair)
 
         task = Replaced(terms, at, sign)

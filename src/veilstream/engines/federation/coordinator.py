@@ -30,10 +30,11 @@ from veilstream.engines.federation.messages import Reply, Request, digest
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import decode
 from veilstream.engines.run_folder import check_folder, versions
-from veilstream.engines.terms import Terms, both_sides, differences
+from veilstream.engines.terms import SAME_TERMS, Terms, both_sides, differences
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.algorithm import blend, moved, step_size
+from veilstream.learning.tasks import Task
 
 __all__ = ["Coordinator", "Standing"]
 
@@ -102,10 +103,12 @@ class Coordinator:
         folder: Path,
         *,
         engine: str = "",
+        task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         self._plan, self._keys, self._folder, self._watch = plan, keys, folder, watch
-        self.terms = Terms.of(plan, len(x0))
+        self.terms = Terms.of(plan, len(x0), task)
+        self._settings = self.terms.settings
         n = plan.learning.learners
         if len(keys.learners) != n:
             raise InputError(
@@ -212,7 +215,7 @@ class Coordinator:
             asking = self._enrolling.setdefault(node, _Enrolling())
             if now > asking.again_at:
                 request = Request(
-                    "enrol", self.run, "", secrets.token_hex(8), settings=self.terms.settings
+                    "enrol", self.run, "", secrets.token_hex(8), settings=self._settings
                 ).sign(self._keys.identity)
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S
@@ -280,11 +283,11 @@ class Coordinator:
     def _seat(self, node: str, reply: Reply, here: _Round) -> None:
         """Enrol: same terms, one daemon a name."""
         name, facts = reply.learner, reply.facts
-        unlike = differences(self.terms.settings, facts.get("settings", {}))
+        unlike = differences(self._settings, facts.get("settings", {}))
         if unlike:
             both = both_sides(unlike)
             self._refused[name] = f"{name}: another plan ({both})"
-            raise ProtocolError(f"learner {name!r} has another plan ({both})", "use one plan")
+            raise ProtocolError(f"learner {name!r} has another plan ({both})", SAME_TERMS)
         place, daemon = self._places.get(name), str(facts.get("daemon"))
         elsewhere = place and place.node != node and place.node in self._present
         if place and elsewhere and place.daemon != daemon:

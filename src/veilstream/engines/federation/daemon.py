@@ -2,7 +2,8 @@
 
 `handle(request bytes) -> reply bytes` is all that an engine's relay calls, over a Unix socket. It
 does one request at a time, and the same request again gets the same release. Only releases leave:
-no loss, no count of refused clients; a reply has one size whatever the data.
+no loss, no count of refused clients; a reply has one size whatever the data, and where people call
+(`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`).
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from veilstream.engines.federation import frames
 from veilstream.engines.federation.keys import LearnerKeys
 from veilstream.engines.federation.messages import Reply, Request, digest
-from veilstream.engines.federation.sources import Source
+from veilstream.engines.federation.reply_times import ReplyTimes, reply_times
+from veilstream.engines.federation.sources import LiveSource, Source
 from veilstream.engines.learner import Answer, Learner
 from veilstream.engines.release import Release
-from veilstream.engines.terms import both_sides, differences
+from veilstream.engines.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.learning.tasks import Sample
 
@@ -40,10 +42,19 @@ class Daemon:
         keys: LearnerKeys,
         source: Source,
         log: Callable[[str], None] = lambda _: None,
+        *,
+        replies: ReplyTimes | Literal["by source", "when done"] = "by source",
     ) -> None:
+        """``replies`` says when releases leave; by default at a fixed time if people call."""
         self._learner, self._keys, self._source, self._log = learner, keys, source, log
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
+        self._closing = threading.Event()
+        window_s = source.window_s if isinstance(source, LiveSource) else None
+        if replies == "by source":
+            self._replies = reply_times(window_s, None, when_full=False)
+        else:
+            self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
         self._listener: socket.socket | None = None
 
@@ -53,8 +64,11 @@ class Daemon:
         """A signed reply to whatever comes; a refusal says why, and never anything about data."""
         try:
             request = Request.read(data, self._keys.server)
+            arrived = self._now()
             with self._busy:
-                reply = self._answer(request, digest(data))
+                reply = self._answer(request, digest(data), arrived)
+        except _Closing:
+            raise
         except VeilstreamError as error:
             self._log(str(error))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
@@ -63,7 +77,7 @@ class Daemon:
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
-    def _answer(self, request: Request, answers: str) -> Reply:
+    def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
         if request.kind == "enrol":
             return self._enrol(request, answers)
         if request.learner != self._keys.name:
@@ -72,7 +86,7 @@ class Daemon:
                 "check which keys this machine was given",
             )
         self._learner.join(request.run)
-        release = self._release(request)
+        release = self._release(request, arrived)
         self.rounds_done += 1
         return Reply("release", self._keys.name, answers, {}, release.payload)
 
@@ -82,7 +96,7 @@ class Daemon:
             both = both_sides(unlike)
             raise ProtocolError(
                 f"server and learner {self._keys.name!r} have different plans ({both})",
-                "use one plan on both sides",
+                SAME_TERMS,
             )
         self._learner.join(request.run)
         facts = {
@@ -93,7 +107,7 @@ class Daemon:
         }
         return Reply("enrolled", self._keys.name, answers, facts)
 
-    def _release(self, request: Request) -> Release:
+    def _release(self, request: Request, arrived: float) -> Release:
         """Do the round, or say again what is sealed; a round begun with another x is finished."""
         learner, r = self._learner, request.round
         if r == learner.round - 1:
@@ -101,8 +115,33 @@ class Daemon:
             return learner.sealed_release()
         if not (learner.pinned and r == learner.round):
             learner.begin_round(r, self._model(request.body), request.acknowledged)
-        self._take_clients(r)
-        return learner.finish_round()
+        try:
+            self._take_clients(r)
+            return learner.finish_round()
+        finally:
+            self._hold(r, arrived)
+
+    def _now(self) -> float:
+        return 0.0 if self._replies is None else self._replies.clock()
+
+    def _hold(self, r: int, arrived: float) -> None:
+        """Wait until the reply may leave; whoever asks meanwhile waits as well."""
+        if self._replies is None:
+            return
+        done = self._now()
+        due = self._replies.due(arrived, done)
+        late = due - arrived - self._replies.after_s
+        if late > 0:
+            self._log(
+                f"round {r} is answered {late:g} s late, and how late may depend on clients: give "
+                f"--reply-after more than {self._replies.after_s + late:g} seconds"
+            )
+        if self._wait(due - done):
+            raise _Closing
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether the daemon was closed meanwhile; then nothing leaves, also not early."""
+        return self._closing.wait(max(0.0, seconds))
 
     def _take_clients(self, r: int) -> None:
         """What goes wrong in a source is the learner's own affair: the round ends without."""
@@ -155,16 +194,21 @@ class Daemon:
             try:
                 while (data := frames.receive(connection)) is not None:
                     frames.send(connection, self.handle(data))
-            except OSError:
-                return  # the relay is gone; what was sealed is sent when it asks again
+            except (OSError, _Closing):
+                return  # what was sealed is sent when someone asks again
 
     def close(self) -> None:
         """Stop answering."""
+        self._closing.set()
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         with self._busy:
             self._learner.close()
+
+
+class _Closing(Exception):
+    """The daemon is closed while a reply waits for its time."""
 
 
 def _outside(error: VeilstreamError) -> str:

@@ -16,6 +16,7 @@ from veilstream.engines.federation.addresses import free_port
 from veilstream.engines.federation.checkpoint import Models
 from veilstream.engines.federation.keys import make_keys
 from veilstream.engines.federation.processes import Child
+from veilstream.engines.federation.service import TRUST_NEEDED
 from veilstream.engines.plan import Plan
 from veilstream.errors import InputError, VeilstreamError
 from veilstream.files import write_file
@@ -119,6 +120,7 @@ def _children(
     veilstream = [sys.executable, "-m", "veilstream"]
     common = ["--plan", str(folder / "plan.toml"), "--engine", engine]
     common += ["--insecure"] if insecure else []
+    common += ["--trust-engine"] if engine in TRUST_NEEDED else []  # asked for before this
     server = [
         *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
         "--listen", f"{host}:{port}", "--out", str(folder / "run"),
@@ -129,6 +131,7 @@ def _children(
             *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
             "--server", f"{host}:{port}", "--data", f"plan:{index}",
             "--store", str(folder / "learners" / name / "store.db"),
+            "--new-store",
         ]  # fmt: skip
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children

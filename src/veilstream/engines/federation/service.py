@@ -21,19 +21,22 @@ from veilstream.engines.federation.daemon import Daemon
 from veilstream.engines.federation.desk import Desk
 from veilstream.engines.federation.keys import LearnerKeys, ServerKeys
 from veilstream.engines.federation.publish import Publisher
+from veilstream.engines.federation.reply_times import WHEN_FULL, reply_times
 from veilstream.engines.federation.sources import LiveSource, open_source
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.learning.tasks import Task
 
 __all__ = [
     "ENGINES",
+    "TRUST_NEEDED",
     "Address",
     "Engine",
     "LearnerService",
     "Node",
     "ServerService",
+    "check_trusted",
     "learner_node",
     "server_engine",
     "tended",
@@ -41,7 +44,22 @@ __all__ = [
 
 Address = tuple[str, int]
 ENGINES = ("flower", "flare")
+TRUST_NEEDED = {
+    "flare": "FLARE's site process runs under the learner's account and takes orders: the server, "
+    "another learner and any local account can read the learner's files through it (records, "
+    "store, seeds), which no noise protects"
+}
+"""Engines that see more than messages, and what that means."""
 _TEND_S = 1.0
+
+
+def check_trusted(engine: str, *, trusted: bool) -> None:
+    """Refuse an engine that can read a learner's files, unless someone says that it is trusted."""
+    if why := "" if trusted else TRUST_NEEDED.get(engine, ""):
+        raise InputError(
+            "--engine", engine, f"--trust-engine beside it, since {why}",
+            "use --engine flower; or, if all of these are trusted, add --trust-engine",
+        )  # fmt: skip
 
 
 class Engine(Carrier, Protocol):
@@ -119,7 +137,9 @@ class ServerService:
         keys = ServerKeys.load(self.keys)
         task = task_of(self.plan) if self.task is None else self.task
         x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
-        coordinator = Coordinator(self.plan, x0, keys, self.folder, engine=self.engine, watch=watch)
+        coordinator = Coordinator(
+            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
+        )
         say(str(coordinator.terms.guarantee))
         with ExitStack() as stack:
             if self.publish is not None:
@@ -155,6 +175,11 @@ class LearnerService:
     desk: Address | None = None
     insecure: bool = False
     task: Task | None = None
+    new_store: bool = False
+    """Begin a store where there is none."""
+    reply_after_s: float | None = None
+    """When releases leave after their request; None: by the source (`reply_times`)."""
+    reply_when_full: bool = False
 
     def run(
         self,
@@ -166,12 +191,20 @@ class LearnerService:
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan)
+        window_s = source.window_s if isinstance(source, LiveSource) else None
+        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
+        if self.reply_when_full:
+            say(f"warning: {WHEN_FULL}")
         task = task_of(self.plan) if self.task is None else self.task
         with ExitStack() as stack:
-            learner = Learner(self.plan, self.store, task, witness=self.witness)
+            learner = Learner(
+                self.plan, self.store, task, witness=self.witness, create=self.new_store
+            )
             stack.callback(learner.close)
             say(str(learner.guarantee))
-            daemon = Daemon(learner, keys, source, log=say)
+            for notice in learner.notices:
+                say(f"warning: {notice}")
+            daemon = Daemon(learner, keys, source, log=say, replies=times or "when done")
             socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
             daemon.listen(socket)
             threading.Thread(target=daemon.serve, daemon=True).start()

@@ -119,7 +119,7 @@ class LiveSource:
     """People who call: each waits until a learner takes its data, and nothing is put by."""
 
     def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+        self.window_s = patience_s
         self._turn = threading.Lock()  # one caller at a time
         self._changed = threading.Condition()
         self._offer: tuple[str | bytes, Any] | None = None
@@ -139,7 +139,7 @@ class LiveSource:
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Whoever calls within the plan's patience."""
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self.window_s
         with self._changed:
             self._open = True
             try:

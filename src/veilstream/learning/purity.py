@@ -1,0 +1,80 @@
+"""Whether a task's gradient is a pure function of (model, record): checked before any client comes.
+
+The promise counts what one client's record can move: its own gradient, at its own step. A gradient
+that remembers (a running mean, a cache, a counter) carries one client's record into the next one's
+step; one that draws random numbers is not the gradient that was clipped when it is asked for again.
+Neither is covered by the promise.
+
+What can be seen from outside is checked: made-up records, the same one twice with another between,
+give the same bytes. A task that changes its ways later is not found out: purity is a duty of
+whoever writes a task, and this is a check of it, not a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.learning.admission import Admission
+from veilstream.learning.tasks import Sample, Task
+
+__all__ = ["check_pure", "example_records"]
+
+Gradient = Callable[[NDArray[np.float32], Sample], Any]
+
+
+def check_pure(task: Task, gradient: Gradient) -> None:
+    """Refuse a gradient that depends on what it was asked before (`InputError`).
+
+    ``task`` says what a record looks like (`features_shape`, `labels`); ``gradient`` is the
+    function that a learner calls with a model and an admitted record.
+    """
+    for model in _models(task.dim):
+        before = model.copy()
+        records = example_records(task)
+        first = [_outcome(gradient, model, record) for record in records]
+        again = [_outcome(gradient, model, record) for record in records]
+        if first != again or not np.array_equal(model, before):
+            raise InputError(
+                "task", type(task).__name__,
+                "a gradient that is a pure function of (model, record): the same record twice must "
+                "give the same bytes",
+                "keep no state between records (running means, caches, counters), draw no random "
+                "numbers, and leave the model that is passed in as it is",
+            )  # fmt: skip
+
+
+def example_records(task: Task) -> list[Sample]:
+    """Made-up records that the task admits: one of zeros, and one without any."""
+    admission = Admission.of(task)
+    # Not whole numbers, so that a task which numbers its records can tell these from real ones.
+    targets = (
+        (-0.75, 0.25) if admission.labels is None else (admission.labels[0], admission.labels[-1])
+    )
+    count = int(np.prod(admission.shape, dtype=np.int64))
+    ramp = (np.linspace(0.1, 0.9, count) * (-1.0) ** np.arange(count)).reshape(admission.shape)
+    offers = [Sample(np.zeros(admission.shape), targets[0]), Sample(ramp, targets[1])]
+    admitted = (admission.admitted(offer) for offer in offers)
+    return [record for record in admitted if record is not None]
+
+
+def _models(dim: int) -> list[NDArray[np.float32]]:
+    """Zero, where many tasks begin, and one that is nowhere zero."""
+    ramp = np.linspace(0.05, 0.15, dim, dtype=np.float32)
+    return [np.zeros(dim, np.float32), ramp]
+
+
+def _outcome(gradient: Gradient, model: NDArray[np.float32], record: Sample) -> tuple[Any, ...]:
+    """What a learner would use: type, shape and bytes; or that nothing came, which counts as 0."""
+    view = model.view()
+    view.flags.writeable = False
+    try:
+        with np.errstate(all="ignore"):
+            found = np.asarray(gradient(view, record))
+        return found.dtype.str, found.shape, found.tobytes()
+    except Exception as error:  # as in a learner's step, where it counts as a zero gradient
+        return ("raised", type(error).__name__)

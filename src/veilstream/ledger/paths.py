@@ -1,0 +1,106 @@
+"""The files of a ledger: where they are, and what the file system must not do to them.
+
+A store, its log (``-wal``, ``-shm``), its lock and its witness are plain files. A symbolic link in
+the place of one is refused: it could lead two names to one store, each with its own lock, or a
+learner to a file that someone else chose. (Links among the directories above are followed.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from veilstream.errors import InputError, LedgerError
+
+__all__ = [
+    "empty_store",
+    "identity",
+    "lock_path",
+    "missing_store",
+    "notices_of",
+    "refuse_links",
+    "witness_path",
+]
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def witness_path(store: Path, witness: Path | str | None) -> Path:
+    """Where the witness of a store is, if nothing else is said."""
+    return Path(witness) if witness else store.with_suffix(".witness")
+
+
+def lock_path(store: Path) -> Path:
+    """Where the lock of a store is."""
+    return store.with_suffix(".lock")
+
+
+def refuse_links(store: Path, witness: Path) -> None:
+    """Raise `LedgerError` if a file of this ledger is a symbolic link."""
+    logs = [store.with_name(store.name + end) for end in ("-wal", "-shm")]
+    for path in (store, *logs, lock_path(store), witness):
+        if path.is_symlink():
+            raise LedgerError(
+                f"{path} is a symbolic link, and a ledger follows none",
+                f"give the path of the file itself ({path.readlink()}), or put the file here",
+            )
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file a path leads to now (device and inode); None if to none."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def notices_of(store: Path, witness: Path) -> list[str]:
+    """What the person beside a learner should know of its files; each is one sentence.
+
+    Files that other accounts may read are closed to them (mode 0600) where that can be done.
+    """
+    notices = []
+    for what, path in (("store", store), ("witness", witness)):
+        if path.stat().st_mode & _OTHERS:
+            notices.append(f"the {what} {path} was open to other accounts: {_shut(path)}")
+    if _device(store) == _device(witness):
+        notices.append(
+            f"the witness {witness} is on the same device as the store {store}: whatever loses or "
+            "rewinds that device does so to both, and then only the server can notice "
+            "(put the witness on another device, --witness)"
+        )
+    return notices
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
+
+
+def _shut(path: Path) -> str:
+    """Close a file to other accounts; says what came of it."""
+    with contextlib.suppress(OSError):
+        path.chmod(0o600)
+    if path.stat().st_mode & _OTHERS:
+        return "its mode cannot be changed, so keep them from its directory or mount"
+    return "it is for its owner alone now (mode 0600)"
+
+
+def missing_store(path: Path) -> InputError:
+    """The error for a store that is not there and was not asked for."""
+    return InputError(
+        "store", str(path), "a store that exists",
+        "if it should be there, mount its disk or correct the path; a learner's first start asks "
+        "for a new one: --new-store, or create=True in Python",
+    )  # fmt: skip
+
+
+def empty_store(path: Path) -> LedgerError:
+    """The error for a file that holds nothing and was not asked for."""
+    return LedgerError(
+        f"{path} is empty, so it is no store",
+        "if its first start was interrupted, ask for a new one again (--new-store, or create=True "
+        "in Python); else put the newest store back",
+    )

@@ -1,0 +1,58 @@
+"""Who a client is: one form for all spellings of the same text.
+
+A tag is bytes, taken as they are, or text. Text that looks the same may be written in several ways
+(é is one character or two; a file adds a blank), so it is brought into one form before it is
+hashed: Unicode NFC, without white space at either end.
+
+Stores from before version 0.4 hold hashes of text as it came. A person is therefore looked for
+under the normal form *and* under the forms in which the same text may have been stored: as given,
+and as given in NFC and NFD, with and without the outer white space. An old entry with *other* outer
+white space than what is given now cannot be recognised: its hash does not say what it was made of.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from veilstream.errors import InputError
+
+__all__ = ["LONGEST_TAG", "checked_tag", "normal_form", "tag_forms"]
+
+LONGEST_TAG = 1024
+
+
+def normal_form(text: str) -> str:
+    """The same text in NFC, without outer white space."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def tag_forms(client: object) -> tuple[bytes, ...]:
+    """Names under which this client may be known; the first is the one to store.
+
+    Empty if this is no tag (`checked_tag` says why). Bytes have one form: themselves.
+    """
+    if type(client) is bytes:
+        return (client,) if 0 < len(client) <= LONGEST_TAG else ()
+    if type(client) is not str or not 0 < len(client) <= LONGEST_TAG:
+        return ()
+    normal = normal_form(client)
+    if not normal:
+        return ()
+    if normal == client and client.isascii():
+        return (client.encode(),)
+    forms = [normal, client]
+    for text in (normal, client):
+        forms += [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
+    return tuple(dict.fromkeys(form.encode(errors="surrogatepass") for form in forms))
+
+
+def checked_tag(client: object) -> bytes:
+    """The name to store; an `InputError` that does not show the tag if there is none."""
+    forms = tag_forms(client)
+    if forms:
+        return forms[0]
+    raise InputError(
+        "tag", "<not shown>",
+        f"text or bytes of 1 to {LONGEST_TAG} characters, not white space alone",
+        "give each person a tag that is the same whenever they come",
+    )  # fmt: skip

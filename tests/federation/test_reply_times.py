@@ -1,0 +1,192 @@
+"""A reply leaves at a time that does not depend on clients: by default wherever people call."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.federation.world import DIM, Plain, World, plan_of, wait_for
+from veilstream.engines.federation.daemon import Daemon
+from veilstream.engines.federation.keys import ServerKeys
+from veilstream.engines.federation.messages import Reply, Request
+from veilstream.engines.federation.reply_times import SEAL_S, ReplyTimes, reply_times
+from veilstream.engines.federation.service import LearnerService
+from veilstream.engines.federation.sources import LiveSource
+from veilstream.engines.learner import Answer, Learner
+from veilstream.errors import InputError
+from veilstream.learning.tasks import Sample
+
+WINDOW_S = 30.0
+
+
+class Clock:
+    """Time that passes only when something says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Callers:
+    """People who come by this clock; whoever does not come is waited for until the window's end."""
+
+    def __init__(self, clock: Clock, at_s: tuple[float, ...]) -> None:
+        self._clock, self._at_s = clock, at_s
+
+    def serve(self, round_, observe, wanted):
+        began = self._clock.now
+        for i, at in enumerate(self._at_s):
+            self._clock.now = began + at
+            observe(f"{round_}/{i}", Sample(np.full(DIM, 0.1), 1.0))
+        if wanted():
+            self._clock.now = began + WINDOW_S
+
+
+class Held(Daemon):
+    """A daemon that waits by the clock it is given."""
+
+    def _wait(self, seconds: float) -> bool:
+        assert seconds >= 0
+        self._replies.clock.now += seconds
+        return False
+
+
+def replied_after(tmp_path, at_s, *, replies=None, log=lambda _: None) -> list[float]:
+    """Seconds from request to reply, of two rounds and of one that is asked for again."""
+    clock = Clock()
+    times = ReplyTimes(WINDOW_S + SEAL_S, clock) if replies is None else replies(clock)
+    world = World(tmp_path, plan_of(learners=1), names=("a",))
+    server = ServerKeys.load(tmp_path / "keys/server")
+    learner = Learner(world.plan, tmp_path / "a.db", Plain())
+    daemon = Held(learner, world.keys_of("a"), Callers(clock, at_s), log, replies=times)
+    took = []
+    try:
+        for r in (0, 1, 1):
+            began = clock.now
+            x = np.zeros(DIM, "<f4").tobytes()
+            request = Request("round", "run", "a", "n", r, None, body=x).sign(server.identity)
+            reply = Reply.read(daemon.handle(request), world.keys_of("a").identity.public)
+            assert reply.kind == "release"
+            took.append(clock.now - began)
+    finally:
+        daemon.close()
+    return took
+
+
+@pytest.mark.parametrize("at_s", [(), (0.0,), (0.0, 0.0), (29.9, 29.99), (0.0, 30.0)])
+def test_a_reply_leaves_at_the_same_time_whoever_came(tmp_path, at_s):
+    assert replied_after(tmp_path, at_s) == [WINDOW_S + SEAL_S, WINDOW_S + SEAL_S, 0.0]
+
+
+def test_work_that_takes_longer_leaves_at_a_whole_slot_and_is_logged(tmp_path):
+    logged: list[str] = []
+    times = replied_after(
+        tmp_path, (0.0, 32.25), replies=lambda clock: ReplyTimes(31.0, clock), log=logged.append
+    )
+    assert times[:2] == [33.0, 33.0]
+    assert logged[0].startswith("round 0 is answered 2 s late")
+    assert "--reply-after more than 33 seconds" in logged[0]
+
+
+@pytest.mark.parametrize(
+    ("done", "due"), [(0.0, 31.0), (31.0, 31.0), (31.001, 32.0), (32.0, 32.0), (40.5, 41.0)]
+)
+def test_due_times_are_the_schedule_or_whole_slots_later(done, due):
+    assert ReplyTimes(31.0).due(100.0, 100.0 + done) == pytest.approx(100.0 + due)
+
+
+def test_where_people_call_the_default_is_the_safe_one():
+    assert reply_times(30.0, None, when_full=False) == ReplyTimes(30.0 + SEAL_S)
+    assert reply_times(30.0, 45.0, when_full=False) == ReplyTimes(45.0)
+    assert reply_times(30.0, None, when_full=True) is None
+    assert reply_times(None, None, when_full=False) is None  # a file
+    assert reply_times(None, 5.0, when_full=False) == ReplyTimes(5.0)
+
+
+@pytest.mark.parametrize(
+    ("window_s", "after_s", "when_full", "message"),
+    [
+        (30.0, 29.0, False, r"--reply-after = 29\.0: expected >= 30 seconds"),
+        (None, -1.0, False, r"--reply-after = -1\.0"),
+        (None, float("nan"), False, r"--reply-after = nan"),
+        (None, float("inf"), False, r"--reply-after = inf"),
+        (30.0, 40.0, True, r"leave one out"),
+        (None, None, True, r"expected a live source"),
+    ],
+)
+def test_schedules_that_cannot_be(window_s, after_s, when_full, message):
+    with pytest.raises(InputError, match=message):
+        reply_times(window_s, after_s, when_full=when_full)
+
+
+@pytest.mark.parametrize("callers", [0, 2])
+def test_a_live_learner_answers_at_the_end_of_its_window_full_or_empty(tmp_path, callers):
+    """With real clocks: no sooner than the window's end, also when the round is full at once."""
+    source = LiveSource(patience_s=0.3)
+    with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
+        daemon = world.start("a", source=source)
+        keys = ServerKeys.load(tmp_path / "keys/server")
+        x = np.zeros(DIM, "<f4").tobytes()
+        request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
+        left: list[float] = []
+
+        def ask():
+            daemon.handle(request)
+            left.append(time.monotonic())
+
+        # The second asks while the first is held back: it must not be told sooner.
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        began = time.monotonic()
+        asking[0].start()
+        wait_for(lambda: source._open)
+        for i in range(callers):
+            assert source.offer(f"{i}", Sample(np.full(DIM, 0.1), 1.0)) is Answer.TAKEN
+        asking[1].start()
+        for thread in asking:
+            thread.join(10)
+        assert len(left) == 2
+        assert min(left) - began >= 0.3 + SEAL_S
+
+
+def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_path):
+    from veilstream.engines.federation import frames
+
+    with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
+        world.start("a", source=LiveSource(patience_s=0.05))
+        daemon = world.daemons["a"]
+        daemon._replies = ReplyTimes(60.0)
+        keys = ServerKeys.load(tmp_path / "keys/server")
+        x = np.zeros(DIM, "<f4").tobytes()
+        request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
+        found: list[object] = []
+
+        def ask():
+            try:
+                found.append(frames.ask(world.socket("a"), request, 10.0))
+            except OSError as error:
+                found.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(lambda: daemon._learner.round == 1)
+        world.stop("a")
+        asking.join(10)
+        assert len(found) == 1
+        assert isinstance(found[0], OSError)
+
+
+def test_answering_when_full_says_what_is_visible(tmp_path):
+    World(tmp_path, plan_of(learners=1), names=("a",))
+    said: list[str] = []
+    service = LearnerService(
+        plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
+        ("127.0.0.1", 1), engine="none", reply_when_full=True,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="engine"):
+        service.run(said.append)
+    assert any("can tell from their time whether clients came" in line for line in said)
