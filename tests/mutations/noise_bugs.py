@@ -188,12 +188,14 @@ def twice_the_horizon() -> Finding:
 
 def raw_step(self, gradient, tag):
     """Local steps on raw gradients, noise on the round's sum."""
-    made = np.zeros(self._task.dim, np.int64)
+    secret, made = fresh_secret(), np.zeros(self._task.dim, np.int64)
     if self._taken == self._tau - 1:
-        made = self._noise.step(Row(fresh_secret(), self._noise.position))
+        made = self._noise.step(Row(secret, self._noise.position))
     noisy = add_noise(gradient, made)
     step = self._round * self._tau + self._taken
-    kept = {f"noisy/{self._taken}": learner_module._pack(noisy)}
+    kept = {
+        self._secret_name(step): secret, f"noisy/{self._taken}": learner_module._pack(noisy)
+    }  # fmt: skip
     self._write("step", {"epoch": self._epoch, "step": step}, tag=tag, keep=kept)
     self._apply(noisy)
 
