@@ -7,11 +7,13 @@ import hashlib
 import sqlite3
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 
 import veilstream as vs
+from tests.known_secrets import known_secrets, unguarded
 from veilstream.engines.learner import Answer, Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import HEADER_BYTES
@@ -121,7 +123,7 @@ def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
 
 
 @pytest.mark.parametrize("mechanism", list(vs.mechanisms.MECHANISMS))
-def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path, monkeypatch):
+def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path):
     """No gradients: what is sent is B·z, rounded; 1e-9 std is all that float64 may add."""
     secrets: list[bytes] = []
 
@@ -129,8 +131,10 @@ def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path, monke
         secrets.append(hashlib.sha256(b"%d" % len(secrets)).digest())
         return secrets[-1]
 
-    monkeypatch.setattr("veilstream.engines.learner.fresh_secret", drawn)
-    with Learner(plan_of(mechanism), tmp_path / "s.db", Still(), create=True) as learner:
+    with (
+        known_secrets(drawn),
+        Learner(plan_of(mechanism), tmp_path / "s.db", Still(), create=True) as learner,
+    ):
         sent = [prefix_of(run_round(learner, r)) * learner.grid.step for r in range(R)]
         step, std = learner.grid.step, learner.noise_std
         B = np.cumsum(learner._mechanism.noising_matrix(), axis=0)
@@ -152,6 +156,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr("veilstream.engines.learner.fresh_secret", fresh)
+    monkeypatch.setattr("veilstream.engines.learner.check_generator_once", unguarded)
     with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0))
         assert drawn == learner._ledger.names("seed/") == []
@@ -413,9 +418,8 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
     payloads = []
     for steps in (1, 10**6):
         drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
-        monkeypatch.setattr(
-            "veilstream.engines.learner.fresh_secret", lambda drawn=drawn: next(drawn)
-        )
+        monkeypatch.setattr("veilstream.engines.learner.fresh_secret", partial(next, drawn))
+        monkeypatch.setattr("veilstream.engines.learner.check_generator_once", unguarded)
         monkeypatch.setattr("veilstream.engines.learner._SNAPSHOT_STEPS", steps)
         store = tmp_path / f"{steps}.db"
         sent = []
@@ -467,9 +471,8 @@ def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_pa
     sent = []
     for i, task in enumerate([Still(gradient), Still()]):
         drawn = iter(hashlib.sha256(b"%d" % j).digest() for j in range(100))
-        monkeypatch.setattr(
-            "veilstream.engines.learner.fresh_secret", lambda drawn=drawn: next(drawn)
-        )
+        monkeypatch.setattr("veilstream.engines.learner.fresh_secret", partial(next, drawn))
+        monkeypatch.setattr("veilstream.engines.learner.check_generator_once", unguarded)
         with Learner(plan_of(), tmp_path / f"{i}.db", task, create=True) as learner:
             sent.append(run_round(learner, 0).payload)
     assert sent[0] == sent[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,9 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.known_secrets import known_secrets
 from tests.mutations.findings import Finding, both, mu_of
 from tests.reliability.precision import Float32Noise, Setting, attack
-from veilstream.engines import learner as learner_module
 from veilstream.engines.audit.canary import canary_runs
 from veilstream.engines.audit.deployed import listen
 from veilstream.engines.audit.report import _on_grid
@@ -60,7 +61,7 @@ def rolled_back() -> Finding:
         with Learner(plan, store, tasks[0], create=True) as learner:
             learner.begin_round(0, np.zeros(terms.dim, np.float32))
         shutil.copy(store, copy)
-        with patch.object(learner_module, "fresh_secret", lambda: b"the same" * 4):
+        with known_secrets(lambda: hashlib.sha256(b"the same").digest()):
             round_zero(store, tasks[0])
             shutil.copy(copy, store)
             with pytest.raises(LedgerError, match="old copy"):

@@ -116,7 +116,7 @@ class Late(GridNoise):
 
     def step(self, row):
         late = getattr(self, "_late", np.zeros(self._dim, np.int64))
-        self._late = super().step(row)
+        self._late = super().step(row).copy()
         return late
 
 
@@ -135,7 +135,7 @@ class Clamped(GridNoise):
 
     def step(self, row):
         if self.position < self._program.horizon:
-            self._last = super().step(row)
+            self._last = super().step(row).copy()
         return self._last
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
 
+from tests.known_secrets import known_secrets
 from tests.mutations.data_bugs import fine, unclipped
 from tests.mutations.findings import plan_of
 from tests.mutations.law_bugs import (
@@ -49,7 +51,7 @@ PLANTED = {
         1, "finer than the grid", [patch(f"{LAW}.grid_for", fine)],
     ),
     "a seed chosen by the operator": (
-        1, "share their noise", [patch(f"{LEARNER}.fresh_secret", lambda: b"operator" * 4)],
+        1, "share their noise", [known_secrets(lambda: hashlib.sha256(b"operator").digest())],
     ),
     "one coordinate without noise": (1, "too little noise", [without_noise(77)]),
     "two coordinates sharing noise": (1, "share their noise", [sharing(11, 100)]),

@@ -37,6 +37,7 @@ import numpy as np
 
 import veilstream.engines.learner
 import veilstream.ledger.store
+from tests.known_secrets import known_secrets
 from tests.reliability.disk import scratch
 from tests.reliability.power_cuts import D, NumpyTask, plan_of, small_snapshots
 from veilstream.engines.learner import Learner
@@ -122,7 +123,7 @@ def counted_secrets() -> Iterator[None]:
 
     counter = SimpleNamespace(token_bytes=token)
     with (
-        mock.patch.object(veilstream.engines.learner, "fresh_secret", partial(token, 32)),
+        known_secrets(partial(token, 32)),
         mock.patch.object(veilstream.ledger.store, "secrets", counter),
     ):
         yield

@@ -19,6 +19,7 @@ import numpy as np
 
 import veilstream.engines.learner as learner_module
 import veilstream.ledger.witness as witness_module
+from tests.known_secrets import unguarded
 from veilstream.engines.learner import Learner
 from veilstream.engines.plan import Plan
 from veilstream.engines.release import encode
@@ -217,6 +218,7 @@ def _place_faults(fate: Fate) -> None:
 
     Witness.append, witness_module.write_file = appended, made
     Learner._recover, learner_module.fresh_secret = recovered, drawn
+    learner_module.check_generator_once = unguarded  # done, for all lives, before they are forked
 
 
 def _keep_diary(learner: Learner, diary: Diary) -> None:

@@ -13,6 +13,7 @@ import apsw
 import numpy as np
 import pytest
 
+from tests.known_secrets import known_secrets
 from tests.reliability.disk import Disk, Fault, PowerCut, ledger_on, mounted
 from tests.reliability.power_cuts import (
     BROKEN_PROMISES,
@@ -76,8 +77,9 @@ def test_the_study_sees_secrets_that_follow_from_the_store_and_the_step(monkeypa
         return hashlib.sha256(place[0]).digest()
 
     monkeypatch.setattr(WatchedLearner, "_step", placed)
-    monkeypatch.setattr("veilstream.engines.learner.fresh_secret", derived)
-    assert study(Setting(), 40, seed=14).violations["noise row met two gradients"] > 0
+    with known_secrets(derived):
+        findings = study(Setting(), 40, seed=14)
+    assert findings.violations["noise row met two gradients"] > 0
 
 
 def test_the_study_sees_a_witness_that_forgets_to_sync(monkeypatch):
