@@ -102,7 +102,7 @@ def listen_to_federation(
         try:
             for k, name in enumerate(_NAMES):
                 task: Any = Unkind(terms, seed=k)
-                learner = make(plan, root / name / "store.db", task)
+                learner = make(plan, root / name / "store.db", task, create=True)
                 clients[name] = _Clients(task, terms.local_steps)
                 keys = LearnerKeys.load(root / "keys/learners" / name)
                 daemon = Daemon(learner, keys, clients[name])
