@@ -316,7 +316,7 @@ def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
 def test_an_epoch_under_another_law_of_noise_is_not_continued(tmp_path, monkeypatch):
     """As a store of an earlier version: its state would meet other noise than it was promised."""
     store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Still()) as learner:
+    with Learner(plan_of(), store, Still(), create=True) as learner:
         run_round(learner, 0)
         sealed = learner.finish_round()
     with monkeypatch.context() as patch:
