@@ -46,6 +46,7 @@ __all__ = ["GridNoise"]
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
+_PIECE = 8192
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_DRAW = 23.1  # of `exact_normals.WORDS` words
 
@@ -107,10 +108,7 @@ class GridNoise:
         moved = self._moved
         with one_blas_thread():
             for tile in self._draw(row, self._held[-1]):
-                if len(matrix) > 1:
-                    advance(matrix, self._held[:, tile], out=self._next[:, tile])
-                else:
-                    self._next[0, tile] = 0.0
+                self._advance(matrix, tile)
                 self._round(feed, row, tile, moved)
         self._held, self._next = self._next, self._held
         self._cells += moved
@@ -121,6 +119,15 @@ class GridNoise:
     def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
         """The step's fresh draws, times V in grid units, tile by tile; studies replace this."""
         return self._normals.tiles(row, out, self._scale)
+
+    def _advance(self, matrix: Floats, tile: slice) -> None:
+        """Block step of a tile, in pieces that stay in cache."""
+        if len(matrix) == 1:
+            self._next[0, tile] = 0.0
+            return
+        for first in range(tile.start, tile.stop, _PIECE):
+            piece = slice(first, min(first + _PIECE, tile.stop))
+            advance(matrix, self._held[:, piece], out=self._next[:, piece])
 
     def _round(self, feed: float, row: Row, where: slice, moved: Int64s) -> None:
         """Cells of (*), and what is left of it as fractions."""
