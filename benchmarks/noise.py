@@ -4,8 +4,9 @@
 
 The baseline is NumPy's PCG64 drawing iid float32 normals. Deployed noise (`GridNoise`, float64
 draws, every cell decided exactly) is shown beside it, against PCG64's float64 normals.
-Candidates and baseline take turns, so that other work on the machine meets them alike; medians are compared.
-CPU time of all threads is counted. jax-privacy 2.0.0 is measured on its own noise for the same kind of mechanism.
+Candidates and baseline take turns, so that other work on the machine meets them alike; medians are
+compared. CPU time of all threads is counted. jax-privacy 2.0.0 is measured on its own noise for the
+same kind of mechanism.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 Learners are the deployed ones, in one process for each worker; about 10⁶ draws of both messages a
 second and worker pair. With ``--noise-only`` their noise objects (`GridNoise`) are driven directly,
 without ledger and wire: some four times as fast. Counts are kept after every part and added to when
-the study is started again, so it may be stopped at any time. Printed: η² ± its standard error (exact if the law is the
-claimed one), by single cells and pooled, and how much of float32's lattice is in them.
+the study is started again, so it may be stopped at any time. Printed: η² ± its standard
+error (exact if the law is the claimed one), by single cells and pooled, and how much of float32's
+lattice is in them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.mutations.law_bugs import float32_products
+from tests.reliability.cell_attack import planted
 from tests.reliability.cells import PART, Study, judged, load, run
 from veilstream.privacy.audit.levels import FALSE_ALARMS
 
@@ -26,7 +26,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 def test_the_study_sees_float32_under_the_grid():
     study = Study("buffered", rounds=64)
-    with float32_products():
+    with planted():
         first, _ = judged(study, run(study, PART // 2, workers=1))
     assert first["lattice_share"] / first["lattice_error"] > 8
     assert abs(first["lattice_share"] - 1.0) < 5 * first["lattice_error"]
