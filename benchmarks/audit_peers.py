@@ -9,9 +9,9 @@ same client's data take part. It is told (epsilon, delta) once and draws noise f
 `jax-privacy`: `matrix_factorization_privatizer` with a dense noising matrix of T rows, calibrated
 for T steps, and asked for more.
 
-Both are run by the audit's one-run statistic (`veilstream.privacy.audit.one_run`), which knows the
-clipped updates, subtracts them, and asks how far one client moves what is left. Needs the extras
-`flower` and `references`.
+Both are run by the audit's one-run statistic (`veilstream.audit.statistics.one_run`), which knows
+the clipped updates, subtracts them, and asks how far one client moves what is left. Needs the
+extras `flower` and `references`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 import veilstream as vs
-from veilstream.privacy.audit import CONFIDENCE, Law, OneRun, one_run
-from veilstream.privacy.audit.many_run import epsilon_of
+from veilstream.audit.statistics import CONFIDENCE, Law, OneRun, one_run
+from veilstream.audit.statistics.many_run import epsilon_of
 from veilstream.privacy.gaussian import mu_for
 
 EPSILON, DELTA = 2.0, 1e-3

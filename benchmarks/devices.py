@@ -17,9 +17,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from veilstream.engines.build import prepare
-from veilstream.engines.plan import Plan
-from veilstream.engines.simulation import Simulation
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.simulation.engine import Simulation
 
 LOOK = 20
 

@@ -28,17 +28,19 @@ from pathlib import Path
 
 import numpy as np
 
-from veilstream.engines.federation import frames
-from veilstream.engines.federation.addresses import free_port
-from veilstream.engines.federation.coordinator import Coordinator
-from veilstream.engines.federation.daemon import Daemon
-from veilstream.engines.federation.keys import LearnerKeys, ServerKeys, make_keys
-from veilstream.engines.federation.processes import Child
-from veilstream.engines.federation.service import Engine, learner_node, server_engine, tended
-from veilstream.engines.learner import Learner
-from veilstream.engines.plan import Plan
-from veilstream.engines.release import HEADER_BYTES
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.release import HEADER_BYTES
+from veilstream.federation.addresses import free_port
+from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.processes import Child
+from veilstream.federation.protocol import frames
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.learner import learner_node
+from veilstream.federation.services.server import server_engine
+from veilstream.federation.services.supervision import Engine, supervised
 from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
 
 
 class Free:
@@ -136,7 +138,7 @@ def engine_in(
     server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
     stack.callback(server.close)
     server.start()
-    tended_sides = [server]
+    supervised_sides = [server]
     for learner, path in sockets.items():
         node = learner_node(
             name, root / "keys/learners" / learner, path, root / f"{learner}.engine", address,
@@ -144,22 +146,22 @@ def engine_in(
         )  # fmt: skip
         stack.callback(node.close)
         node.start()
-        tended_sides.append(node)
-    stack.enter_context(tended(tended_sides))
+        supervised_sides.append(node)
+    stack.enter_context(supervised(supervised_sides))
     return server
 
 
-def null_rounds(carrier: Engine, learners: int, rounds: int, model: bytes) -> list[float]:
-    while len(carrier.nodes()) < learners:
+def null_rounds(transport: Engine, learners: int, rounds: int, model: bytes) -> list[float]:
+    while len(transport.nodes()) < learners:
         time.sleep(0.1)
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
-        waiting = carrier.nodes()
+        waiting = transport.nodes()
         for node in waiting:
-            carrier.send(node, model)
+            transport.send(node, model)
         while waiting:
-            waiting -= {node for node, what in carrier.receive(5.0) if isinstance(what, bytes)}
+            waiting -= {node for node, what in transport.receive(5.0) if isinstance(what, bytes)}
         times.append(time.perf_counter() - began)
     return times
 
@@ -186,7 +188,7 @@ def main() -> None:
             port = free_port()
             make_keys(root / "keys", ["localhost", "127.0.0.1"], names)
             if asked.engine == "flare":
-                from veilstream.engines.flare import provision
+                from veilstream.federation.transports.flare import provision
 
                 provision(root / "keys", "localhost", port)
             sockets = {name: root / f"{name}.sock" for name in names}
@@ -200,17 +202,17 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
     if kind == "null":
         for path in sockets.values():
             stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
-        carrier = engine_in(asked.engine, root, sockets, port, stack)
-        times = null_rounds(carrier, asked.learners, asked.rounds + 3, bytes(400 + 4 * asked.dim))
+        transport = engine_in(asked.engine, root, sockets, port, stack)
+        times = null_rounds(transport, asked.learners, asked.rounds + 3, bytes(400 + 4 * asked.dim))
         return {"null_s": round(statistics.median(times[3:]), 4)}
     plan = plan_of(asked.learners, asked.rounds + 3)
     daemons = [daemon_process(root, n, path, asked, stack) for n, path in sockets.items()]
     before = [cpu_seconds(daemon) for daemon in daemons]
-    carrier = engine_in(asked.engine, root, sockets, port, stack)
+    transport = engine_in(asked.engine, root, sockets, port, stack)
     keys = ServerKeys.load(root / "keys/server")
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
     began = time.monotonic()
-    coordinator.go(carrier)
+    coordinator.go(transport)
     total = time.monotonic() - began
     rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
     times = [float(row.split(",")[1]) for row in rows]

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.learner import Learner
-from veilstream.engines.plan import Plan
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.ledger.chain import Chain, Record, Visit
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.tasks import Sample
-from veilstream.ledger.chain import Chain, Record, Visit
+from veilstream.plans.plan import Plan
 
 TAU, STEPS = 4, 6000
 

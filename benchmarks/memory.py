@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from veilstream.engines.build import prepare, stream_of
-from veilstream.engines.plan import Plan
-from veilstream.engines.simulation import Simulation, memory_of
 from veilstream.learning.cnn import Cnn
-from veilstream.learning.pytree import PytreeTask
+from veilstream.learning.models.pytree import PytreeTask
+from veilstream.plans.clients import stream_of
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.simulation.engine import Simulation, memory_of
 
 HIDDEN = 12_800
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.build import prepare
-from veilstream.engines.plan import Plan
-from veilstream.engines.simulation import Simulation
 from veilstream.learning.cnn import Cnn
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.simulation.engine import Simulation
 from veilstream.streams.mnist import load_mnist
 
 LEARNERS, TURNS, STEPS = 10, 3, 100

@@ -15,9 +15,9 @@ import math
 
 import numpy as np
 
-from veilstream.engines.build import prepare
-from veilstream.engines.plan import Plan
-from veilstream.engines.simulation import Simulation
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.simulation.engine import Simulation
 
 GRID = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 SEEDS = (1000, 1001)

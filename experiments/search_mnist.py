@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.build import prepare
-from veilstream.engines.plan import Plan
-from veilstream.engines.simulation import Simulation
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.simulation.engine import Simulation
 from veilstream.streams.mnist import load_mnist
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.splits import PaperSplit

@@ -7,21 +7,23 @@ private = vs.PrivateSum(mechanism, vs.Budget(2.0, 1e-3), clip_norm=1.0, dim=100)
 payload = private.add(gradient)  # bytes that may leave
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from veilstream import errors, mechanisms, privacy
-from veilstream.errors import VeilstreamError
-from veilstream.mechanisms import Factorization, Participation
-from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
-
 if TYPE_CHECKING:
-    from veilstream.engines.learner import Answer, Learner
-    from veilstream.engines.plan import Plan
-    from veilstream.engines.private_sum import PrivateSum
-    from veilstream.engines.release import Release, decode
-    from veilstream.engines.run_folder import Run
-    from veilstream.engines.runner import run
+    from veilstream import audit, errors, mechanisms, privacy, streams, theory
+    from veilstream.deployment.learner import Learner
+    from veilstream.deployment.private_sum import PrivateSum
+    from veilstream.deployment.release import Release, decode
+    from veilstream.errors import VeilstreamError
+    from veilstream.learning import models, tasks
+    from veilstream.learning.admission import Answer
     from veilstream.learning.tasks import Sample
+    from veilstream.mechanisms import Factorization, Participation
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.run_folder import Run
+    from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
+    from veilstream.simulation.runner import run
 
 __version__ = "0.3.0"
 
@@ -39,33 +41,63 @@ __all__ = [
     "Sample",
     "VeilstreamError",
     "__version__",
+    "audit",
     "calibrate",
     "clip",
     "decode",
     "errors",
     "mechanisms",
+    "models",
     "privacy",
     "privacy_of",
     "run",
+    "streams",
+    "tasks",
+    "theory",
 ]
 
-_LATER = {
-    "Answer": "veilstream.engines.learner",
-    "Learner": "veilstream.engines.learner",
-    "Plan": "veilstream.engines.plan",
-    "PrivateSum": "veilstream.engines.private_sum",
-    "Release": "veilstream.engines.release",
-    "Run": "veilstream.engines.run_folder",
+_MODULES = {
+    "audit": "veilstream.audit",
+    "errors": "veilstream.errors",
+    "mechanisms": "veilstream.mechanisms",
+    "models": "veilstream.learning.models",
+    "privacy": "veilstream.privacy",
+    "streams": "veilstream.streams",
+    "tasks": "veilstream.learning.tasks",
+    "theory": "veilstream.theory",
+}
+_NAMES = {
+    "Answer": "veilstream.learning.admission",
+    "Budget": "veilstream.privacy",
+    "Factorization": "veilstream.mechanisms",
+    "Guarantee": "veilstream.privacy",
+    "Learner": "veilstream.deployment.learner",
+    "Participation": "veilstream.mechanisms",
+    "Plan": "veilstream.plans.plan",
+    "PrivateSum": "veilstream.deployment.private_sum",
+    "Release": "veilstream.deployment.release",
+    "Run": "veilstream.plans.run_folder",
     "Sample": "veilstream.learning.tasks",
-    "decode": "veilstream.engines.release",
-    "run": "veilstream.engines.runner",
+    "VeilstreamError": "veilstream.errors",
+    "calibrate": "veilstream.privacy",
+    "clip": "veilstream.privacy",
+    "decode": "veilstream.deployment.release",
+    "privacy_of": "veilstream.privacy",
+    "run": "veilstream.simulation.runner",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what runs plans only when it is asked for."""
-    if name in _LATER:
-        from importlib import import_module
+    """Load a room when one of its names is first asked for: `import veilstream` itself is free."""
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    elif name in _NAMES:
+        found = getattr(import_module(_NAMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

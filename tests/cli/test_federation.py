@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.test_plan import veilstream
-from tests.federation.world import plan_of
+from tests.support.federation import plan_of
 
 COMMANDS = [
     ["server"],
@@ -43,12 +43,12 @@ def test_with_trust_the_next_thing_that_is_missing_is_named(command, tmp_path):
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_of(federation={"patience_s": 30.0}).to_toml())
-    from veilstream.engines.federation.keys import make_keys
+    from veilstream.federation.identity import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     done = veilstream(
         "learner", "--id", "a", "--plan", str(plan), "--server", "127.0.0.1:8400",
-        "--data", "live", "--desk", "127.0.0.1:0", "--reply-after", "3", cwd=tmp_path,
+        "--data", "live", "--learner-api", "127.0.0.1:0", "--reply-after", "3", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--reply-after = 3.0: expected >= 30 seconds" in done.stderr

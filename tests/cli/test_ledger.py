@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.cli.test_plan import veilstream
-from tests.ledger.test_learner import D, Still, client, model, plan_of, run_round
-from veilstream.engines.learner import Learner
+from tests.deployment.test_learner import D, Still, client, model, plan_of, run_round
+from veilstream.deployment.learner import Learner
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import time
 
 from tests.cli.test_plan import veilstream
-from tests.interrupts import start_interruptible
+from tests.support.interrupts import start_interruptible
 from tests.test_package import SMALL_PLAN
 
 
@@ -79,8 +79,8 @@ def test_demo_never_deletes_what_is_not_its_own(tmp_path):
 # The command as it is, but for a checkpoint at every chance: an interrupt then surely finds one.
 EAGER = """
 from veilstream.cli import main
-from veilstream.engines import parts
-parts._CHECKPOINT_EVERY_S = 0.0
+from veilstream.simulation import seed_batches
+seed_batches._CHECKPOINT_EVERY_S = 0.0
 main()
 """
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.catalogue import VARIANTS, prefix_sums
+from tests.support.catalogue import VARIANTS, prefix_sums
 from veilstream.errors import HorizonExhausted, InputError
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.keystream import NoiseKey, open_row

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from veilstream.learning.algorithm import Rule, local_round
+from veilstream.learning.algorithm import StepRule, local_round
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.image_features import FEATURES, FeatureSoftmax
-from veilstream.learning.linear_dicts import DictLogistic, DictRegression
-from veilstream.learning.pytree import PytreeTask
+from veilstream.learning.models.linear_dicts import DictLogistic, DictRegression
+from veilstream.learning.models.pytree import PytreeTask
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample
 
 
@@ -91,7 +91,7 @@ def torch_mlp():
     import torch
     from torch import nn
 
-    from veilstream.learning.torch_model import TorchTask
+    from veilstream.learning.models.torch_model import TorchTask
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -104,7 +104,7 @@ def torch_convolutions():
     import torch
     from torch import nn
 
-    from veilstream.learning.torch_model import TorchTask
+    from veilstream.learning.models.torch_model import TorchTask
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -299,7 +299,7 @@ def test_local_rounds_run_compiled_and_move_by_no_more_than_the_clip_norm(name):
     noise = np.zeros((steps, learners, task.dim), np.float32)
 
     def learner(x, clients, noise):
-        return local_round(task, Rule(bound), x, clients, noise, 0.1)
+        return local_round(task, StepRule(bound), x, clients, noise, 0.1)
 
     x = models(name, 1)[0]
     releases = np.asarray(jax.jit(jax.vmap(learner, in_axes=(None, 0, 1)))(x, clients, noise))

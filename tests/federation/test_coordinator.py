@@ -9,18 +9,18 @@ import time
 import numpy as np
 import pytest
 
-from tests.federation.world import DIM, Plain, World, plan_of, seeds_by_name, wait_for
-from veilstream.engines import terms
-from veilstream.engines.federation.carrier import Failure
-from veilstream.engines.federation.coordinator import Coordinator
-from veilstream.engines.federation.keys import PrivateKey, ServerKeys, add_learner
-from veilstream.engines.federation.messages import Reply, Request, digest
-from veilstream.engines.plan import Plan
-from veilstream.engines.terms import Terms, differences
+from tests.support.federation import DIM, Plain, World, plan_of, seeds_by_name, wait_for
+from veilstream.deployment import terms
+from veilstream.deployment.ledger.inspect import verify
+from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
+from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError, ProtocolError
-from veilstream.ledger.inspect import verify
-from veilstream.ledger.rescue import ask_for_epoch, begin_again
+from veilstream.federation.identity import PrivateKey, ServerKeys, add_learner
+from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.transport import Failure
+from veilstream.federation.services.coordinator import Coordinator
 from veilstream.mechanisms import factorization
+from veilstream.plans.plan import Plan
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def finished(world) -> np.ndarray:
 
 def test_a_run_ends_with_the_model_that_the_ledgers_imply(world):
     world.start_all()
-    world.coordinator().go(world.carrier())
+    world.coordinator().go(world.transport())
     model = finished(world)
     world.close()
     np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
@@ -47,7 +47,7 @@ def test_a_run_ends_with_the_model_that_the_ledgers_imply(world):
 
 
 class Losing:
-    """A carrier that loses requests and replies, and delivers some twice."""
+    """A transport that loses requests and replies, and delivers some twice."""
 
     def __init__(self, inner, seed: int) -> None:
         self._inner, self._rng = inner, np.random.default_rng(seed)
@@ -71,12 +71,12 @@ class Losing:
 
 def test_lost_and_doubled_messages_change_nothing(tmp_path, monkeypatch):
     seeds_by_name(monkeypatch)
-    monkeypatch.setattr("veilstream.engines.federation.coordinator._AGAIN_S", 0.1)
+    monkeypatch.setattr("veilstream.federation.services.coordinator._AGAIN_S", 0.1)
     plan = plan_of(federation={"patience_s": 0.2, "deadline_s": 60.0})
     models = []
     for name, wrap in (("calm", lambda c: c), ("stormy", lambda c: Losing(c, 5))):
         with World(tmp_path / name, plan).start_all() as world:
-            world.coordinator().go(wrap(world.carrier()))
+            world.coordinator().go(wrap(world.transport()))
             models.append(finished(world))
     np.testing.assert_array_equal(models[0], models[1])
 
@@ -88,7 +88,7 @@ def test_a_server_that_is_started_again_goes_on_to_the_same_numbers(tmp_path, mo
         with World(tmp_path / name, plan_of()).start_all() as world:
             for until in stops:
                 coordinator = world.coordinator()
-                coordinator.go(world.carrier(), until)
+                coordinator.go(world.transport(), until)
             models.append([coordinator.models.read(r) for r in range(7)])
     np.testing.assert_array_equal(models[0], models[1])
 
@@ -96,7 +96,7 @@ def test_a_server_that_is_started_again_goes_on_to_the_same_numbers(tmp_path, mo
 def test_a_server_killed_before_its_checkpoint_loses_only_the_round_in_flight(world, monkeypatch):
     world.start_all()
     coordinator = world.coordinator()
-    coordinator.go(world.carrier(), 2)
+    coordinator.go(world.transport(), 2)
 
     class Killed(BaseException):
         pass
@@ -105,12 +105,12 @@ def test_a_server_killed_before_its_checkpoint_loses_only_the_round_in_flight(wo
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("veilstream.engines.federation.checkpoint.Position.save", killed)
+        patch.setattr("veilstream.federation.services.checkpoint.Position.save", killed)
         with pytest.raises(Killed):
-            coordinator.go(world.carrier(), 3)
+            coordinator.go(world.transport(), 3)
     again = world.coordinator()
     assert again.round == 2
-    again.go(world.carrier())
+    again.go(world.transport())
     model = finished(world)
     world.close()
     np.testing.assert_allclose(model, world.model_by_ledgers(), rtol=1e-6)
@@ -122,10 +122,10 @@ def test_weights_stay_constant_when_a_learner_is_away_and_its_rounds_are_its_own
         world.start("a")
         world.start("b")
         coordinator = world.coordinator()
-        coordinator.go(world.carrier(), 3)
+        coordinator.go(world.transport(), 3)
         world.start("c")
-        wait_for(lambda: "c" in world.carrier().nodes())
-        coordinator.go(world.carrier())
+        wait_for(lambda: "c" in world.transport().nodes())
+        coordinator.go(world.transport())
         rounds = {name: seat.round for name, seat in coordinator._position.seats.items()}
         assert rounds["a"] == rounds["b"] == 6
         assert rounds["c"] in (2, 3)  # it counts those it took part in
@@ -146,14 +146,14 @@ def test_a_late_reply_is_made_good_by_the_next(tmp_path):
             time.sleep(0.5)
             self._inner.serve(round_, observe, wanted)
 
-    from veilstream.engines.federation.sources import PlanSource
+    from veilstream.plans.data_source import PlanSource
 
     with World(tmp_path, plan) as world:
         world.start("a")
         world.start("b")
         world.start("c", source=Slow(PlanSource(plan, 2)))
         coordinator = world.coordinator()
-        coordinator.go(world.carrier())
+        coordinator.go(world.transport())
         seat = coordinator._position.seats["c"]
         assert 1 <= seat.round < 8
         prefixes = {n: s.prefix.copy() for n, s in coordinator._position.seats.items()}
@@ -166,10 +166,10 @@ def test_a_late_reply_is_made_good_by_the_next(tmp_path):
 
 def test_a_learner_killed_and_started_again_repeats_its_bytes(world):
     world.start_all()
-    world.coordinator().go(world.carrier(), 3)
+    world.coordinator().go(world.transport(), 3)
     world.stop("b")
     coordinator = world.coordinator()
-    going = threading.Thread(target=coordinator.go, args=(world.carrier(),), daemon=True)
+    going = threading.Thread(target=coordinator.go, args=(world.transport(),), daemon=True)
     going.start()
     time.sleep(0.3)
     assert going.is_alive()  # the quorum is everyone
@@ -183,7 +183,7 @@ def test_a_learner_killed_and_started_again_repeats_its_bytes(world):
 
 def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     world.start_all()
-    world.coordinator().go(world.carrier(), 3)
+    world.coordinator().go(world.transport(), 3)
     world.stop("b")
     for file in world.store("b").parent.glob("store.db*"):
         file.unlink()
@@ -192,11 +192,11 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     source.write_text("".join(
         f'{{"tag": "new {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(50)
     ))  # fmt: skip
-    from veilstream.engines.federation.sources import FileSource
+    from veilstream.streams.intake import FileSource
 
     world.start("b", source=FileSource(source))
     coordinator = world.coordinator()
-    coordinator.go(world.carrier())
+    coordinator.go(world.transport())
     seat = coordinator._position.seats["b"]
     assert (seat.epoch, seat.round) == (1, 3)
     assert verify(world.store("b")).clients == 6 + 6
@@ -204,7 +204,7 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
 
 def others(path, count: int = 60):
     """Clients who were never there before."""
-    from veilstream.engines.federation.sources import FileSource
+    from veilstream.streams.intake import FileSource
 
     path.write_text("".join(
         f'{{"tag": "other {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(count)
@@ -219,19 +219,19 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
     plan = plan_of(rounds=30)
     with World(tmp_path, plan).start_all() as world:
         coordinator = world.coordinator()
-        carrier = world.carrier()
-        going = threading.Thread(target=coordinator.go, args=(carrier,), daemon=True)
+        transport = world.transport()
+        going = threading.Thread(target=coordinator.go, args=(transport,), daemon=True)
         if rounds_before:
             going.start()
             wait_for(lambda: coordinator.round >= rounds_before)
         else:  # enrolled in epoch 0, and no release accepted yet
-            from veilstream.engines.federation.coordinator import _Round
+            from veilstream.federation.services.coordinator import _Round
 
             here = _Round(time.monotonic())
-            coordinator._call_on(carrier, here)
+            coordinator._call_on(transport, here)
             until = time.monotonic() + 10
             while len(coordinator._places) < 3 and time.monotonic() < until:
-                for node, data in carrier.receive(0.1):
+                for node, data in transport.receive(0.1):
                     coordinator._take(node, data, here)
         world.stop("b")
         ask_for_epoch(world.store("b"), abandon=True)
@@ -246,7 +246,7 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
 
 def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
     """Replies that take longer than the server waits before it asks again."""
-    monkeypatch.setattr("veilstream.engines.federation.coordinator._AGAIN_S", 0.05)
+    monkeypatch.setattr("veilstream.federation.services.coordinator._AGAIN_S", 0.05)
 
     class Slow:
         def __init__(self, inner):
@@ -269,7 +269,7 @@ def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
             self._inner.close()
 
     with World(tmp_path, plan_of(rounds=2)).start_all() as world:
-        world.coordinator().go(Slow(world.carrier()))
+        world.coordinator().go(Slow(world.transport()))
         assert world.coordinator().finished
 
 
@@ -284,7 +284,7 @@ def test_a_reply_of_another_version_does_not_end_the_server(tmp_path):
             facts = {"settings": world.daemons["b"]._learner.settings}
             return dataclasses.replace(reply, facts=facts).sign(world.keys_of("b").identity)
 
-        world.coordinator().go(Tampering(world.carrier(), change))
+        world.coordinator().go(Tampering(world.transport(), change))
         assert any("a reply of unknown form" in note for note in world.notes)
 
 
@@ -293,7 +293,7 @@ def test_a_server_killed_while_it_begins_may_begin_again(world, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("veilstream.engines.federation.checkpoint.Position.save", killed)
+        patch.setattr("veilstream.federation.services.checkpoint.Position.save", killed)
         with pytest.raises(KeyboardInterrupt):
             world.coordinator()
     (world.root / "run/.partial-x").write_text("left by a kill")
@@ -302,7 +302,7 @@ def test_a_server_killed_while_it_begins_may_begin_again(world, monkeypatch):
 
 def test_a_server_killed_before_its_summary_writes_it_when_it_starts(world):
     world.start_all()
-    world.coordinator().go(world.carrier())
+    world.coordinator().go(world.transport())
     (world.root / "run/summary.json").unlink()
     assert world.coordinator().finished
     assert (world.root / "run/summary.json").exists()
@@ -346,7 +346,7 @@ def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, chang
     world.start("c")
     began = time.monotonic()
     with pytest.raises(ProtocolError, match=rf"{key}: server .*, learner "):
-        world.coordinator().go(world.carrier())
+        world.coordinator().go(world.transport())
     assert time.monotonic() - began < 10
 
 
@@ -354,7 +354,7 @@ def test_another_step_size_is_refused_at_enrolment(world):
     for name in world.names:
         world.start(name, plan=plan_of(method={"step_size": 0.7}))
     with pytest.raises(ProtocolError, match=r"step_size: server 0\.1, learner 0\.7"):
-        world.coordinator().go(world.carrier())
+        world.coordinator().go(world.transport())
 
 
 def test_another_mechanism_is_refused_at_enrolment(world):
@@ -362,7 +362,7 @@ def test_another_mechanism_is_refused_at_enrolment(world):
     for name in world.names:
         world.start(name, plan=other)
     with pytest.raises(ProtocolError, match="mechanism: server 'buffered'"):
-        world.coordinator().go(world.carrier())
+        world.coordinator().go(world.transport())
 
 
 def test_another_program_of_one_plan_is_refused_at_enrolment(world, monkeypatch):
@@ -379,7 +379,7 @@ def test_another_program_of_one_plan_is_refused_at_enrolment(world, monkeypatch)
     monkeypatch.setattr(factorization, "compile_program", one_bit_off)
     world.start_all()
     with pytest.raises(ProtocolError, match=r"program: server '[0-9a-f]{64}', learner '.*SciPy"):
-        server.go(world.carrier())
+        server.go(world.transport())
 
 
 def test_another_law_of_noise_is_refused_at_enrolment(world, monkeypatch):
@@ -387,7 +387,7 @@ def test_another_law_of_noise_is_refused_at_enrolment(world, monkeypatch):
     monkeypatch.setattr(terms, "NOISE_LAW", "another")
     world.start_all()
     with pytest.raises(ProtocolError, match=r"noise_law: server .*, learner 'another'"):
-        server.go(world.carrier())
+        server.go(world.transport())
 
 
 def test_other_labels_are_refused_where_the_server_knows_its_task(world):
@@ -399,7 +399,7 @@ def test_other_labels_are_refused_where_the_server_knows_its_task(world):
     server = Coordinator(world.plan, x0, keys, world.root / "run", task=Digits())
     world.start_all()
     with pytest.raises(ProtocolError, match=r"admits: server .*\[0\.0, 1\.0\].*learner"):
-        server.go(world.carrier())
+        server.go(world.transport())
 
 
 def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
@@ -423,7 +423,7 @@ def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
 
 
 class Tampering:
-    """A carrier that changes what passes."""
+    """A transport that changes what passes."""
 
     def __init__(self, inner, change) -> None:
         self._inner, self._change = inner, change
@@ -454,19 +454,19 @@ def test_an_unknown_learner_and_a_forged_one_are_refused(tmp_path):
             return dataclasses.replace(reply, learner=name).sign(stranger)
 
         with pytest.raises(TimeoutError):
-            run_for(world.coordinator(), Tampering(world.carrier(), change), 2.0)
+            run_for(world.coordinator(), Tampering(world.transport(), change), 2.0)
         assert any("'nobody', who is not enrolled" in note for note in world.notes)
         assert any("not signed by learner 'c'" in note for note in world.notes)
 
 
-def run_for(coordinator, carrier, seconds: float) -> None:
+def run_for(coordinator, transport, seconds: float) -> None:
     until = time.monotonic() + seconds
 
     def look() -> None:
         if time.monotonic() > until:
             raise TimeoutError
 
-    coordinator.go(carrier, look=look)
+    coordinator.go(transport, look=look)
 
 
 def test_a_replayed_reply_is_refused(world):
@@ -481,7 +481,7 @@ def test_a_replayed_reply_is_refused(world):
         return what
 
     with pytest.raises(TimeoutError):
-        run_for(world.coordinator(), Tampering(world.carrier(), change), 2.0)
+        run_for(world.coordinator(), Tampering(world.transport(), change), 2.0)
     assert any("to nothing that was asked" in note for note in world.notes)
     assert world.coordinator().round == 1
 
@@ -492,13 +492,13 @@ def test_a_second_learner_with_the_same_name_is_refused_and_the_first_goes_on(tm
         twin = World(tmp_path / "twin", plan)
         twin.keys_of = world.keys_of  # the same keys, another store
         twin.start("a")
-        from veilstream.engines.federation.loopback import Loopback
+        from veilstream.federation.transports.loopback import Loopback
 
-        carrier = Loopback(
+        transport = Loopback(
             {name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")}
         )
         coordinator = world.coordinator()
-        coordinator.go(carrier)
+        coordinator.go(transport)
         twin.close()
         assert any("a second learner calls itself 'a'" in note for note in world.notes)
         assert coordinator.finished
@@ -569,7 +569,7 @@ def test_nothing_but_the_release_leaves_and_sizes_do_not_depend_on_the_data(tmp_
             import json
 
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            from veilstream.engines.federation.sources import FileSource
+            from veilstream.streams.intake import FileSource
 
             daemon = world.start("a", source=FileSource(path))
             keys = ServerKeys.load(world.root / "keys/server")

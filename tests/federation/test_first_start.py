@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.test_plan import veilstream
-from tests.ledger.test_learner import Still, plan_of
-from veilstream.engines.federation import service
-from veilstream.engines.federation.keys import make_keys
-from veilstream.engines.federation.service import LearnerService
+from tests.deployment.test_learner import Still, plan_of
 from veilstream.errors import InputError
+from veilstream.federation.identity import make_keys
+from veilstream.federation.services import supervision as service
+from veilstream.federation.services.learner import LearnerService
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilstream.engines.federation.keys import (
+from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.identity import (
     LearnerKeys,
     PrivateKey,
     ServerKeys,
@@ -20,8 +21,7 @@ from veilstream.engines.federation.keys import (
     remove_learner,
     renew_server,
 )
-from veilstream.engines.federation.messages import Reply, Request
-from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.protocol.messages import Reply, Request
 
 KEY = PrivateKey(bytes(range(32)))
 REQUEST = Request("round", "run", "north", "nonce", 3, (2, "ab"), {"d": 5}, b"model")

@@ -8,16 +8,17 @@ import time
 import numpy as np
 import pytest
 
-from tests.federation.world import DIM, Plain, World, plan_of, wait_for
-from veilstream.engines.federation.daemon import Daemon
-from veilstream.engines.federation.keys import ServerKeys
-from veilstream.engines.federation.messages import Reply, Request
-from veilstream.engines.federation.reply_times import SEAL_S, ReplyTimes, reply_times
-from veilstream.engines.federation.service import LearnerService
-from veilstream.engines.federation.sources import LiveSource
-from veilstream.engines.learner import Answer, Learner
+from tests.support.federation import DIM, Plain, World, plan_of, wait_for
+from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
+from veilstream.federation.identity import ServerKeys
+from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.learner import LearnerService
+from veilstream.federation.services.reply_times import SEAL_S, ReplyTimes, reply_times
+from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
+from veilstream.streams.intake import LiveSource
 
 WINDOW_S = 30.0
 
@@ -154,7 +155,7 @@ def test_a_live_learner_answers_at_the_end_of_its_window_full_or_empty(tmp_path,
 
 
 def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_path):
-    from veilstream.engines.federation import frames
+    from veilstream.federation.protocol import frames
 
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
         world.start("a", source=LiveSource(patience_s=0.05))

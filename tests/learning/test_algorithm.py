@@ -13,18 +13,25 @@ import pytest
 
 from veilstream.errors import InputError
 from veilstream.learning import algorithm
-from veilstream.learning.algorithm import LARGE, Rule, local_round, local_step, moved, server_update
+from veilstream.learning.algorithm import (
+    LARGE,
+    StepRule,
+    local_round,
+    local_step,
+    moved,
+    server_update,
+)
 from veilstream.learning.tasks import LeastSquares, Sample
 
 DIM = 5
 TASK = LeastSquares(DIM)
 
 RULES = {
-    "clipped": Rule(0.7),
-    "unclipped": Rule(1e6),
-    "projected": Rule(0.7, projection_radius=0.9),
-    "unit-steps": Rule(0.7, unit_steps=True),
-    "all": Rule(0.4, projection_radius=1.1, unit_steps=True),
+    "clipped": StepRule(0.7),
+    "unclipped": StepRule(1e6),
+    "projected": StepRule(0.7, projection_radius=0.9),
+    "unit-steps": StepRule(0.7, unit_steps=True),
+    "all": StepRule(0.4, projection_radius=1.1, unit_steps=True),
 }
 
 
@@ -119,7 +126,7 @@ def quiet_step(bound, clients: Sample, z=None) -> np.ndarray:
     """The clipped mean alone."""
     z = np.zeros(DIM, np.float32) if z is None else z
     nothing = np.zeros(DIM, np.float32)
-    return np.asarray(step_of(Rule(bound))(z, clients, nothing, 0.1)[1], np.float64)
+    return np.asarray(step_of(StepRule(bound))(z, clients, nothing, 0.1)[1], np.float64)
 
 
 @pytest.mark.parametrize("kind", [np.float32, bool, np.int32])
@@ -162,7 +169,7 @@ def test_a_step_that_meets_no_one_is_noise_and_nothing_else(clients, unit_steps)
     for empty in (0.0, 1.0, 1e30, np.nan):
         mask = np.zeros(clients, np.float32)
         nobody = Sample(met.features[0] * np.float32(empty), met.target[0], mask)
-        rule = Rule(1.0, unit_steps=unit_steps)
+        rule = StepRule(1.0, unit_steps=unit_steps)
         after, noisy = step_of(rule)(z, nobody, noise[0], 0.5)
         np.testing.assert_array_equal(noisy, noise[0])
         np.testing.assert_allclose(after, z - 0.5 * noise[0], rtol=1e-6)
@@ -170,10 +177,10 @@ def test_a_step_that_meets_no_one_is_noise_and_nothing_else(clients, unit_steps)
 
 def test_no_mask_means_that_all_are_present():
     z, met, noise = draw(np.random.default_rng(9), 1, 3)
-    found = step_of(Rule(0.5))(z, at(met, 0), noise[0], 0.5)
+    found = step_of(StepRule(0.5))(z, at(met, 0), noise[0], 0.5)
     masked = at(met, 0)._replace(present=np.ones(3, np.float32))
-    same = step_of(Rule(0.5))(z, masked, noise[0], 0.5)
-    expected = slow_step(Rule(0.5), z, at(met, 0), noise[0], 0.5)
+    same = step_of(StepRule(0.5))(z, masked, noise[0], 0.5)
+    expected = slow_step(StepRule(0.5), z, at(met, 0), noise[0], 0.5)
     for ours, mask, theirs in zip(found, same, expected, strict=True):
         np.testing.assert_allclose(ours, mask, rtol=1e-6, atol=1e-7)
         assert_near(ours, theirs)
@@ -185,10 +192,10 @@ def test_a_traced_clip_norm_equals_a_fixed_one():
     bounds = np.array([0.05, 3.0], np.float32)
 
     def release(bound):
-        return local_round(TASK, Rule(bound, projection_radius=1.0), x, met, noise, 0.5)
+        return local_round(TASK, StepRule(bound, projection_radius=1.0), x, met, noise, 0.5)
 
     traced, mapped = jax.jit(release), jax.jit(jax.vmap(release))(bounds)
-    rules = [Rule(float(bound), projection_radius=1.0) for bound in bounds]
+    rules = [StepRule(float(bound), projection_radius=1.0) for bound in bounds]
     expected = [np.asarray(round_of(rule)(x, met, noise, 0.5)) for rule in rules]
     assert np.abs(expected[0] - expected[1]).max() > 0.01
     for i, bound in enumerate(bounds):
@@ -199,7 +206,7 @@ def test_a_traced_clip_norm_equals_a_fixed_one():
 @pytest.mark.parametrize("bound", [0, -1.0, 1e-16, 1e16, np.inf, np.nan])
 def test_clip_norms_that_float32_cannot_keep_are_refused(bound):
     with pytest.raises(InputError) as refusal:
-        Rule(bound)
+        StepRule(bound)
     assert refusal.value.field == "clip_norm"
 
 
@@ -232,15 +239,15 @@ def test_far_models_do_not_swallow_small_steps():
     x, met, noise = draw(np.random.default_rng(12), 3, 2)
     x = x * np.float32(1e6)
     assert (x - np.float32(1e-3) * noise[0] == x).mean() > 0.5
-    found = round_of(Rule(0.7))(x, met, noise, 1e-3)
-    assert_near(found, slow_round(Rule(0.7), x, met, noise, 1e-3))
+    found = round_of(StepRule(0.7))(x, met, noise, 1e-3)
+    assert_near(found, slow_round(StepRule(0.7), x, met, noise, 1e-3))
 
 
 def test_learners_are_rounds_of_their_own():
     """Mapped over learners that share x, as the simulation does."""
     rng = np.random.default_rng(13)
     drawn = [draw(rng, 2, 2, absent=True) for _ in range(3)]
-    x, rule = drawn[0][0], Rule(0.5, projection_radius=1.0)
+    x, rule = drawn[0][0], StepRule(0.5, projection_radius=1.0)
     met = jax.tree.map(lambda *leaves: np.stack(leaves), *(d[1] for d in drawn))
     noise = np.stack([d[2] for d in drawn], axis=1)  # (steps, learners, d)
 
@@ -253,7 +260,7 @@ def test_learners_are_rounds_of_their_own():
 
 
 def lowered(dim: int, steps: int):
-    task, rule = LeastSquares(dim), Rule(0.7, projection_radius=0.9)
+    task, rule = LeastSquares(dim), StepRule(0.7, projection_radius=0.9)
     x, met, noise = draw(np.random.default_rng(14), steps, 2, dim, absent=True)
     learner = jax.jit(lambda *inputs: local_round(task, rule, *inputs, 0.8))
     return learner.lower(x, met, noise), (x, met, noise), rule
@@ -293,7 +300,7 @@ def test_unrolled_rounds_equal_loops_and_brute_force(monkeypatch):
 @pytest.mark.parametrize("radius", [None, 0.9, 50.0])
 @pytest.mark.parametrize("learners", [1, 2, 7])
 def test_server_update_equals_brute_force(learners, radius):
-    rng, rule = np.random.default_rng(learners), Rule(1.0, projection_radius=radius)
+    rng, rule = np.random.default_rng(learners), StepRule(1.0, projection_radius=radius)
     for _ in range(5):
         x = rng.standard_normal(DIM).astype(np.float32)
         releases = rng.standard_normal((learners, DIM)).astype(np.float32)
@@ -307,20 +314,20 @@ def test_every_enrolled_learner_weighs_the_same_even_a_silent_one():
     for place in range(3):
         releases = np.zeros((3, 3), np.float32)
         releases[place] = one
-        found = server_update(Rule(1.0), x, releases, 1.0)
+        found = server_update(StepRule(1.0), x, releases, 1.0)
         np.testing.assert_allclose(found, -one / 3, rtol=1e-6)
 
 
 def test_the_server_does_not_clip_again():
     releases = np.full((2, 3), 100.0, np.float32)
-    found = server_update(Rule(1.0), np.zeros(3, np.float32), releases, 1.0)
+    found = server_update(StepRule(1.0), np.zeros(3, np.float32), releases, 1.0)
     np.testing.assert_allclose(found, [-100.0] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("radius", [0.25, 2.0])
 def test_projection_keeps_the_inside_and_the_direction(radius):
     """Zero stays zero, inner models stay bit for bit, outer ones land on the sphere."""
-    rule, nothing = Rule(1.0, projection_radius=radius), np.zeros((1, DIM), np.float32)
+    rule, nothing = StepRule(1.0, projection_radius=radius), np.zeros((1, DIM), np.float32)
     direction = np.random.default_rng(15).standard_normal(DIM)
     direction /= np.linalg.norm(direction)
     for scale in (0.0, 1e-6, 0.5, 0.999):

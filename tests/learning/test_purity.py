@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from tests.federation.world import Plain, plan_of
-from veilstream.engines.learner import Learner
+from tests.support.federation import Plain, plan_of
+from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
-from veilstream.learning.host_call import host_call
-from veilstream.learning.linear_dicts import DictLogistic
+from veilstream.learning.models.host_call import host_call
+from veilstream.learning.models.linear_dicts import DictLogistic
 from veilstream.learning.purity import check_pure, example_records
 from veilstream.learning.tasks import FromLoss, LeastSquares, Logistic, Ripple
 

@@ -7,8 +7,8 @@ import pytest
 
 import veilstream as vs
 import veilstream.mechanisms as m
-from tests.catalogue import VARIANTS
 from tests.conformance.test_factorizations import check_matrices, check_noise
+from tests.support.catalogue import VARIANTS
 from veilstream.errors import InputError, UnknownName
 
 

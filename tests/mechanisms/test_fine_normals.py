@@ -17,8 +17,9 @@ from scipy import stats
 from tests.mechanisms import row_words
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms import fine_normals, independent
+from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.exact_normals import WORDS, enclosures, nearest_float
-from veilstream.mechanisms.fine_normals import ERROR, FineNormals, circle_error, fine_row
+from veilstream.mechanisms.fine_normals import FineNormals, circle_error, fine_row
 from veilstream.mechanisms.keystream import NoiseKey, Row, open_row
 from veilstream.mechanisms.normals import TILE, fill_normals
 from veilstream.privacy.grid import grid_for
@@ -44,7 +45,7 @@ def test_5000_draws_are_within_a_quarter_of_the_stated_error():
     dim = 5000
     draws = fine_row(Row(SECRET, 3), dim)
     found = errors(Row(SECRET, 3), row_words.cipher(SECRET, 3), dim, range(dim), draws)
-    assert max(found) < ERROR / 4
+    assert max(found) < DRAW_ERROR / 4
     assert max(found) > 1e-17  # float64 cannot be exact: there was something to measure
 
 
@@ -58,7 +59,7 @@ def test_tiles_and_odd_lengths_read_the_bits_that_are_theirs(dim):
         size = min(TILE, dim - first)
         places |= {first, first + (size + 1) // 2 - 1, first + size - 1}
         places |= {first + (size + 1) // 2} if size > 1 else set()
-    assert max(errors(row, read, dim, sorted(places), draws)) < ERROR / 4
+    assert max(errors(row, read, dim, sorted(places), draws)) < DRAW_ERROR / 4
 
 
 def test_std_scales_a_draw_and_its_error():
@@ -71,7 +72,7 @@ def test_std_scales_a_draw_and_its_error():
         found = [
             float(abs(float(z) - std * row_words.draw(read, dim, i))) for i, z in enumerate(out)
         ]
-    assert max(found) < std * ERROR / 4
+    assert max(found) < std * DRAW_ERROR / 4
 
 
 class Scripted:
@@ -134,7 +135,7 @@ def test_words_near_every_switch_are_within_the_stated_error():
     row = Scripted([u for u, _ in both], [t for _, t in both], {})
     dim = 2 * len(both)
     draws = fine_row(row, dim)
-    assert max(errors(row, row.read, dim, range(dim), draws)) < ERROR / 4
+    assert max(errors(row, row.read, dim, range(dim), draws)) < DRAW_ERROR / 4
 
 
 @pytest.mark.parametrize("zeros", range(8, 47, 4))
@@ -150,7 +151,7 @@ def test_the_deepest_tails_and_the_smallest_radii_are_exact_too(zeros, end):
     )
     row = Scripted([words[0]], [0x2345_6789_ABCD_EF01], {0: further})
     draws = fine_row(row, 2)
-    assert max(errors(row, row.read, 2, range(2), draws)) < ERROR / 4
+    assert max(errors(row, row.read, 2, range(2), draws)) < DRAW_ERROR / 4
     with mpmath.workdps(60):
         for i in range(2):
             exact = row_words.draw(row.read, 2, i)
@@ -229,7 +230,7 @@ def test_the_bound_of_the_circles_error_holds_and_is_what_the_text_says():
 def test_the_parts_of_the_error_add_up_to_less_than_is_stated():
     """The table of the module's text, at the largest radius that floats are used for."""
     r = math.sqrt(2.0 * 76 * math.log(2.0))  # beyond 64 + 12 zeros, exact bits are used
-    assert 2.0**-49.4 + r * (2.0**-52 + 2.0**-52 + circle_error() + 2.0**-53) < ERROR
+    assert 2.0**-49.4 + r * (2.0**-52 + 2.0**-52 + circle_error() + 2.0**-53) < DRAW_ERROR
 
 
 # --- the distribution -----------------------------------------------------------------------------

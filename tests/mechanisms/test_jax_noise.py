@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.catalogue import VARIANTS
+from tests.support.catalogue import VARIANTS
 from veilstream.errors import HorizonExhausted
 from veilstream.mechanisms.jax_noise import JaxNoise
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import veilstream.mechanisms as m
-from tests.catalogue import prefix_sums
+from tests.support.catalogue import prefix_sums
 from veilstream.errors import InputError, UnknownName
 
 

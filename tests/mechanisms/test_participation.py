@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import veilstream.mechanisms as m
-from tests.catalogue import VARIANTS
+from tests.support.catalogue import VARIANTS
 from veilstream.errors import InputError
 from veilstream.mechanisms import participation
 from veilstream.mechanisms.participation import Participation, gram_sensitivity

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import veilstream.mechanisms as m
-from tests.catalogue import prefix_sums
+from tests.support.catalogue import prefix_sums
 
 HORIZONS = (1, 2, 3, 4, 5, 13, 64, 100, 1000, 1023, 1024, 1025)
 

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
-from tests.catalogue import VARIANTS
+from tests.support.catalogue import VARIANTS
+from veilstream.audit.statistics import FALSE_ALARMS, Law, law_of
+from veilstream.audit.statistics.cells import CellCounts, CellLaw, cell_fit, power
+from veilstream.audit.statistics.check import Check, alarming
+from veilstream.audit.statistics.coordinates import every_coordinate, whitened
+from veilstream.audit.statistics.lattice import float32_pattern, lattice_fit
+from veilstream.audit.statistics.pairs import all_pairs, duplicates, lags, telling_lags
+from veilstream.audit.statistics.repeats import epoch_against_epoch, repeated_rows
 from veilstream.errors import InputError, PrivacyError
-from veilstream.privacy.audit import FALSE_ALARMS, Law, law_of
-from veilstream.privacy.audit.cells import CellCounts, CellLaw, cell_fit, power
-from veilstream.privacy.audit.check import Check, alarming
-from veilstream.privacy.audit.coordinates import every_coordinate, whitened
-from veilstream.privacy.audit.lattice import float32_pattern, lattice_fit
-from veilstream.privacy.audit.pairs import all_pairs, duplicates, lags, telling_lags
-from veilstream.privacy.audit.repeats import epoch_against_epoch, repeated_rows
 from veilstream.privacy.seeds import check_generator, checked_seed
 
 STD = 20_000.0  # units: narrow cells, small tables

@@ -9,8 +9,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from tests.catalogue import VARIANTS
 from tests.mechanisms import row_words
+from tests.support.catalogue import VARIANTS
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.keystream import NoiseKey, Row
 from veilstream.mechanisms.normals import TILE

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import veilstream as vs
-from tests.catalogue import VARIANTS
 from tests.mechanisms import row_words
+from tests.support.catalogue import VARIANTS
 from veilstream.errors import InputError
 from veilstream.mechanisms.analysis import rounding_gains
-from veilstream.mechanisms.fine_normals import ERROR
+from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.keystream import NoiseKey, Row
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.grid import grid_for
@@ -62,7 +62,7 @@ def test_the_charge_grows_with_the_horizon(name):
 def test_plain_draws_are_charged_what_can_be_counted_by_hand():
     """T draws of one coordinate: each off by ERROR, six roundings of 16 std and 4 of a unit."""
     charge = charge_for(program_of("independent", 100), 9, SCALE)
-    a_step = ERROR + 6.0 * U * 16.0 + 4.0 * U / SCALE
+    a_step = DRAW_ERROR + 6.0 * U * 16.0 + 4.0 * U / SCALE
     assert charge.mu == pytest.approx(2.0 * 3.0 * 100 * a_step, rel=1e-12)
     assert charge.delta == pytest.approx(2.0 * 900 * math.exp(-128.0), rel=1e-9)
 
@@ -136,9 +136,9 @@ def test_rounding_errors_of_200_steps_are_below_what_is_charged(name, dim):
     program, scale = replay.mechanism.program, float(replay.scale)
     gains, k = rounding_gains(program), program.state_size
     # The sizes that the module's text states, at REACH standard deviations.
-    rho = U * (k + 4) * gains.output * REACH + 6 * U * gains.feed * REACH + gains.feed * ERROR
+    rho = U * (k + 4) * gains.output * REACH + 6 * U * gains.feed * REACH + gains.feed * DRAW_ERROR
     rho += 4 * U / scale
-    epsilon = U * (k + 2) * (gains.transition + gains.entry) * REACH + gains.entry * ERROR
+    epsilon = U * (k + 2) * (gains.transition + gains.entry) * REACH + gains.entry * DRAW_ERROR
     assert 0.0 < np.max(replay.increment_errors) < rho
     for seen in replay.state_errors:
         assert (seen <= epsilon).all()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from veilstream.engines.audit import AuditReport
+    from veilstream.audit import AuditReport
 
 __all__ = ["command"]
 
@@ -49,12 +49,12 @@ def command(
 
     Exit code 0: no check found more than was promised. 4: one did.
     """
+    from veilstream.audit import audit
+    from veilstream.audit.report import DEFAULT_PLAN, ticks
     from veilstream.cli.tables import print_json
-    from veilstream.engines.audit import audit
-    from veilstream.engines.audit.report import DEFAULT_PLAN, ticks
-    from veilstream.engines.experiments import plan_path
-    from veilstream.engines.plan import Plan
     from veilstream.errors import PrivacyError
+    from veilstream.plans.experiments import plan_path
+    from veilstream.plans.plan import Plan
     from veilstream.progress import progress
 
     loaded = Plan.parse(DEFAULT_PLAN) if plan is None else Plan.load(plan_path(plan))
@@ -82,8 +82,8 @@ def _save(report: AuditReport, folder: Path) -> list[Path]:
 
 
 def _show(report: AuditReport, paths: list[Path]) -> None:
-    from veilstream.engines.audit.report import SHARES, UNSEEN
-    from veilstream.privacy.audit.many_run import epsilon_of
+    from veilstream.audit.report import SHARES, UNSEEN
+    from veilstream.audit.statistics.many_run import epsilon_of
 
     promise, many, delta = report.guarantee, report.many, report.guarantee.delta
     typer.echo(f"Guarantee    {promise}")

@@ -22,9 +22,9 @@ def command(
     there is left alone, and refused.
     """
     from veilstream.cli.training import run_with_progress, show_run
-    from veilstream.engines.experiments import experiment_path
-    from veilstream.engines.plan import Plan
-    from veilstream.engines.run_folder import clear_earlier
+    from veilstream.plans.experiments import experiment_path
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.run_folder import clear_earlier
     from veilstream.reports.learning_figure import draw_run
 
     plan = Plan.load(experiment_path("demo"), {"run.seeds": seeds})

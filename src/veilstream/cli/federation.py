@@ -43,8 +43,8 @@ def demo_command(
     The data are synthetic. What is left: the run's folder, each learner's ledger, the keys.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.engines.federation.demo import run_demo
-    from veilstream.engines.federation.service import check_trusted
+    from veilstream.federation.services.demo import run_demo
+    from veilstream.federation.services.supervision import check_trusted
 
     check_trusted(engine, trusted=trust_engine)
     result = run_demo(out or Path("runs/federation"), engine, learners, rounds, insecure=insecure)

@@ -44,7 +44,7 @@ def make_command(
     days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
 ) -> None:
     """Make a new CA, the server's keys and the learners' keys."""
-    from veilstream.engines.federation.keys import make_keys
+    from veilstream.federation.identity import make_keys
 
     hosts = host or ["127.0.0.1", "localhost"]
     make_keys(folder, hosts, learner or [], days)
@@ -64,7 +64,7 @@ def add_command(
     port: Port = 8400,
 ) -> None:
     """Make keys for one more learner. The server must be given its folder anew."""
-    from veilstream.engines.federation.keys import add_learner
+    from veilstream.federation.identity import add_learner
 
     where = add_learner(folder, name)
     _kits(folder, engine, (host or ["localhost"])[0], port)
@@ -77,7 +77,7 @@ def remove_command(
     name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
 ) -> None:
     """Have the server no longer know a learner. The server must be given its folder anew."""
-    from veilstream.engines.federation.keys import remove_learner
+    from veilstream.federation.identity import remove_learner
 
     remove_learner(folder, name)
     typer.echo(f"{name} is no longer known to {folder / 'server'}")
@@ -92,7 +92,7 @@ def renew_command(
     days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
 ) -> None:
     """Make a new TLS key and certificate for the server, from the same CA, for the same hosts."""
-    from veilstream.engines.federation.keys import renew_server
+    from veilstream.federation.identity import renew_server
 
     renew_server(folder, host or [], days)
     _kits(folder, engine, (host or ["localhost"])[0], port)
@@ -101,7 +101,7 @@ def renew_command(
 
 def _kits(folder: Path, engine: str, host: str, port: int) -> None:
     if engine == "flare":
-        from veilstream.engines.flare import provision
+        from veilstream.federation.transports.flare import provision
 
         provision(folder, host, port)
     elif engine != "flower":

@@ -10,7 +10,7 @@ import typer
 from veilstream.errors import InputError
 
 if TYPE_CHECKING:
-    from veilstream.ledger.inspect import Status
+    from veilstream.deployment.ledger.inspect import Status
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
 
     Example: `veilstream ledger status learner.db`
     """
-    from veilstream.ledger.inspect import inspect
+    from veilstream.deployment.ledger.inspect import inspect
 
     _show(inspect(store, witness), json)
 
@@ -61,8 +61,8 @@ def verify_command(
 
     Exit code 0: nothing was changed or lost. 4: something was; the message says what to do.
     """
-    from veilstream.ledger.inspect import verify
-    from veilstream.ledger.rescue import renew_witness as renew
+    from veilstream.deployment.ledger.inspect import verify
+    from veilstream.deployment.ledger.rescue import renew_witness as renew
 
     if renew_witness:
         renew(store, witness)
@@ -95,8 +95,8 @@ def epoch_command(
     another plan.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.ledger.inspect import inspect
-    from veilstream.ledger.rescue import ask_for_epoch, begin_again, holds_secrets
+    from veilstream.deployment.ledger.inspect import inspect
+    from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, holds_secrets
 
     if lost and abandon:
         raise InputError("--abandon", True, "not together with --lost", "--lost gives it up anyway")

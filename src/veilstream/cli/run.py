@@ -46,8 +46,8 @@ def run_command(
     run; --resume goes on from its checkpoint.
     """
     from veilstream.cli.training import run_with_progress, show_run
-    from veilstream.engines.experiments import plan_path
-    from veilstream.engines.plan import Plan, parse_override
+    from veilstream.plans.experiments import plan_path
+    from veilstream.plans.plan import Plan, parse_override
     from veilstream.reports.learning_figure import draw_run
 
     overrides = dict(map(parse_override, set_ or [])) | _changes(seeds, memory)
@@ -80,7 +80,7 @@ def reproduce_command(
     MNIST is fetched if it is not here.
     """
     from veilstream.cli.training import run_with_progress, show_run, show_runs
-    from veilstream.engines.experiments import figure_of
+    from veilstream.plans.experiments import figure_of
     from veilstream.reports.experiment_figures import draw_experiment
 
     wanted = figure_of(figure)

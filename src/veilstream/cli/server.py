@@ -13,7 +13,7 @@ import typer
 from veilstream.errors import InputError
 
 if TYPE_CHECKING:
-    from veilstream.engines.federation.coordinator import Standing
+    from veilstream.federation.services.coordinator import Standing
 
 __all__ = ["learner_command", "parse_address", "server_command"]
 
@@ -36,7 +36,7 @@ def server_command(
     plan: PlanFile,
     keys: Annotated[Path, typer.Option(help="The server's folder of keys.")] = Path("keys/server"),
     listen: Annotated[str, typer.Option(help="HOST:PORT for learners.")] = "127.0.0.1:8400",
-    publish: Annotated[
+    model_api: Annotated[
         str | None, typer.Option(help="HOST:PORT where models are published.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
@@ -51,8 +51,9 @@ def server_command(
     with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.engines.federation.service import ServerService, check_trusted
-    from veilstream.engines.plan import Plan
+    from veilstream.federation.services.server import ServerService
+    from veilstream.federation.services.supervision import check_trusted
+    from veilstream.plans.plan import Plan
 
     check_trusted(engine, trusted=trust_engine)
     loaded = Plan.load(plan)
@@ -60,7 +61,7 @@ def server_command(
     _end_on_sigterm()
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
-        None if publish is None else parse_address("--publish", publish), insecure,
+        None if model_api is None else parse_address("--model-api", model_api), insecure,
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing, _say)
@@ -75,7 +76,7 @@ def learner_command(
     plan: PlanFile,
     data: Annotated[
         str,
-        typer.Option(help="A .csv or .jsonl file, `live` (people call the desk), plan:INDEX."),
+        typer.Option(help="A .csv or .jsonl file, `live` (people call its API), plan:INDEX."),
     ],
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[
@@ -93,7 +94,7 @@ def learner_command(
             "ledger is an error, since a disk may only not be mounted.",
         ),
     ] = False,
-    desk: Annotated[
+    learner_api: Annotated[
         str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
     ] = None,
     reply_after: Annotated[
@@ -120,9 +121,10 @@ def learner_command(
     on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
     start needs `--new-store`; on a ledger that exists it changes nothing.
     """
-    from veilstream.engines.federation.service import LearnerService, check_trusted
-    from veilstream.engines.plan import Plan
-    from veilstream.engines.process_secrecy import no_core_dumps, terse_tracebacks
+    from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
+    from veilstream.federation.services.learner import LearnerService
+    from veilstream.federation.services.supervision import check_trusted
+    from veilstream.plans.plan import Plan
 
     no_core_dumps()
     terse_tracebacks()
@@ -132,9 +134,11 @@ def learner_command(
     name = folder.resolve().name
     if id_ is not None and id_ != name:
         raise InputError("--id", id_, f"the name of its keys ({name})", "leave one of them out")
-    at = None if desk is None else parse_address("--desk", desk)
+    at = None if learner_api is None else parse_address("--learner-api", learner_api)
     if data == "live" and at is None:
-        raise InputError("--desk", None, "an address, since people call", "--desk 127.0.0.1:8490")
+        raise InputError(
+            "--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490"
+        )
     check_trusted(engine, trusted=trust_engine)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from veilstream.cli.tables import print_json
-from veilstream.engines.build import Prepared
-from veilstream.engines.comparators import has_comparators
-from veilstream.engines.plan import Plan
-from veilstream.engines.run_folder import Run
-from veilstream.engines.runner import run
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared
+from veilstream.plans.run_folder import Run
+from veilstream.simulation.comparators import has_comparators
+from veilstream.simulation.runner import run
 
 __all__ = ["run_with_progress", "show_run"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Answer"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,10 @@ class Admission:
         usual[np.abs(usual) < np.finfo(np.float32).tiny] = 0.0  # denormals slow arithmetic down
         whole = self.labels is not None and all(isinstance(label, int) for label in self.labels)
         return Sample(usual, np.asarray(target, np.int32 if whole else np.float32))
+
+
+class Answer(enum.Enum):
+    """All that a client is told; the same whatever became of its data."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"

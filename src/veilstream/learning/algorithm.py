@@ -1,9 +1,9 @@
 """Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
 
 Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
-and its server (`engines.learner`, `engines.federation.coordinator`) clip, round and sum on whole
-numbers, where rounding is part of the promise; how sizes fall (`step_size`, `blend`) and how a
-model moves (`moved`) they take from here, with NumPy arrays instead of JAX's.
+and its server (`deployment.learner`, `federation.services.coordinator`) clip, round and sum on
+whole numbers, where rounding is part of the promise; how sizes fall (`step_size`, `blend`) and how
+a model moves (`moved`) they take from here, with NumPy arrays instead of JAX's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LARGE",
-    "Rule",
+    "StepRule",
     "blend",
     "local_round",
     "local_step",
@@ -36,7 +36,7 @@ LARGE = 10_000
 
 
 @dataclass(frozen=True)
-class Rule:
+class StepRule:
     """What a step does besides following the gradient."""
 
     clip_norm: Any
@@ -81,7 +81,7 @@ def moved(x: Any, direction: Any, size: Any, projection_radius: float | None) ->
 
 
 def local_step(
-    task: Task, rule: Rule, z: Array, clients: Sample, noise: Array, step_size: Array
+    task: Task, rule: StepRule, z: Array, clients: Sample, noise: Array, step_size: Array
 ) -> tuple[Array, Array]:
     """Next local model and the noisy gradient that led to it.
 
@@ -102,7 +102,7 @@ def local_step(
 
 
 def local_round(
-    task: Task, rule: Rule, x: Array, clients: Sample, noise: Array, step_size: Array
+    task: Task, rule: StepRule, x: Array, clients: Sample, noise: Array, step_size: Array
 ) -> Array:
     """ĝ of one learner: the average of its τ noisy gradients.
 
@@ -130,7 +130,7 @@ def local_round(
     return total / noise.shape[0]
 
 
-def server_update(rule: Rule, x: Array, releases: Array, effective_step_size: Array) -> Array:
+def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size: Array) -> Array:
     """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
     after: Array = moved(x, _mean(releases), effective_step_size, rule.projection_radius)
     return after

@@ -3,18 +3,23 @@
 Every mechanism is a function of the horizon T = R·τ that returns a `Factorization`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization, from_strategy_matrix, normalised
 from veilstream.mechanisms.independent import independent
-from veilstream.mechanisms.keystream import NoiseKey
 from veilstream.mechanisms.optimal import OptimalFactorization, optimal
 from veilstream.mechanisms.participation import ONCE, Participation, Sensitivity
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.mechanisms.registry import MECHANISMS, build
-from veilstream.mechanisms.stream import NoiseStream
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
+
+if TYPE_CHECKING:
+    from veilstream.mechanisms.keystream import NoiseKey
+    from veilstream.mechanisms.stream import NoiseStream
 
 __all__ = [
     "MECHANISMS",
@@ -39,3 +44,19 @@ __all__ = [
     "tree_full",
     "tree_online",
 ]
+
+_LATER = {
+    "NoiseKey": "veilstream.mechanisms.keystream",
+    "NoiseStream": "veilstream.mechanisms.stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What draws noise is loaded when it is asked for: a server calibrates and never draws."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import analysis
-from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
-from veilstream.mechanisms.keystream import NoiseKey, row_opener
+from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.participation import (
     GRAM_LIMIT,
     Participation,
@@ -37,7 +37,9 @@ from veilstream.mechanisms.participation import (
 )
 from veilstream.mechanisms.program import NoiseProgram, compile_program
 from veilstream.mechanisms.steps import Steps, VaryingSteps
-from veilstream.mechanisms.stream import NoiseStream
+
+if TYPE_CHECKING:
+    from veilstream.mechanisms.stream import NoiseStream
 
 __all__ = ["Factorization", "from_strategy_matrix", "normalised"]
 
@@ -180,20 +182,11 @@ class Factorization:
         ``std`` is V, the standard deviation of the underlying iid noise, as `calibrate` returns
         it. With a ``seed`` the noise is reproducible; without one it is different every time.
         """
-        key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
-        return NoiseStream(
-            self.program,
-            std=_noise_std(std),
-            dim=positive_integer("dim", dim, "the number of model parameters"),
-            open_row=row_opener(key),
-        )
-
-
-def _noise_std(value: object) -> float:
-    std = positive_number("std", value, "take it from veilstream.calibrate")
-    if not 1e-15 <= std <= 1e15:
-        raise InputError("std", value, "in [1e-15, 1e15]", "float32 noise; scale the gradients")
-    return std
+        # Loaded by name when it is called: what only calibrates, such as a server, holds no
+        # code that draws noise.
+        sampling = import_module("veilstream.mechanisms.sampling")
+        drawn: NoiseStream = sampling.noise_of(self, std=std, dim=dim, seed=seed)
+        return drawn
 
 
 def normalised(factorization: Factorization, name: str) -> Factorization:

@@ -9,7 +9,7 @@ coordinate has (so the two agree to float32 precision), and 32 finer ones. Then,
 t is the nearest of 1024 points of the circle, whose (c, s) stand in a table, and a rest of at most
 1/2048 turn, for which three terms of Taylor's series are enough.
 
-**Error.** |computed - ideal| <= `ERROR` = 2^-46 for a draw of standard deviation one. Of what:
+**Error.** |computed - ideal| <= `DRAW_ERROR` = 2^-46 for a draw of standard deviation one. Of what:
 
 | source | bound |
 | --- | --- |
@@ -38,25 +38,45 @@ from veilstream.mechanisms.exact_normals import further_words, nearest_float
 from veilstream.mechanisms.keystream import DRAWS, FINE, Row
 from veilstream.mechanisms.normals import TILE, tile_bytes
 
-__all__ = ["ERROR", "FineNormals", "circle_error", "fine_row"]
+__all__ = ["FineNormals", "circle_error", "fine_row"]
+
 
 Floats = NDArray[np.float64]
 
-ERROR = 2.0**-46
-"""How far a draw (std one) may lie from the ideal normal that it stands for."""
 
 _POINTS = 10  # bits of t that the table answers for
+
+
 _TURN = 2.0 * math.pi
+
+
 _REST = _TURN / 2**_POINTS  # radians for a rest of one: t - nearest point, in points
+
+
 _SINE = (_REST, -(_REST**3) / 6.0, _REST**5 / 120.0)
+
+
 _COSINE = (-(_REST**2) / 2.0, _REST**4 / 24.0)  # less one
 
+
 _UPPER = np.uint32(1 << 24)  # u above 1 - 2^-8
+
+
 _LOWER = np.uint32(1 << 16)  # u below 2^-16
+
+
 _ONE = np.uint64(1)
+
+
 _HALF_POINT = np.int64(1 << (63 - _POINTS))
+
+
 _POINT_SHIFT = np.int64(64 - _POINTS)
+
+
 _POINT_MASK = np.int64(2**_POINTS - 1)
+
+
 _ZEROS = memoryview(bytes(tile_bytes(TILE // 2)))
 
 

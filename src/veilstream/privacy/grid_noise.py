@@ -33,8 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
+from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.exact_normals import enclosures
-from veilstream.mechanisms.fine_normals import ERROR, FineNormals
+from veilstream.mechanisms.fine_normals import FineNormals
 from veilstream.mechanisms.keystream import Row
 from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.program import NoiseProgram, advance
@@ -158,7 +159,7 @@ class GridNoise:
         feed and for the two sums, of numbers no larger than ``largest`` and a draw.
         """
         draw = feed * self._scale
-        return draw * ERROR + 4.0 * _UNIT_ROUNDOFF * (draw * _LARGEST_DRAW + largest + 1.0)
+        return draw * DRAW_ERROR + 4.0 * _UNIT_ROUNDOFF * (draw * _LARGEST_DRAW + largest + 1.0)
 
     def _decide(self, row: Row, coordinate: int, offset: Fraction, feed: float) -> int:
         """⌊offset + a·z + 1/2⌋ with exact arithmetic, for as many bits of z as it takes."""

@@ -26,8 +26,8 @@ independent, and what they add is far below what can be computed.
 
 Sizes of the errors, with u = 2^-53, draws and states within `REACH` standard deviations:
 
-    |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·ERROR + 4u/V   (fractions)
-    |ε| <= u·(k + 2)·(Σ|F|·|S| + |entry|·REACH) + |entry|·ERROR
+    |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·DRAW_ERROR + 4u/V   (fractions)
+    |ε| <= u·(k + 2)·(Σ|F|·|S| + |entry|·REACH) + |entry|·DRAW_ERROR
 
 A draw or state beyond `REACH`, or a draw whose 384 bits run out, has probability at most `delta`
 over all steps and coordinates; it is charged to δ, in both worlds.
@@ -42,8 +42,8 @@ from dataclasses import dataclass
 from veilstream.errors import InputError
 from veilstream.mechanisms.analysis import rounding_gains
 from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.factorization import Factorization
-from veilstream.mechanisms.fine_normals import ERROR
 from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.privacy.calibration import calibrate
@@ -82,10 +82,10 @@ def charge_for(program: NoiseProgram, dim: int, scale: float) -> Charge:
     k, u = program.state_size, _UNIT_ROUNDOFF
     rho = (
         u * (k + 4) * REACH * gains.output
-        + gains.feed * (6.0 * u * REACH + ERROR)
+        + gains.feed * (6.0 * u * REACH + DRAW_ERROR)
         + 4.0 * u / scale
     )
-    epsilon = u * (k + 2) * REACH * (gains.transition + gains.entry) + gains.entry * ERROR
+    epsilon = u * (k + 2) * REACH * (gains.transition + gains.entry) + gains.entry * DRAW_ERROR
     a_step = gains.column * rho + float((gains.observed * epsilon).sum())
     steps = float(dim) * program.horizon
     return Charge(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.audit import AuditReport
-from veilstream.privacy.audit import OneRun
+from veilstream.audit import AuditReport
+from veilstream.audit.statistics import OneRun
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.reports.error_figure import save_figure
 from veilstream.reports.learning_figure import new_figure

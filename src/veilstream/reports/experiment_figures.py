@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.run_folder import Run
+from veilstream.plans.run_folder import Run
 from veilstream.reports.colours import colour_of
 from veilstream.reports.error_figure import save_figure
 from veilstream.reports.learning_figure import draw_curves, draw_run, new_figure

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.engines.run_folder import Run
 from veilstream.errors import MissingExtra
+from veilstream.plans.run_folder import Run
 from veilstream.reports.colours import colour_of
 from veilstream.reports.error_figure import save_figure
 

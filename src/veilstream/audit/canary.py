@@ -1,0 +1,162 @@
+"""Many runs of the deployed learner with a canary: each coordinate of `Apart` is one run.
+
+The canary comes at the step (or steps) where theory says that it is told apart most easily, with
+the gradient +B_g or, by a fair coin, -B_g (0 for zero-out neighbours). The other clients are
+
+* ``silent``: zero gradients, so the transcript is the canary and noise;
+* ``loud``: their gradients point where the model x of the round points, which an adaptive server
+  chose from earlier messages and therefore knows: subtracted;
+* ``echo``: their gradients point where the local model went since the round began. If local steps
+  are not protected one by one, they shout what the canary whispered. What they say is not known to
+  the adversary, and stays in the transcript.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
+
+from veilstream.audit.deployed import server_of
+from veilstream.audit.disposable import Apart
+from veilstream.audit.statistics import Law, ManyRun, many_run
+from veilstream.audit.statistics.law import patterns
+from veilstream.audit.transcript import law_of_terms, reach_of
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.release import decode
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError
+from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
+
+__all__ = ["BATCH", "Canary", "Others", "canary_runs"]
+
+Float32s = NDArray[np.float32]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Others = Literal["silent", "loud", "echo"]
+
+BATCH = 25_000
+"""Runs of one `Apart`."""
+_NUMBERS = 100_000_000  # of all transcripts together
+_CANARY, _OTHER = 1.0, 0.0
+
+
+class Canary:
+    """A task in which a sample says who comes, and the audit what follows."""
+
+    classifies, labels = False, None
+    features_shape = ()
+
+    def __init__(self, terms: Terms, second: Bools, others: Others) -> None:
+        self.dim = len(second)
+        reach, B = reach_of(terms), terms.grid.clip_norm
+        # Three times too long: clipping is part of what is audited.
+        self._canary = (3.0 * np.where(second, B, B - reach)).astype(np.float32)
+        self._loud = np.float32(2.0 * B)
+        self._others = others
+        self.x = np.zeros(self.dim, np.float32)
+
+    def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
+        """Of the canary, or of someone else."""
+        if float(sample.target) == _CANARY:
+            return self._canary
+        towards = np.zeros(self.dim, np.float32)
+        if self._others == "loud":
+            towards = np.sign(self.x)
+        elif self._others == "echo":
+            towards = np.sign(self.x - z)
+        return towards * self._loud
+
+
+def canary_runs(
+    plan: Plan,
+    terms: Terms,
+    runs: int,
+    *,
+    others: Others = "silent",
+    adaptive: bool = False,
+    insist: bool = False,
+    epochs: int = 1,
+    batch: int = BATCH,
+    make: Callable[[Plan, Any], Learner] = Apart,
+    seed: int | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> ManyRun:
+    """Run, collect every message of every run, and judge.
+
+    With ``insist`` the canary comes again at every step after its own, under the same tag, and in
+    every one of ``epochs``: a learner that keeps count does not notice. ``seed`` is of the coins.
+    """
+    law = law_of_terms(terms)
+    visits = patterns(terms.rounds * terms.local_steps, terms.guarantee.participation)[law.worst]
+    coins = np.random.default_rng(seed)
+    if terms.rounds * epochs * runs > _NUMBERS:
+        most = _NUMBERS // (terms.rounds * epochs)
+        raise InputError(
+            "runs", runs, f"at most {most} for {terms.rounds} rounds", "or fewer rounds"
+        )
+    transcripts = np.empty((epochs, terms.rounds, runs))
+    second = coins.integers(0, 2, runs).astype(bool)
+    for first in range(0, runs, batch):
+        here = slice(first, min(first + batch, runs))
+        task = Canary(terms, second[here], others)
+        with make(plan, task) as learner:
+            for epoch in range(epochs):
+                if epoch:
+                    learner.new_epoch()
+                rows = _epoch(terms, learner, task, visits, adaptive, insist, epoch)
+                for r, row in enumerate(rows):
+                    transcripts[epoch, r, here] = row
+        tick(task.dim)
+    plain = others != "echo" and epochs == 1
+    if epochs > 1:
+        law = _repeated(law, epochs)
+    expected = None if law.expected is None or not plain else float(law.expected[law.worst])
+    return many_run(
+        transcripts.reshape(-1, runs), second, law, delta=terms.guarantee.delta, expected=expected,
+        centre=terms.grid.clip_norm - 0.5 * law.reach,
+    )  # fmt: skip
+
+
+def _epoch(
+    terms: Terms,
+    learner: Learner,
+    task: Canary,
+    visits: tuple[int, ...],
+    adaptive: bool,
+    insist: bool,
+    epoch: int,
+) -> Iterator[Floats]:
+    """The messages of a batch, round by round, less what others are known to have said."""
+    server = server_of(dataclasses.replace(terms, dim=task.dim), adaptive=adaptive)
+    tau, B = terms.local_steps, terms.grid.clip_norm
+    nothing = np.zeros((), np.float32)
+    known = np.zeros(task.dim)
+    for r in range(terms.rounds):
+        task.x = server.x
+        learner.begin_round(r, server.x)
+        for step in range(r * tau, (r + 1) * tau):
+            wanted = learner.clients_wanted
+            due = step in visits or (insist and step > visits[0])
+            if due:
+                learner.observe("canary", Sample(nothing, _CANARY))
+            if not due or (insist and learner.clients_wanted == wanted):
+                learner.observe(f"client {epoch}/{step}", Sample(nothing, _OTHER))
+                if task._others == "loud":
+                    known = known + B * np.sign(server.x)
+        payload = learner.finish_round().payload
+        message = decode(payload)
+        server.take(payload)
+        yield message.prefix * message.grid - known
+
+
+def _repeated(law: Law, epochs: int) -> Law:
+    """Epochs have independent noise; the promise is for one of them."""
+    assert law.covariance is not None
+    apart = block_diag(*[law.covariance] * epochs)
+    return dataclasses.replace(law, shifts=np.tile(law.shifts, (epochs, 1)), covariance=apart)

@@ -1,0 +1,142 @@
+"""One run of the deployed learner, listened to: real ledger, real seeds, real bytes.
+
+The audit is server and clients at once, so it knows every gradient and can subtract it. Gradients
+are as unkind as clients can be: far too long, not a number, none at all, and pointing where the
+local model went.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.audit.statistics.differencing import clipped_by_hand
+from veilstream.audit.transcript import Transcript
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.release import decode
+from veilstream.deployment.terms import Terms
+from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
+
+__all__ = ["AuditServer", "Unkind", "listen", "server_of"]
+
+Float32s = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+class Unkind:
+    """A task whose gradients the audit chooses and remembers.
+
+    ``features`` is nothing; ``target`` is the step at which the client comes.
+    """
+
+    classifies, labels = False, None
+    features_shape = ()
+
+    def __init__(self, terms: Terms, *, seed: int = 0) -> None:
+        self.dim = terms.dim
+        self._clip_norm, self._step = terms.grid.clip_norm, terms.grid.step
+        self._seed = seed
+        self._before: Integers = np.zeros(self.dim, np.int64)
+        self._now: tuple[int, Integers] = (-1, self._before)
+
+    @property
+    def known(self) -> Integers:
+        """Sum of what should have been used so far, in units of the grid."""
+        return self._before + self._now[1]
+
+    def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
+        """The gradient of the client of this step; counted once, however often it is asked for."""
+        step = int(sample.target)
+        raw = self._raw(step, z)
+        if not float(sample.target).is_integer():  # of the learner's check that gradients are pure
+            return raw
+        if step != self._now[0]:
+            self._before = self.known
+        self._now = step, clipped_by_hand(raw, self._clip_norm, self._step)
+        return raw
+
+    def _raw(self, step: int, z: Float32s) -> Float32s:
+        B, d = self._clip_norm, self.dim
+        kind = step % 4
+        if kind == 0:  # every entry a hundred times too large
+            signs = np.random.default_rng([self._seed, step]).choice([-1.0, 1.0], d)
+            return (100.0 * B * signs).astype(np.float32)
+        if kind == 1:  # where the local model is: on an adaptive server's x, all that was sent
+            return (10.0 * B * np.sign(z)).astype(np.float32)
+        if kind == 2:
+            return np.full(d, np.nan, np.float32)
+        return np.full(d, 0.5 * B / np.sqrt(d), np.float32)
+
+
+class AuditServer:
+    """Chooses each next model: always the same one, or by Algorithm 1 from what it was sent."""
+
+    def __init__(self, dim: int, step_size: float, *, adaptive: bool) -> None:
+        self.x = np.zeros(dim, np.float32)
+        self._size, self._adaptive = step_size, adaptive
+        self._last: Integers = np.zeros(dim, np.int64)
+
+    def take(self, payload: bytes) -> None:
+        """Move the model by what came."""
+        message = decode(payload)
+        if self._adaptive:
+            moved = self._size * message.grid * (message.prefix - self._last)
+            self.x = (self.x - moved).astype(np.float32)
+        self._last = message.prefix
+
+
+def server_of(terms: Terms, *, adaptive: bool) -> AuditServer:
+    """The server of these terms, for one learner."""
+    method = terms.method
+    return AuditServer(terms.dim, method.step_size * method.server_step_size, adaptive=adaptive)
+
+
+def listen(
+    plan: Plan,
+    terms: Terms,
+    task: Any = None,
+    *,
+    adaptive: bool = True,
+    restarts: Collection[int] = (),
+    rounds: int | None = None,
+    make: Callable[..., Learner] = Learner,
+    tick: Callable[[int], None] = lambda _: None,
+) -> Transcript:
+    """A whole run, with every message asked for twice and the learner started again at some rounds.
+
+    ``restarts`` names rounds after whose first step the learner is closed and opened anew.
+    """
+    task = Unkind(terms) if task is None else task
+    server = server_of(terms, adaptive=adaptive)
+    tau = terms.local_steps
+    payloads: list[bytes] = []
+    known: list[Integers] = []
+    unlike = 0
+    with tempfile.TemporaryDirectory(prefix="veilstream-audit-") as folder:
+        store = Path(folder) / "store.db"
+        learner = make(plan, store, task, create=True)
+        try:
+            for r in range(terms.rounds if rounds is None else rounds):
+                learner.begin_round(r, server.x)
+                for t in range(tau):
+                    step = r * tau + t
+                    learner.observe(f"client {step}", Sample(np.zeros((), np.float32), float(step)))
+                    if t == 0 and r in restarts:
+                        learner.close()
+                        learner = make(plan, store, task)
+                payload = learner.finish_round().payload
+                learner.begin_round(r, server.x)  # as after a reply that was lost
+                unlike += learner.finish_round().payload != payload
+                server.take(payload)
+                payloads.append(payload)
+                known.append(task.known)
+                tick(1)
+        finally:
+            learner.close()
+    return Transcript.of(payloads, known, unlike)

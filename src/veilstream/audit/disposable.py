@@ -1,0 +1,117 @@
+"""Learners that exist to be audited, and cannot be deployed.
+
+`Disposable` makes a store of its own in a temporary folder, which goes with it; it takes no store,
+and it refuses to join a run. So what follows from it may change what a deployed learner must not:
+
+* `Apart` is many learners of dimension one in one.
+* `Twin` shares its draws with one other, for same-randomness differencing. The key is drawn from
+  the operating system for the pair; nobody chooses it, here either.
+
+A deployed learner is a `Learner`, whose seeds are its own affair: neither of these is a way to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from veilstream.deployment.learner import Learner
+from veilstream.errors import InputError
+from veilstream.learning.tasks import Sample, Task
+from veilstream.mechanisms.keystream import Row
+from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import ClippedGradient, RawGradient, clip_onto_grid
+from veilstream.privacy.grid import Grid, OnGrid
+
+__all__ = ["Apart", "Disposable", "Twin", "in_memory"]
+
+_ROOM = 4 << 30  # bytes
+
+
+class Disposable(Learner):
+    """A learner whose store is made for it and goes with it.
+
+    ``parent`` is where its folder is made, if not where temporary files are.
+    """
+
+    def __init__(self, plan: Plan, task: Task, parent: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
+        try:
+            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def join(self, run: str) -> NoReturn:
+        """Refused."""
+        raise InputError("run", run, "no run", "this learner is an audit's, not a deployment's")
+
+    def close(self) -> None:
+        """Let go of the store, for good."""
+        super().close()
+        self._folder.cleanup()
+
+
+def in_memory(plan: Plan, task: Any) -> Disposable:
+    """One whose store is in memory, where there is room: what it writes is only thrown away."""
+    folder = Path("/dev/shm")
+    room = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= _ROOM
+    return Disposable(plan, task, folder if room else None)
+
+
+class Apart(Disposable):
+    """Every coordinate is a run of its own, of dimension one.
+
+    **Why this is the deployed code.** A `Learner` treats coordinates alike and apart, with
+    independent normals for each, but in three places: it clips the gradient as one vector, it looks
+    at the norm of the model that the server sends, and it projects if the plan says so. For
+    dimension one the norm is the absolute value, so here the gradient is clipped number by number,
+    by the same `clip_onto_grid`. The cap on the server's model is a refusal before any data are
+    read, and projection is post-processing of noisy steps; plans that project are refused. All
+    else (ledger, witness, seeds, noise stream, grid, messages) is inherited.
+    """
+
+    _held: RawGradient | None = None
+
+    def __init__(self, plan: Plan, task: Task) -> None:
+        if plan.learning.projection_radius is not None:
+            raise InputError(
+                "learning.projection_radius", plan.learning.projection_radius, "none in an audit",
+                "leave it out: it is post-processing and changes no promise",
+            )  # fmt: skip
+        super().__init__(plan, task)
+
+    def _raw_gradient(self, sample: Sample) -> RawGradient:
+        """Kept until the step, which is where a vector of no length then takes its place."""
+        self._held = super()._raw_gradient(sample)
+        return RawGradient(np.zeros(self._task.dim, np.float32))
+
+    def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
+        held, self._held = self._held, None
+        super()._step(gradient if held is None else _one_by_one(held, self.grid), tag)
+
+
+def _one_by_one(raw: RawGradient, grid: Grid) -> ClippedGradient:
+    """`clip_onto_grid` of each number as the vector of one that it is."""
+    different, where = np.unique(raw.reveal(), return_inverse=True)
+    each = [clip_onto_grid(RawGradient(value.reshape(1)), grid).reveal()[0] for value in different]
+    return ClippedGradient(OnGrid(np.array(each, np.int64)[where]))
+
+
+class Twin(Disposable):
+    """One of two with the same draws."""
+
+    def __init__(self, plan: Plan, task: Task, pair: bytes) -> None:
+        self._pair = pair
+        super().__init__(plan, task)
+
+    def _row(self, step: int, secret: bytes) -> Row:
+        """From the pair's key instead of the step's secret, which is there and is not used."""
+        own = hashlib.sha256(self._pair + self._secret_name(step).encode()).digest()
+        return Row(own, step)

@@ -1,0 +1,180 @@
+"""A running federation, audited from the bytes that its server receives.
+
+Keys, coordinator, daemons, sockets, signatures and stores are the deployed ones, over the Loopback
+transport; only the clients are the audit's own, so that it knows what to subtract. A transport
+that keeps a copy of every reply stands where an eavesdropper would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.audit.deployed import Unkind
+from veilstream.audit.statistics import FALSE_ALARMS, OneRun, one_run
+from veilstream.audit.statistics.check import Check
+from veilstream.audit.statistics.coordinates import every_coordinate, whitened
+from veilstream.audit.statistics.pairs import duplicates, lags
+from veilstream.audit.statistics.repeats import repeated_rows
+from veilstream.audit.transcript import Transcript, law_of_terms
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.terms import Terms
+from veilstream.errors import PrivacyError
+from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.protocol.messages import Reply
+from veilstream.federation.protocol.transport import Failure
+from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.transports.loopback import Loopback
+from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
+from veilstream.streams.intake import Observe
+
+__all__ = ["FEDERATION_DIM", "Wiretap", "federation_checks", "listen_to_federation"]
+
+FEDERATION_DIM = 4000
+_NAMES = ("north", "south")
+
+
+class Wiretap(Loopback):
+    """Carries messages, and keeps what came back."""
+
+    def __init__(self, sockets: Mapping[str, Path]) -> None:
+        super().__init__(sockets)
+        self.heard: list[bytes] = []
+
+    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+        """What the server gets."""
+        came = super().receive(timeout_s)
+        self.heard += [data for _, data in came if isinstance(data, bytes)]
+        return came
+
+
+class _Clients:
+    """A source whose clients the audit knows; one sum of gradients a round."""
+
+    def __init__(self, task: Unkind, local_steps: int) -> None:
+        self._task, self._tau = task, local_steps
+        self.known: dict[int, NDArray[np.int64]] = {}
+
+    def serve(self, round_: int, observe: Observe, wanted: Callable[[], int]) -> None:
+        """τ clients, each of whom says at which step it comes."""
+        for step in range(round_ * self._tau, (round_ + 1) * self._tau):
+            if not wanted():
+                break
+            observe(f"client {step}", Sample(np.zeros((), np.float32), float(step)))
+        self.known[round_] = self._task.known
+
+
+def listen_to_federation(
+    plan: Plan,
+    terms: Terms,
+    *,
+    make: Callable[..., Learner] = Learner,
+    tick: Callable[[int], None] = lambda _: None,
+) -> dict[str, Transcript]:
+    """Run server and learners to the horizon; a transcript for each learner, from the wire."""
+    plan = dataclasses.replace(
+        plan,
+        learning=dataclasses.replace(plan.learning, learners=len(_NAMES)),
+        federation=dataclasses.replace(plan.federation, quorum=1.0, deadline_s=120.0),
+    )
+    done = 0
+
+    def watch(now: Standing) -> None:
+        nonlocal done
+        tick(max(0, now.round - done))
+        done = max(done, now.round)
+
+    with tempfile.TemporaryDirectory(prefix="vs-audit-") as folder:
+        root = Path(folder)
+        make_keys(root / "keys", ["127.0.0.1"], list(_NAMES))
+        sockets = {name: root / f"{name}.sock" for name in _NAMES}
+        daemons: list[Daemon] = []
+        clients: dict[str, _Clients] = {}
+        try:
+            for k, name in enumerate(_NAMES):
+                task: Any = Unkind(terms, seed=k)
+                learner = make(plan, root / name / "store.db", task, create=True)
+                clients[name] = _Clients(task, terms.local_steps)
+                keys = LearnerKeys.load(root / "keys/learners" / name)
+                daemon = Daemon(learner, keys, clients[name])
+                daemons.append(daemon)
+                daemon.listen(sockets[name])
+                threading.Thread(target=daemon.serve, daemon=True).start()
+            server = ServerKeys.load(root / "keys/server")
+            start = np.zeros(terms.dim, np.float32)
+            coordinator = Coordinator(plan, start, server, root / "run", watch=watch)
+            wire = Wiretap(sockets)
+            coordinator.go(wire)
+        finally:
+            for daemon in daemons:
+                daemon.close()
+        return {name: _transcript(name, wire.heard, clients[name].known, server) for name in _NAMES}
+
+
+def _transcript(
+    name: str, heard: list[bytes], known: dict[int, NDArray[np.int64]], server: ServerKeys
+) -> Transcript:
+    """The releases of one learner; a message that came twice must have come alike."""
+    first: list[bytes] = []
+    for data in heard:
+        if Reply.claimed_learner(data) != name:
+            continue
+        reply = Reply.read(data, server.learners[name])
+        if reply.kind == "refusal":
+            raise PrivacyError(
+                f"learner {name!r} refused to take part in its audit: {reply.facts.get('why')}"
+            )
+        if reply.kind == "release" and reply.body not in first:
+            first.append(reply.body)
+    unlike = max(0, len(first) - len(known))
+    return Transcript.of(first[: len(known)], [known[r] for r in sorted(known)], unlike)
+
+
+def federation_checks(
+    plan: Plan, terms: Terms, *, tick: Callable[[int], None] = lambda _: None, **options: Any
+) -> list[Check]:
+    """Every learner of a running federation: the claimed noise, in all coordinates, its own."""
+    law, steps = law_of_terms(terms), terms.rounds * terms.local_steps
+    transcripts = listen_to_federation(plan, terms, tick=tick, **options)
+    checks: list[Check] = []
+    for name, heard in transcripts.items():
+        white = whitened(heard.residuals, law)
+        checks += [
+            _claimed(one_run(heard.residuals, law, false_alarms=FALSE_ALARMS / 100)),
+            every_coordinate(heard.residuals, law, grid=heard.grid, steps=steps),
+            lags(white),
+            duplicates(heard.units, law, grid=heard.grid, steps=steps),
+            _repeats(heard),
+        ]
+        checks[-5:] = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in checks[-5:]]
+    rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
+    across = dataclasses.replace(repeated_rows(rows), name="learners of the federation")
+    return [dataclasses.replace(c, name=f"federation, {c.name}") for c in (*checks, across)]
+
+
+def _claimed(run: OneRun) -> Check:
+    """`one_run` has a level of its own, here far below a check's: its alarm counts as certain."""
+    ps = [p for p in (run.covariance_p, run.normality_p) if p is not None]
+    p = 0.0 if run.alarm else min(1.0, 3.0 * min(ps, default=1.0))
+    return Check(
+        "the claimed noise", p,
+        f"mu >= {run.mu_lower:.4g} of {run.claim:.4g}, {run.outside} of {len(run.lower)} steps off",
+        "what the server received is not the noise that was claimed",
+    )  # fmt: skip
+
+
+def _repeats(heard: Transcript) -> Check:
+    p = 0.0 if heard.repeats_unlike else 1.0
+    return Check(
+        "repeats", p, f"{heard.repeats_unlike} messages came twice, unlike",
+        "a round was answered twice, unlike",
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""A check: one hypothesis that correct code fulfils, and how well what was seen agrees with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from veilstream.audit.statistics.levels import FALSE_ALARMS
+
+__all__ = ["Check", "alarming"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one test.
+
+    Guarantees: for correct code, P(``p`` <= x) <= x for every x.
+    """
+
+    name: str
+    p: float
+    figure: str
+    """What was measured, in a few words."""
+    means: str
+    """What it means if the p-value is small."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {"check": self.name, "p": self.p, "figure": self.figure}
+
+
+def alarming(checks: Iterable[Check], false_alarms: float = FALSE_ALARMS) -> tuple[Check, ...]:
+    """Those that raise an alarm: on correct code, any at all with probability ``false_alarms``."""
+    every = tuple(checks)
+    return tuple(check for check in every if check.p * len(every) < false_alarms)

@@ -1,0 +1,85 @@
+"""The SQLite file of a ledger: its tables, how it is opened, and what its errors become."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from veilstream.deployment.ledger.chain import damaged
+from veilstream.errors import LedgerError
+
+__all__ = [
+    "SCHEMA",
+    "TAGS_TABLE",
+    "TAKE_PART",
+    "create_tables",
+    "open_sqlite",
+    "readable",
+    "usable",
+]
+
+SCHEMA = 2
+TAGS_TABLE = """
+CREATE TABLE tags (tag BLOB PRIMARY KEY, epoch INTEGER NOT NULL, step INTEGER NOT NULL,
+                   times INTEGER NOT NULL) WITHOUT ROWID"""
+_TABLES = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, "
+    "hash BLOB NOT NULL)",
+    TAGS_TABLE,
+    "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL)",
+)
+TAKE_PART = """
+INSERT INTO tags VALUES (?, ?, ?, 1) ON CONFLICT (tag)
+DO UPDATE SET epoch = excluded.epoch, step = excluded.step, times = times + 1"""
+
+
+def open_sqlite(path: Path) -> Any:
+    """A connection whose commits outlast a power cut, and whose deletions leave nothing behind."""
+    # One thread at a time, as for the learner itself; not always the same one.
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+    for pragma in (
+        "page_size=16384", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON",
+        "wal_autocheckpoint=1000",
+    ):  # fmt: skip
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def create_tables(db: Any, tag_key: bytes) -> None:
+    """An empty store."""
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _TABLES:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (tag_key,))
+    db.execute(f"PRAGMA user_version={SCHEMA}")
+    db.execute("COMMIT")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever a broken file makes SQLite or JSON say is one error."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise LedgerError(
+            f"{path} cannot be used ({error})",
+            "see that it can be written, that its disk is mounted and has room",
+        ) from error
+    except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise damaged(path, str(error)) from error
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Whatever the operating system says of a path is an error with a way out."""
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{path} cannot be used ({error})",
+            "see that its directory can be written, that its disk is mounted and has room",
+        ) from error

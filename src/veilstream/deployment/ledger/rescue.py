@@ -1,0 +1,213 @@
+"""What can be repaired without breaking the promise.
+
+* A lost witness is written anew from the newest store: the store knows everything it knew.
+* A lost store is begun anew from the witness. Its noise is gone, so its epoch is over; who took
+  part in it is known to the witness, under the same key, and is left out for ever.
+
+* An epoch can be given up: its secrets are destroyed, and the next learner begins a new one.
+
+With both lost, nobody knows who took part: such a learner may only begin again with other clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from veilstream.deployment.ledger.chain import Chain, digest, read_chain, tag_key
+from veilstream.deployment.ledger.database import create_tables, open_sqlite, readable
+from veilstream.deployment.ledger.lock import OneWriter
+from veilstream.deployment.ledger.paths import lock_path, refuse_links, witness_path
+from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.witness import Entry, Witness, entries_of
+from veilstream.errors import InputError, LedgerError
+from veilstream.files import sync_directory
+
+__all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
+
+
+def renew_witness(store: Path, witness: Path | str | None = None) -> int:
+    """Write the witness anew; returns how many records it holds. Only for the newest store."""
+    where = witness_path(store, witness)
+    refuse_links(store, where)
+    if not store.exists():
+        raise InputError("store", str(store), "a ledger that exists", "check the path")
+    lock = OneWriter(lock_path(store))
+    try:
+        with readable(store):
+            db = open_sqlite(store)
+            try:
+                length = read_chain(db, store).length
+                _refuse_if_ahead(where, db, store)
+                Witness.create(where, tag_key(db), entries_of(db, 0)).close()
+            finally:
+                db.close()
+    finally:
+        lock.close()
+    return length
+
+
+def _refuse_if_ahead(where: Path, db: Any, store: Path) -> None:
+    """Evidence that a store is old is never overwritten."""
+    try:
+        old = Witness(where)
+    except (OSError, LedgerError):
+        return
+    old.close()
+    last = old.last()
+    if last is None:
+        return
+    row = db.execute("SELECT hash FROM records WHERE number = ?", (last.number,)).fetchone()
+    if row is None or row[0] != last.hash:
+        raise LedgerError(
+            f"the witness {where} saw record {last.number}, which {store} does not have",
+            "the witness is right and the store is old: put the newest store back, or give its "
+            "epoch up with `veilstream ledger epoch --lost`",
+        )
+
+
+def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bool = False) -> int:
+    """Have the next learner on this store begin a new epoch, with its own plan; returns which.
+
+    Secrets of the old one are destroyed. An epoch with rounds left is given up only on demand:
+    what it has released stays released, what it has not is lost.
+    """
+    if not store.exists():
+        raise InputError("store", str(store), "a ledger that exists", "check the path")
+    with Ledger(store, witness) as ledger:
+        chain = ledger.chain
+        kinds = [record.kind for record in chain.current]
+        if not chain.length or kinds[-1] in ("next", "recovered"):
+            _forget(ledger)
+            return chain.epoch + 1  # already so
+        rounds = chain.current[0].body["settings"]["rounds"]
+        left = rounds - kinds.count("message")
+        if left and not abandon:
+            raise InputError(
+                "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
+                "go on with it, or give it up with --abandon",
+            )  # fmt: skip
+        about = {"epoch": chain.epoch, "rounds_left": left}
+        ledger.write("next", about, destroy=chain.secrets)
+        ledger.witness()
+        _forget(ledger)
+        return chain.epoch + 1
+
+
+def _forget(ledger: Ledger) -> None:
+    if not ledger.forget():
+        raise LedgerError(
+            f"{ledger.path} is being read, so destroyed secrets may stay in its log",
+            "close what reads it, then run this again",
+        )
+
+
+def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | None, int]:
+    """A new store in place of one that is lost, damaged or old.
+
+    Returns where the old one was put aside (None if it was gone) and how many clients are carried
+    over. The next learner on it begins a new epoch. May be repeated if it was interrupted.
+    Secrets in the old one are destroyed if it can still be opened (`holds_secrets`).
+    """
+    where = witness_path(store, witness)
+    refuse_links(store, where)
+    if not where.exists():
+        raise InputError(
+            "witness", str(where), "a witness that exists",
+            "without it nobody knows who took part: begin another store, with other clients only",
+        )  # fmt: skip
+    lock = OneWriter(lock_path(store))
+    try:
+        key, entries = _testimony(where)
+        tags = list(dict.fromkeys(entry.tag for entry in entries if entry.tag))
+        epoch = max((entry.epoch for entry in entries), default=0)
+        fresh = store.with_name(f".{store.name}.new")
+        for leftover in _with_logs(fresh):
+            leftover.unlink(missing_ok=True)
+        db = open_sqlite(fresh)
+        try:
+            fresh.chmod(0o600)
+            _fill(db, key, epoch, tags)
+            testimony = entries_of(db, 0)
+        finally:
+            db.close()
+        aside = _put_aside(store)
+        if aside is not None:
+            _wipe(aside)
+        Witness.create(where, key, testimony).close()
+        fresh.replace(store)
+        sync_directory(store.parent)
+    finally:
+        lock.close()
+    return aside, len(tags)
+
+
+def _testimony(where: Path) -> tuple[bytes, list[Entry]]:
+    witness = Witness(where)
+    try:
+        if witness.outdated:
+            raise LedgerError(
+                f"the witness {where} has its first form, which has no key of tags",
+                "begin another store, with other clients only",
+            )
+        return witness.tag_key, list(witness.entries())
+    finally:
+        witness.close()
+
+
+def _fill(db: Any, key: bytes, epoch: int, tags: list[bytes]) -> None:
+    """One record: who took part before."""
+    create_tables(db, key)
+    carried = b"".join(tags)
+    body = {
+        "epoch": epoch, "clients": len(tags), "kept": {"carried": digest(carried)},
+        "tag_key": digest(key),
+    }  # fmt: skip
+    record, text = Chain().next("recovered", body)
+    db.execute("BEGIN IMMEDIATE")
+    row = (record.number, record.kind, text, record.hash)
+    db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
+    db.execute("INSERT INTO blobs VALUES ('carried', ?)", (carried,))
+    db.executemany("INSERT INTO tags VALUES (?, ?, -1, 1)", [(tag, epoch) for tag in tags])
+    db.execute("COMMIT")
+
+
+def _put_aside(store: Path) -> Path | None:
+    """Move a store out of the way, with its log; nothing is deleted."""
+    number = 1
+    while (aside := store.with_name(f"{store.name}.lost-{number}")).exists():
+        number += 1
+    for part in _with_logs(store):
+        if part.exists():
+            part.rename(part.with_name(part.name.replace(store.name, aside.name, 1)))
+    sync_directory(store.parent)
+    return aside if aside.exists() else None
+
+
+def holds_secrets(aside: Path) -> bool:
+    """Whether a store that was put aside may still hold seeds: then its files must be destroyed."""
+    try:
+        db = open_sqlite(aside)
+        try:
+            (left,) = db.execute("SELECT count(*) FROM blobs").fetchone()
+        finally:
+            db.close()
+    except Exception:  # it cannot be opened, so nobody can say
+        return True
+    return bool(left)
+
+
+def _wipe(aside: Path) -> None:
+    """Destroy all that is kept beside the records, as far as the file can be opened."""
+    with contextlib.suppress(Exception):
+        db = open_sqlite(aside)
+        try:
+            db.execute("DELETE FROM blobs")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            db.close()
+
+
+def _with_logs(store: Path) -> list[Path]:
+    return [store.with_name(store.name + end) for end in ("-wal", "-shm", "")]

@@ -1,0 +1,334 @@
+"""The ledger: one SQLite file in which nothing is forgotten and nothing can be changed unseen.
+
+Facts are records in a hash chain (`veilstream.deployment.ledger.chain`). Writes are one transaction
+each, durable (WAL, synchronous=FULL) when they return, then witnessed
+(`veilstream.deployment.ledger.witness`). Opening a ledger reads the whole chain and everything that
+hangs on it, and compares it with the witness. Clients are known by keyed hashes of their tags.
+
+A store is created only when that is asked for: a disk that is not mounted must not look like a
+learner's first day. What a running ledger stands on is looked at before every write: the same store
+under its path, with the head of the chain that this process wrote, and the witness as it was left.
+
+A ledger has one writer, and one failure: after a write that did not return, nobody knows what the
+disk holds, so the ledger refuses everything until it is opened anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from veilstream.deployment.ledger.chain import Record, Visit, damaged, digest, read_chain, tag_key
+from veilstream.deployment.ledger.database import (
+    SCHEMA,
+    TAKE_PART,
+    create_tables,
+    open_sqlite,
+    readable,
+    usable,
+)
+from veilstream.deployment.ledger.lock import OneWriter
+from veilstream.deployment.ledger.paths import (
+    empty_store,
+    identity,
+    lock_path,
+    missing_store,
+    notices_of,
+    refuse_links,
+    witness_path,
+)
+from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
+from veilstream.errors import LedgerError, PrivacyError
+from veilstream.files import sync_directory
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Open for one writer until `close`.
+
+    ``create=True`` makes a store where there is none, and opens one that is there. Without it a
+    store that is missing is an `InputError`. One that is missing or empty while its witness
+    remembers it is a `LedgerError` in either case.
+    """
+
+    _connect = staticmethod(open_sqlite)
+
+    def __init__(
+        self, path: Path | str, witness: Path | str | None = None, *, create: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self.witness_path = witness_path(self.path, witness)
+        self._db: Any = None
+        self._witness: Witness | None = None
+        self._unwitnessed: list[Entry] = []
+        self._failed = False
+        self._create = create
+        with usable(self.path):
+            refuse_links(self.path, self.witness_path)
+            if identity(self.path) is None:
+                self._refuse_lost_store("there is no store")
+                if not create:
+                    raise missing_store(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = OneWriter(lock_path(self.path))
+        try:
+            with usable(self.path):
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if identity(self.path) is None:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not self.path.stat().st_size:
+            self._refuse_empty_store()
+        with readable(self.path):
+            self._file = identity(self.path)
+            self._db = self._connect(self.path)
+            self._create_or_check()
+            sync_directory(self.path.parent)
+            self.chain = read_chain(self._db, self.path)
+            self.tag_key = tag_key(self._db)
+            self._witness = self._open_witness()
+        self._witness.hold()
+        self.notices = notices_of(self.path, self.witness_path)
+
+    def _refuse_empty_store(self) -> None:
+        """An interrupted first start leaves one behind, and so does a loss."""
+        self._refuse_lost_store("nothing is left in the store")
+        if not self._create:
+            raise empty_store(self.path)
+
+    def _refuse_lost_store(self, what: str) -> None:
+        if not self.witness_path.exists():
+            return
+        witness = Witness(self.witness_path)
+        witness.close()
+        if witness.last() is not None:
+            raise LedgerError(
+                f"{what} {self.path}, and there is its witness {self.witness_path}",
+                "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
+                "a new one, with everyone the witness knows of left out",
+            )
+
+    def _create_or_check(self) -> None:
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if found == 0 and tables == 0:
+            self._refuse_empty_store()
+            create_tables(self._db, secrets.token_bytes(32))
+        elif found == 1:
+            from veilstream.deployment.ledger.migrate import from_first_schema
+
+            from_first_schema(self._db, self.path)
+        elif found != SCHEMA:
+            raise LedgerError(
+                f"{self.path} has schema {found}, this program knows {SCHEMA}",
+                "use the version of veilstream that wrote it, or a newer one",
+            )
+
+    def _open_witness(self) -> Witness:
+        """A store behind its witness is an old copy; one record ahead is an interruption."""
+        if not self.witness_path.exists():
+            if self.chain.length > 1:
+                raise missing_witness(self.witness_path, self.path)
+            return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
+        witness = Witness(self.witness_path)
+        try:
+            last = witness.last()
+            if last is not None:
+                self._compare(last)
+            seen = last.number + 1 if last else 0
+            if self.chain.length - seen > 1 and not witness.outdated:
+                raise LedgerError(
+                    f"the witness {self.witness_path} ends before record {seen}, and {self.path} "
+                    f"has {self.chain.length}: the witness is an old copy",
+                    "put the newest one back; if it is lost and this store is the newest there is, "
+                    "`veilstream ledger verify --renew-witness` writes it anew",
+                )
+            if witness.outdated or (last is None and witness.tag_key != self.tag_key):
+                witness.close()
+                return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
+            if missing := self._entries_from(seen):
+                witness.append(missing)
+        except BaseException:
+            witness.close()
+            raise
+        return witness
+
+    def _compare(self, last: Entry) -> None:
+        if last.number >= self.chain.length:
+            raise LedgerError(
+                f"{self.path} ends before record {self.chain.length}, and its witness saw record "
+                f"{last.number}: this is an old copy",
+                "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
+                "a new one, with everyone the witness knows of left out",
+            )
+        query = "SELECT hash FROM records WHERE number = ?"
+        if self._db.execute(query, (last.number,)).fetchone()[0] != last.hash:
+            raise LedgerError(
+                f"{self.path} and its witness disagree about record {last.number}",
+                "they belong to different histories: find the store that this witness saw",
+            )
+
+    def _entries_from(self, number: int) -> list[Entry]:
+        return entries_of(self._db, number)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def write(
+        self,
+        kind: str,
+        body: dict[str, Any],
+        *,
+        keep: dict[str, bytes] | None = None,
+        destroy: list[str] | None = None,
+        tag: bytes | None = None,
+    ) -> Record:
+        """One record with all that belongs to it, durable when this returns; `witness` it next.
+
+        ``keep`` replaces what was kept under the same name.
+        """
+        self.check()
+        content = dict(body)
+        if tag is not None:
+            content["tag"] = tag.hex()
+        if keep:
+            content["kept"] = {name: digest(value) for name, value in keep.items()}
+        if destroy:
+            content["destroyed"] = destroy
+        if not self.chain.length:
+            content["tag_key"] = digest(self.tag_key)
+        record, text = self.chain.next(kind, content)
+        self._failed = True
+        try:
+            run = self._db.execute
+            self._check_files()
+            run("BEGIN IMMEDIATE")
+            self._check_head()
+            run("INSERT INTO records VALUES (?, ?, ?, ?)", (record.number, kind, text, record.hash))
+            for name in destroy or []:
+                run("DELETE FROM blobs WHERE name = ?", (name,))
+            for name, value in (keep or {}).items():
+                if name in self.chain.kept and name not in (destroy or []):
+                    # In place, which is half the work where the size stays the same.
+                    run("UPDATE blobs SET content = ? WHERE name = ?", (value, name))
+                else:
+                    run("INSERT INTO blobs VALUES (?, ?)", (name, value))
+            if tag is not None:
+                run(TAKE_PART, (tag, body["epoch"], body["step"]))
+            run("COMMIT")
+        except LedgerError:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        except Exception as error:
+            raise PrivacyError(
+                f"the ledger {self.path} could not be written ({error}): nothing was released "
+                "(make room on the disk or repair it, then start the learner again)"
+            ) from error
+        self.chain.follow(record)
+        self._unwitnessed.append(Entry.of(record))
+        return record
+
+    def _check_files(self) -> None:
+        """Refuse to write if store or witness are not the files that this process wrote to."""
+        if identity(self.path) != self._file:
+            raise LedgerError(
+                f"the store {self.path} was moved, or another file has taken its place",
+                "put the newest store back, then start the learner again",
+            )
+        assert self._witness is not None
+        self._witness.check()
+
+    def _check_head(self) -> None:
+        """Refuse to write after a record that this process does not know."""
+        newest = "SELECT number, hash FROM records ORDER BY number DESC LIMIT 1"
+        found = self._db.execute(newest).fetchone()
+        if found != ((self.chain.length - 1, self.chain.head) if self.chain.length else None):
+            raise LedgerError(
+                f"the store {self.path} moved on without this process (its last record is another)",
+                "something else wrote to it, or it was rewound under a running learner: end both, "
+                "put the newest store back, then start one learner",
+            )
+
+    def witness(self) -> None:
+        """Have everything written so far witnessed; only then may anything leave."""
+        assert self._witness is not None
+        try:
+            self._witness.append(self._unwitnessed)
+        except OSError as error:
+            raise PrivacyError(
+                f"the witness {self.witness_path} could not be written ({error}): nothing was "
+                "released (repair its disk, then start the learner again)"
+            ) from error
+        self._unwitnessed = []
+        self._failed = False
+
+    def check(self) -> None:
+        """Refuse to go on after a failure."""
+        if self._failed:
+            raise PrivacyError(
+                f"an earlier write to {self.path} failed: nothing was released "
+                "(repair the disk, then start the learner again)"
+            )
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def blob(self, name: str) -> bytes:
+        """What was kept under this name."""
+        query = "SELECT content FROM blobs WHERE name = ?"
+        with readable(self.path):
+            row = self._db.execute(query, (name,)).fetchone()
+        if row is None:
+            raise damaged(self.path, name)
+        return bytes(row[0])
+
+    def names(self, prefix: str) -> list[str]:
+        """Names that begin so."""
+        return sorted(name for name in self.chain.kept if name.startswith(prefix))
+
+    def keyed(self, client: bytes) -> bytes:
+        """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
+        return hmac.new(self.tag_key, client, hashlib.sha256).digest()
+
+    def visit(self, tag: bytes) -> Visit | None:
+        """This client's part so far."""
+        query = "SELECT epoch, step, times FROM tags WHERE tag = ?"
+        with readable(self.path):
+            row = self._db.execute(query, (tag,)).fetchone()
+        return None if row is None else Visit(*row)
+
+    def forget(self) -> bool:
+        """Have what was destroyed gone from the log file too; False while someone reads it."""
+        self._failed = True
+        with readable(self.path):
+            self._db.execute("PRAGMA busy_timeout=2000")
+            (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._failed = False
+        return not busy
+
+    def close(self) -> None:
+        """Let the next writer in."""
+        with contextlib.suppress(Exception):
+            if self._db is not None:
+                self._db.close()
+        if self._witness is not None:
+            self._witness.close()
+        self._lock.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

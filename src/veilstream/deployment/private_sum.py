@@ -1,0 +1,106 @@
+"""Private running sums without a learner: the one other way to release safely.
+
+    private = PrivateSum(mechanism, Budget(2.0, 1e-3), clip_norm=1.0, dim=100)
+    payload = private.add(gradient)        bytes that may leave
+    decode(payload).prefix                 the noisy sum so far, in units of the grid
+
+For experiments and programs of one's own. It lives in memory: when the process ends, the run is
+over. What must outlive crashes, retries and restored backups is a `Learner`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.release import Payload, encode
+from veilstream.errors import HorizonExhausted, InputError, PrivacyError
+from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.mechanisms.participation import Participation
+from veilstream.privacy.gradient_types import Noised, RawGradient, add_noise, clip_onto_grid
+from veilstream.privacy.grid_noise import GridNoise
+from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
+from veilstream.privacy.noise_law import calibrate_release
+from veilstream.privacy.seeds import check_generator_once, checked_seed
+
+__all__ = ["PrivateSum"]
+
+
+class PrivateSum:
+    """Running sums of clipped vectors under correlated noise on a grid.
+
+    **Guarantees**: `guarantee` for every vector that is added (one client's record each;
+    replace-one neighbours unless said otherwise; the whole horizon together; an adversary who sees
+    every payload and chooses each next vector's circumstances after seeing those before;
+    lem-priv-analy with the law of `veilstream.privacy.grid_noise`). Noise is drawn from the
+    operating system; there is no seed. It presumes that only payloads leave, and that a client's
+    vector is added as often as ``participation`` says.
+    """
+
+    def __init__(
+        self,
+        mechanism: Factorization,
+        budget: Budget,
+        *,
+        clip_norm: float,
+        dim: int,
+        neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
+        participation: Participation | tuple[int, int] | None = None,
+        accounting: Accounting | str = Accounting.EXACT,
+    ) -> None:
+        noise = calibrate_release(
+            budget, mechanism, clip_norm, dim, neighbours=neighbours, participation=participation,
+            accounting=accounting,
+        )  # fmt: skip
+        self.guarantee, self.grid, self.noise_std = noise.guarantee, noise.grid, noise.std
+        check_generator_once(fresh_secret)
+        self._dim = dim
+        self._noise = GridNoise(noise.mechanism.program, std=noise.std, grid=noise.grid, dim=dim)
+        self._prefix = Noised(np.zeros(dim, np.int64))
+        self._process = os.getpid()
+
+    @property
+    def position(self) -> int:
+        """How many vectors have been added."""
+        return self._noise.position
+
+    def add(self, gradient: NDArray[Any]) -> Payload:
+        """Clip a vector, add it to the sum with its step's noise, and return what may leave.
+
+        Args:
+            gradient: ``dim`` numbers, float32 or float64. One that is not finite counts as zero.
+
+        Returns:
+            A message as a learner sends it; `decode` reads it. Its ``round`` is the step.
+
+        Raises:
+            InputError: for another shape or type; nothing is used up.
+            HorizonExhausted: after the mechanism's last step.
+            PrivacyError: in a process that was forked from the one that began.
+
+        """
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "this sum belongs to another process, and two of them would use its noise twice: "
+                "nothing was released (make one in each process)"
+            )
+        raw = np.asarray(gradient)
+        if raw.shape != (self._dim,) or raw.dtype not in (np.float32, np.float64):
+            raise InputError(
+                "gradient", f"{raw.dtype} of shape {raw.shape}",
+                f"float32 or float64 of shape ({self._dim},)", "flatten and cast it",
+            )  # fmt: skip
+        step, horizon = self._noise.position, self.guarantee.horizon
+        if step == horizon:
+            raise HorizonExhausted(horizon, step)
+        clipped = clip_onto_grid(RawGradient(raw), self.grid)
+        noisy = add_noise(clipped, self._noise.step(Row(checked_seed(fresh_secret()), step)))
+        self._prefix = Noised(self._prefix + noisy)
+        return encode(0, step, step + 1, self.grid.step, self._prefix)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PrivateSum cannot be copied: its noise would be used twice")

@@ -1,0 +1,179 @@
+"""The terms of a deployment: what the promise and the numbers rest on, from the plan alone.
+
+Server and learner each work them out for themselves; what they get must be the same. So that
+nothing is forgotten, `Terms.settings` carries one digest over all of it: every setting that decides
+the model or the promise, the numbers of the noise program that runs, and the law of what is sent.
+The settings themselves are there to say in words what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from veilstream.errors import InputError
+from veilstream.learning.admission import Admission
+from veilstream.learning.tasks import Task
+from veilstream.mechanisms import Factorization
+from veilstream.mechanisms.program import NoiseProgram
+from veilstream.plans.plan import MethodPlan, Plan
+from veilstream.plans.prepare import prepare
+from veilstream.privacy import Guarantee
+from veilstream.privacy.grid import Grid
+from veilstream.privacy.noise_law import calibrate_release
+
+__all__ = ["NOISE_LAW", "SAME_TERMS", "Terms", "both_sides", "differences", "program_digest"]
+
+NOISE_LAW = "rounded Gaussian prefix sums, 2"
+"""Version of the law of what is sent. It changes with anything that makes the same seeds give other
+numbers, or the same noise another law; an epoch is never continued under another one."""
+
+
+SAME_TERMS = (
+    "use one plan and one version on both sides; where only `program` differs, NumPy or SciPy made "
+    "other numbers of one plan: install the same versions"
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One private method, one client a step."""
+
+    method: MethodPlan
+    dim: int
+    rounds: int
+    local_steps: int
+    mechanism: Factorization
+    """In blocks of one step: the mechanism whose sensitivity counts for a learner that releases
+    step by step."""
+    noise_std: float
+    guarantee: Guarantee
+    grid: Grid
+    projection_radius: float | None
+    model_norm_cap: float
+    task: str = "logistic"
+    ridge: float = 0.0
+    learners: int = 1
+    admission: Admission | None = None
+    """Which records the task admits; None where only the plan is known, not the task itself."""
+
+    @classmethod
+    def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
+        """What this plan means for a model with so many parameters, and for this task."""
+        method = _deployable(plan)
+        prepared = prepare(plan, method)
+        assert prepared.factorization is not None
+        noise = calibrate_release(
+            plan.budget_of(method), prepared.factorization, plan.clip_norm_of(method), dim,
+            neighbours=plan.neighbours, accounting=plan.accounting_of(method),
+            participation=plan.participation,
+        )  # fmt: skip
+        return cls(
+            method, dim, plan.learning.rounds, prepared.steps, noise.mechanism, noise.std,
+            noise.guarantee, noise.grid, plan.learning.projection_radius,
+            plan.learning.model_norm_cap,
+            plan.learning.task, plan.learning.ridge, plan.learning.learners,
+            None if task is None or not hasattr(task, "features_shape") else Admission.of(task),
+        )  # fmt: skip
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As JSON holds them: kept in the ledger, compared at enrolment."""
+        settings = {
+            "d": self.dim,
+            "rounds": self.rounds,
+            "local_steps": self.local_steps,
+            "mechanism": self.mechanism.name,
+            "clip_norm": self.grid.clip_norm,
+            "noise_std": self.noise_std,
+            "grid": self.grid.step,
+            "guarantee": self.guarantee.as_dict(),
+            "objective": self.method.objective,
+            "step_size": self.method.step_size,
+            "server_step_size": self.method.server_step_size,
+            "step_decay": self.method.step_decay,
+            "averaging": self.method.averaging,
+            "projection_radius": self.projection_radius,
+            "model_norm_cap": self.model_norm_cap,
+            "task": self.task,
+            "ridge": self.ridge,
+            "learners": self.learners,
+            "noise_law": NOISE_LAW,
+            "program": program_digest(self.mechanism.program),
+        }
+        as_stored: dict[str, Any] = json.loads(json.dumps(settings))
+        as_stored["digest"] = _digest(as_stored)
+        as_stored[_ADMITS] = self._admits()
+        return as_stored
+
+    def _admits(self) -> dict[str, Any] | None:
+        """Shape and labels of records; not in the digest, since a server may not know them."""
+        if self.admission is None:
+            return None
+        labels = self.admission.labels
+        return {
+            "features_shape": list(self.admission.shape),
+            "labels": None if labels is None else [float(label) for label in labels],
+        }
+
+
+_ADMITS = "admits"
+
+
+def program_digest(program: NoiseProgram) -> str:
+    """SHA-256 of the numbers that a noise program multiplies with, to the last bit."""
+    content = hashlib.sha256()
+    sizes = (program.horizon, program.block_length, program.state_size, len(program.matrices))
+    content.update(np.array(sizes, "<i8").tobytes())
+    content.update(np.asarray(program.matrix_of_block, "<i8").tobytes())
+    scale = np.zeros(0) if program.row_scale is None else program.row_scale
+    for numbers in (scale, *program.matrices):
+        content.update(np.array([numbers.ndim, *numbers.shape], "<i8").tobytes())
+        kept = numbers.dtype.newbyteorder("<")
+        content.update(kept.str.encode() + numbers.astype(kept).tobytes())
+    return content.hexdigest()
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that are not the same on both sides; none exactly if the digests are equal.
+
+    What records look like is compared where both sides know it. The digest itself is listed only if
+    nothing else explains why it differs.
+    """
+    keys = dict.fromkeys([*ours, *theirs])
+    found = {k: (ours.get(k), theirs.get(k)) for k in keys if ours.get(k) != theirs.get(k)}
+    if ours.get(_ADMITS) is None or theirs.get(_ADMITS) is None:
+        found.pop(_ADMITS, None)
+    if len(found) > 1:
+        found.pop("digest", None)
+    return found
+
+
+def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
+    """`differences` between a server's settings and a learner's, in words."""
+    return ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _deployable(plan: Plan) -> MethodPlan:
+    """The plan's one private method."""
+    private = [m for m in plan.methods if m.method.private]
+    if len(private) != 1:
+        raise InputError(
+            "methods", [m.name for m in plan.methods], "exactly one private method",
+            "a learner runs one; keep comparisons for simulation",
+        )  # fmt: skip
+    if plan.learning.clients_per_step != 1 or not private[0].method.local_updates:
+        raise InputError(
+            "learning.clients_per_step", plan.learning.clients_per_step, "1",
+            "a deployed learner takes one client a step",
+        )  # fmt: skip
+    return private[0]

@@ -1,1 +1,0 @@
-"""Who drives the algorithm."""

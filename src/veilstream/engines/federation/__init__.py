@@ -1,1 +1,0 @@
-"""Server and learners as processes: what is the same whichever engine carries the messages."""

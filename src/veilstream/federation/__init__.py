@@ -1,0 +1,1 @@
+"""Server and learners as processes: protocol, identity, services, transports."""

@@ -1,0 +1,1 @@
+"""What server and learners say to each other, and how bytes travel."""

@@ -1,0 +1,61 @@
+"""What an engine must do: carry bytes from the server to learners and back. Nothing else.
+
+    send(node, request)     soon, or a `Failure` comes back
+    receive(timeout_s)      what has come since: (node, reply bytes or Failure)
+    nodes()                 who can be reached now
+
+A node is the engine's word for a machine. Who sits there is found out by asking (`Coordinator`).
+Messages may be lost, late or doubled; their contents guard against that.
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Failure", "Inbox", "Transport"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The engine could not deliver, or got no answer."""
+
+    why: str
+
+
+class Transport(Protocol):
+    """One engine's run."""
+
+    def nodes(self) -> set[str]:
+        """Who can be reached now."""
+
+    def send(self, node: str, request: bytes) -> None:
+        """Deliver a request; the reply comes by `receive`."""
+
+    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+        """Replies and failures since the last call; waits for the first at most this long."""
+
+    def close(self) -> None:
+        """End the engine's run."""
+
+
+class Inbox:
+    """What has come back, from any thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[str, bytes | Failure]] = queue.Queue()
+
+    def put(self, node: str, what: bytes | Failure) -> None:
+        """A reply or a failure."""
+        self._queue.put((node, what))
+
+    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+        """All since the last call; waits for the first at most this long."""
+        found: list[tuple[str, bytes | Failure]] = []
+        try:
+            found.append(self._queue.get(timeout=timeout_s))
+            while True:
+                found.append(self._queue.get_nowait())
+        except queue.Empty:
+            return found

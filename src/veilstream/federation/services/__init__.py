@@ -1,0 +1,1 @@
+"""The long-lived processes of a federation, and what each is made of."""

@@ -1,0 +1,221 @@
+"""The learner's long-lived side: ledger, noise, model and data source behind one function.
+
+`handle(request bytes) -> reply bytes` is all that an engine's relay calls, over a Unix socket. It
+does one request at a time, and the same request again gets the same release. Only releases leave:
+no loss, no count of refused clients; a reply has one size whatever the data, and where people call
+(`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.release import Release
+from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
+from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
+from veilstream.federation.identity import LearnerKeys
+from veilstream.federation.protocol import frames
+from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.services.reply_times import ReplyTimes, reply_times
+from veilstream.learning.admission import Answer
+from veilstream.learning.tasks import Sample
+from veilstream.streams.intake import ClientSource, LiveSource
+
+__all__ = ["Daemon"]
+
+_STOPPED = "it has stopped (its own log says why)"
+
+
+class Daemon:
+    """One learner, answering one server."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        keys: LearnerKeys,
+        source: ClientSource,
+        log: Callable[[str], None] = lambda _: None,
+        *,
+        replies: ReplyTimes | Literal["by source", "when done"] = "by source",
+    ) -> None:
+        """``replies`` says when releases leave; by default at a fixed time if people call."""
+        self._learner, self._keys, self._source, self._log = learner, keys, source, log
+        self._instance = secrets.token_hex(8)
+        self._busy = threading.Lock()
+        self._closing = threading.Event()
+        window_s = source.window_s if isinstance(source, LiveSource) else None
+        if replies == "by source":
+            self._replies = reply_times(window_s, None, when_full=False)
+        else:
+            self._replies = None if replies == "when done" else replies
+        self.rounds_done = 0
+        self._listener: socket.socket | None = None
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def handle(self, data: bytes) -> bytes:
+        """A signed reply to whatever comes; a refusal says why, and never anything about data."""
+        try:
+            request = Request.read(data, self._keys.server)
+            arrived = self._now()
+            with self._busy:
+                reply = self._answer(request, digest(data), arrived)
+        except _Closing:
+            raise
+        except VeilstreamError as error:
+            self._log(str(error))
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
+        except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
+            self._log(f"{type(error).__name__} while answering")
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
+        return reply.sign(self._keys.identity)
+
+    def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
+        if request.kind == "enrol":
+            return self._enrol(request, answers)
+        if request.learner != self._keys.name:
+            raise ProtocolError(
+                f"a request to {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
+        self._learner.join(request.run)
+        release = self._release(request, arrived)
+        self.rounds_done += 1
+        return Reply("release", self._keys.name, answers, {}, release.payload)
+
+    def _enrol(self, request: Request, answers: str) -> Reply:
+        unlike = differences(request.settings, self._learner.settings)
+        if unlike:
+            both = both_sides(unlike)
+            raise ProtocolError(
+                f"server and learner {self._keys.name!r} have different plans ({both})",
+                SAME_TERMS,
+            )
+        self._learner.join(request.run)
+        facts = {
+            "epoch": self._learner.epoch,
+            "round": self._learner.round,
+            "daemon": self._instance,
+            "settings": self._learner.settings,
+        }
+        return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _release(self, request: Request, arrived: float) -> Release:
+        """Do the round, or say again what is sealed; a round begun with another x is finished."""
+        learner, r = self._learner, request.round
+        if r == learner.round - 1:
+            learner.check_acknowledged(request.acknowledged)
+            return learner.sealed_release()
+        if not (learner.pinned and r == learner.round):
+            learner.begin_round(r, self._model(request.body), request.acknowledged)
+        try:
+            self._take_clients(r)
+            return learner.finish_round()
+        finally:
+            self._hold(r, arrived)
+
+    def _now(self) -> float:
+        return 0.0 if self._replies is None else self._replies.clock()
+
+    def _hold(self, r: int, arrived: float) -> None:
+        """Wait until the reply may leave; whoever asks meanwhile waits as well."""
+        if self._replies is None:
+            return
+        done = self._now()
+        due = self._replies.due(arrived, done)
+        late = due - arrived - self._replies.after_s
+        if late > 0:
+            self._log(
+                f"round {r} is answered {late:g} s late, and how late may depend on clients: give "
+                f"--reply-after more than {self._replies.after_s + late:g} seconds"
+            )
+        if self._wait(due - done):
+            raise _Closing
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether the daemon was closed meanwhile; then nothing leaves, also not early."""
+        return self._closing.wait(max(0.0, seconds))
+
+    def _take_clients(self, r: int) -> None:
+        """What goes wrong in a source is the learner's own affair: the round ends without."""
+        learner = self._learner
+        failed: list[Exception] = []
+
+        def observe(tag: str | bytes, sample: Sample) -> Answer:
+            try:
+                return learner.observe(tag, sample)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            self._source.serve(r, observe, lambda: learner.clients_wanted)
+        except Exception as error:
+            if failed:
+                raise failed[0] from None
+            self._log(f"the data source failed ({type(error).__name__}); the round goes on without")
+
+    def _model(self, body: bytes) -> np.ndarray[Any, Any]:
+        if len(body) % 4:
+            raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
+        return np.frombuffer(body, "<f4")
+
+    def predict(self, features: np.ndarray[Any, Any]) -> Any:
+        """What the newest model says; None before the first, or for features of another shape."""
+        return self._learner.predict(features)
+
+    # --- the socket ------------------------------------------------------------------------------
+
+    def listen(self, path: Path) -> None:
+        """Open the Unix socket; `serve` answers there."""
+        self._listener = frames.listen(path)
+
+    def serve(self, path: Path | None = None) -> None:
+        """Answer until `close`."""
+        if path is not None:
+            self.listen(path)
+        assert self._listener is not None
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while (data := frames.receive(connection)) is not None:
+                    frames.send(connection, self.handle(data))
+            except (OSError, _Closing):
+                return  # what was sealed is sent when someone asks again
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._closing.set()
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        with self._busy:
+            self._learner.close()
+
+
+class _Closing(Exception):
+    """The daemon is closed while a reply waits for its time."""
+
+
+def _outside(error: VeilstreamError) -> str:
+    """What the server may know: its own mistakes in full, of the learner's machine nothing."""
+    if isinstance(error, InputError | ProtocolError):
+        return str(error)
+    if isinstance(error, LedgerError):
+        return "its store is not the newest, or damaged (its own log says more)"
+    return _STOPPED

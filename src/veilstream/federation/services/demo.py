@@ -1,0 +1,190 @@
+"""A whole federation on one machine, every part a process of its own, as between machines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.ledger.inspect import verify
+from veilstream.errors import InputError, VeilstreamError
+from veilstream.federation.addresses import free_port
+from veilstream.federation.identity import make_keys
+from veilstream.federation.processes import Child
+from veilstream.federation.services.checkpoint import ModelFile
+from veilstream.federation.services.supervision import TRUST_NEEDED
+from veilstream.files import write_file
+from veilstream.plans.clients import stream_of
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+from veilstream.progress import progress
+
+__all__ = ["DemoResult", "demo_plan", "run_demo"]
+
+_LOOK_S = 0.2
+_PLAN = """
+name = "federation-demo"
+[learning]
+rounds = 30
+local_steps = 4
+[data]
+dim = 20
+held_out = 2000
+[privacy]
+epsilon = 4.0
+delta = 1e-5
+[[methods]]
+name = "ours"
+mechanism = "buffered"
+step_size = 0.05
+"""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What came of it."""
+
+    engine: str
+    learners: int
+    rounds: int
+    seconds: float
+    seconds_per_round: float
+    """Median, from announcing a model to moving it."""
+    accuracy_before: float
+    accuracy_after: float
+    clients: int
+    """Who took part, by the ledgers."""
+    guarantee: str
+    folder: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"Guarantee   {self.guarantee}\n"
+            f"Federation  {self.learners} learners over {self.engine}, {self.rounds} rounds in "
+            f"{self.seconds:.1f} s ({self.seconds_per_round:.2f} s a round)\n"
+            f"Accuracy    {self.accuracy_before:.3f} before, {self.accuracy_after:.3f} after, "
+            "on clients who did not take part\n"
+            f"Ledgers     {self.learners} verified: {self.clients} clients, each taken once\n"
+            f"Folder      {self.folder}"
+        )
+
+
+def demo_plan(learners: int, rounds: int) -> Plan:
+    """Logistic regression on synthetic clients."""
+    return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds})
+
+
+def run_demo(
+    folder: Path, engine: str, learners: int, rounds: int, *, insecure: bool = False
+) -> DemoResult:
+    """Keys, a server, learners; to the end of the horizon, then everything is checked."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
+    plan = demo_plan(learners, rounds)
+    names = [f"learner-{i}" for i in range(learners)]
+    port = free_port()
+    make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
+    if engine == "flare":
+        from veilstream.federation.transports.flare import provision
+
+        provision(folder / "keys", "localhost", port)
+    write_file(folder / "plan.toml", plan.to_toml())
+    children = _children(folder, engine, port, names, insecure=insecure)
+    began = time.monotonic()
+    try:
+        for child in children:
+            child.start()
+        _wait(children, folder / "run/rounds.csv", rounds)
+    finally:
+        for child in reversed(children[1:]):
+            child.end(5.0)
+        children[0].end()
+    seconds = time.monotonic() - began
+    return _result(plan, folder, engine, names, seconds)
+
+
+def _children(
+    folder: Path, engine: str, port: int, names: list[str], *, insecure: bool
+) -> list[Child]:
+    """The server first."""
+    host = "localhost" if engine == "flare" else "127.0.0.1"
+    veilstream = [sys.executable, "-m", "veilstream"]
+    common = ["--plan", str(folder / "plan.toml"), "--engine", engine]
+    common += ["--insecure"] if insecure else []
+    common += ["--trust-engine"] if engine in TRUST_NEEDED else []  # asked for before this
+    server = [
+        *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
+        "--listen", f"{host}:{port}", "--out", str(folder / "run"),
+    ]  # fmt: skip
+    children = [Child(server, folder / "logs/server.log")]
+    for index, name in enumerate(names):
+        learner = [
+            *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
+            "--server", f"{host}:{port}", "--data", f"plan:{index}",
+            "--store", str(folder / "learners" / name / "store.db"),
+            "--new-store",
+        ]  # fmt: skip
+        children.append(Child(learner, folder / f"logs/{name}.log"))
+    return children
+
+
+def _wait(children: list[Child], rounds_csv: Path, rounds: int) -> None:
+    """Until the server has ended; a process that failed is an error with the end of its log."""
+    with progress("rounds", rounds) as tick:
+        done = 0
+        while children[0].running:
+            for child in children[1:]:
+                if not child.running:
+                    raise _failed(child)
+            now = _lines(rounds_csv) - 1
+            tick(max(0, now - done))
+            done = max(done, now)
+            time.sleep(_LOOK_S)
+    if children[0].exit_code:
+        raise _failed(children[0])
+
+
+def _failed(child: Child) -> VeilstreamError:
+    return VeilstreamError(
+        f"a process ended with {child.exit_code} ({child.log}):\n{child.last_lines()}"
+    )
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 1
+
+
+def _result(plan: Plan, folder: Path, engine: str, names: list[str], seconds: float) -> DemoResult:
+    task, stream = task_of(plan), stream_of(plan)
+    held_out = stream.held_out(plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1)
+    features = np.asarray(held_out.features).reshape(-1, plan.data.dim)
+    target = np.asarray(held_out.target).ravel()
+    models = ModelFile(folder / "run/models.f32", task.dim)
+
+    def accuracy(model: NDArray[np.float32]) -> float:
+        return float((np.asarray(task.predict(model, features)) == target).mean())
+
+    ledgers = [verify(folder / "learners" / name / "store.db") for name in names]
+    rows = (folder / "run/rounds.csv").read_text().splitlines()[1:]
+    from veilstream.deployment.terms import Terms
+
+    return DemoResult(
+        engine, len(names), plan.learning.rounds, seconds,
+        float(np.median([float(row.split(",")[1]) for row in rows])),
+        accuracy(models.read(0)), accuracy(models.read(plan.learning.rounds)),
+        sum(ledger.clients for ledger in ledgers), str(Terms.of(plan, task.dim).guarantee),
+        str(folder),
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""The learner's long-lived process, beside its data: ledger, daemon, data source, relay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from veilstream.deployment.learner import Learner
+from veilstream.errors import UnknownName
+from veilstream.federation.identity import LearnerKeys
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.learner_api import LearnerApi
+from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
+from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
+from veilstream.learning.tasks import Task
+from veilstream.plans.data_source import open_source
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+from veilstream.streams.intake import LiveSource
+
+__all__ = ["LearnerService", "learner_node"]
+
+
+def learner_node(
+    name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
+) -> Node:
+    """The engine of this name, at a learner."""
+    if name == "flower":
+        from veilstream.federation.transports.flower import FlowerNode
+
+        return FlowerNode(keys, socket, state, server, insecure=insecure)
+    if name == "flare":
+        from veilstream.federation.transports.flare import FlareNode
+
+        return FlareNode(keys, socket, state, server, insecure=insecure)
+    raise UnknownName("engine", name, ENGINES)
+
+
+@dataclass
+class LearnerService:
+    """`veilstream learner`: ledger, daemon, data source, and the engine's relay."""
+
+    plan: Plan
+    keys: Path
+    store: Path
+    data: str
+    server: Address
+    engine: str = "flower"
+    witness: Path | None = None
+    learner_api: Address | None = None
+    insecure: bool = False
+    task: Task | None = None
+    new_store: bool = False
+    """Begin a store where there is none."""
+    reply_after_s: float | None = None
+    """When releases leave after their request; None: by the source (`reply_times`)."""
+    reply_when_full: bool = False
+
+    def run(
+        self,
+        say: Callable[[str], None] = lambda _: None,
+        stop: threading.Event | None = None,
+        on_round: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Answer the server until ``stop``."""
+        stop = threading.Event() if stop is None else stop
+        keys = LearnerKeys.load(self.keys)
+        source = open_source(self.data, self.plan)
+        window_s = source.window_s if isinstance(source, LiveSource) else None
+        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
+        if self.reply_when_full:
+            say(f"warning: {WHEN_FULL}")
+        task = task_of(self.plan) if self.task is None else self.task
+        with ExitStack() as stack:
+            learner = Learner(
+                self.plan, self.store, task, witness=self.witness, create=self.new_store
+            )
+            stack.callback(learner.close)
+            say(str(learner.guarantee))
+            for notice in learner.notices:
+                say(f"warning: {notice}")
+            daemon = Daemon(learner, keys, source, log=say, replies=times or "when done")
+            socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
+            daemon.listen(socket)
+            threading.Thread(target=daemon.serve, daemon=True).start()
+            stack.callback(daemon.close)
+            if self.learner_api is not None:
+                live = source if isinstance(source, LiveSource) else None
+                api = LearnerApi(daemon, live, self.learner_api)
+                stack.callback(api.close)
+                say(f"learner API at http://{self.learner_api[0]}:{api.port}/")
+            state = self.store.with_suffix(".engine")
+            node = learner_node(
+                self.engine, self.keys, socket, state, self.server, insecure=self.insecure
+            )
+            stack.callback(node.close)
+            node.start()
+            say(f"{keys.name} at epoch {learner.epoch}, round {learner.round}")
+            seen = -1
+            with supervised([node], say) as check:
+                while not stop.wait(0.1):
+                    check()
+                    if learner.round != seen:
+                        seen = learner.round
+                        on_round(seen)
+
+
+@contextmanager
+def _short_path(folder: Path, name: str) -> Iterator[Path]:
+    """A path for a Unix socket, whose name may have 100 bytes; else one in a temporary folder."""
+    path = folder.resolve() / name
+    if len(os.fsencode(path)) <= 90:
+        yield path
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="veilstream-") as short:
+        yield Path(short) / name

@@ -1,0 +1,89 @@
+"""The server's long-lived process: transport, coordinator and the model API.
+
+Nothing here imports noise or clients' data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from veilstream.errors import UnknownName
+from veilstream.federation.identity import ServerKeys
+from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.model_api import ModelApi
+from veilstream.federation.services.supervision import ENGINES, Address, Engine, supervised
+from veilstream.learning.tasks import Task
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+
+__all__ = ["ServerService", "server_engine"]
+
+
+def server_engine(
+    name: str, keys: Path, state: Path, address: Address, *, insecure: bool
+) -> Engine:
+    """The engine of this name."""
+    if name == "flower":
+        from veilstream.federation.transports.flower import FlowerServer
+
+        return FlowerServer(keys, state, address, insecure=insecure)
+    if name == "flare":
+        from veilstream.federation.transports.flare import FlareServer
+
+        return FlareServer(keys, state, address, insecure=insecure)
+    raise UnknownName("engine", name, ENGINES)
+
+
+@dataclass
+class ServerService:
+    """`veilstream server`: engine, coordinator and the page of models."""
+
+    plan: Plan
+    keys: Path
+    folder: Path
+    address: Address
+    engine: str = "flower"
+    model_api: Address | None = None
+    insecure: bool = False
+    task: Task | None = None
+
+    def run(
+        self,
+        watch: Callable[[Standing], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Coordinator:
+        """Run to the end of the horizon; started again after a kill, go on."""
+        keys = ServerKeys.load(self.keys)
+        task = task_of(self.plan) if self.task is None else self.task
+        x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
+        coordinator = Coordinator(
+            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
+        )
+        say(str(coordinator.terms.guarantee))
+        with ExitStack() as stack:
+            if self.model_api is not None:
+                tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
+                page = ModelApi(coordinator, self.model_api, tls)
+                stack.callback(page.close)
+                scheme = "http" if tls is None else "https"
+                say(f"models at {scheme}://{self.model_api[0]}:{page.port}/model/latest")
+            if not coordinator.finished:
+                engine = server_engine(
+                    self.engine, self.keys, self.folder / "engine", self.address,
+                    insecure=self.insecure,
+                )  # fmt: skip
+                stack.callback(engine.close)
+                engine.start()
+                say(f"run {coordinator.run} waits for learners at {_shown(self.address)}")
+                with supervised([engine], say) as check:
+                    coordinator.go(engine, look=check)
+        return coordinator
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"

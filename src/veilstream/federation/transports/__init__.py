@@ -1,0 +1,1 @@
+"""What carries a federation's messages: bytes there, bytes back."""

@@ -1,0 +1,10 @@
+"""Names that our processes and those that FLARE starts have in common. Imports nothing."""
+
+PROJECT = "veilstream"
+SERVER = "veilstream-server"
+"""The server's identity, whatever its host is called."""
+ADMIN = "admin@veilstream.local"
+RELAY_SOCKET = "VEILSTREAM_RELAY_SOCKET"
+"""Environment variable: the relay socket's socket, for the server's relay."""
+SOCKET = "VEILSTREAM_SOCKET"
+"""Environment variable: the daemon's socket, for a site's relay."""

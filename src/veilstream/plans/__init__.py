@@ -1,0 +1,1 @@
+"""A run as validated TOML, shipped plans, and from a plan to prepared parts."""

@@ -1,0 +1,375 @@
+"""`Plan`: everything a run needs, as validated TOML.
+
+A plan that loads can run: names exist, shapes agree, budgets stand where noise is and nowhere else.
+Errors name the key, its line, the value, the rule and the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from veilstream.errors import InputError
+from veilstream.learning.methods import METHODS, Method, method_of
+from veilstream.mechanisms import MECHANISMS
+from veilstream.plans.schema import Table, value
+from veilstream.privacy import ONCE, Budget, Participation
+
+__all__ = [
+    "DataPlan",
+    "FederationPlan",
+    "LearningPlan",
+    "MethodPlan",
+    "Plan",
+    "PlanError",
+    "PrivacyPlan",
+    "RunPlan",
+    "parse_override",
+]
+
+
+class PlanError(InputError):
+    """A plan that cannot run."""
+
+
+class _Part(Table):
+    refusal = PlanError
+
+
+_DATA_OF_TASK = {
+    "logistic": "synthetic", "least_squares": "synthetic", "ripple": "ripple", "cnn": "mnist",
+    "edge_features": "mnist", "random_features": "mnist",
+}  # fmt: skip
+
+
+class PrivacyPlan(_Part):
+    """The budget of methods that do not name their own."""
+
+    epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
+    delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
+    accounting: Literal["exact", "zcdp"] = "exact"
+    neighbours: Literal["replace-one", "zero-out"] = "replace-one"
+    participations: int = value(default=1, ge=1, hint="how often a client may take part; try 1")
+    min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
+
+
+class LearningPlan(_Part):
+    """Algorithm 1's numbers, shared by all methods."""
+
+    rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
+    local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
+    learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
+    clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
+    clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    task: Literal[
+        "logistic", "least_squares", "ripple", "cnn", "edge_features", "random_features", "custom"
+    ] = "logistic"
+    """"custom" is a task given in Python: run(plan, task=...)."""
+    ridge: float = value(default=0.0, ge=0, hint="0 for none")
+    projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
+    model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
+    """A deployed learner refuses models with a larger norm."""
+
+
+class DataPlan(_Part):
+    """Where clients come from."""
+
+    kind: Literal["synthetic", "ripple", "mnist", "custom"] = "synthetic"
+    """"custom" is a stream given in Python: run(plan, stream=...)."""
+    dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
+    alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
+    beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
+    feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
+    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
+    """How many clients a learner has; the horizon may not need more."""
+    drift: Literal["none", "abrupt", "gradual"] = "none"
+    split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
+    """How MNIST is dealt to the learners."""
+    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
+    """Of the Dirichlet split."""
+    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
+    """Where the MNIST files are, if not in the user's data directory."""
+    walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
+    held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
+
+
+class RunPlan(_Part):
+    """How often, and how much of it is looked at."""
+
+    seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
+    first_seed: int = value(default=0, ge=0, hint="try 0")
+    evaluate_every: int = value(default=10, ge=1, hint="in rounds; try 10")
+    memory_mib: int = value(default=4096, ge=1, hint="try 4096")
+    """Budget for the simulation's memory, besides the data set; block length and the number of
+    seeds that run together follow from it. Changes memory and speed, nothing else."""
+    noise: Literal["auto", "host", "device"] = "auto"
+    """Where noise is made: "device" has the same draws on every machine; "auto" is "host" on a CPU
+    (faster there) and "device" on a GPU."""
+    regret: bool = True
+
+
+class FederationPlan(_Part):
+    """How a server waits for learners on other machines."""
+
+    quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
+    deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
+    patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+
+
+class MethodPlan(_Part):
+    """One line of the comparison."""
+
+    name: str = value(
+        pattern=r"[^/\\\x00-\x1f\x7f]+", shape="text without slashes and control characters",
+        hint="a short name for tables and figures",
+    )  # fmt: skip
+    kind: str = value(default="ours", choices=METHODS)
+    mechanism: str | None = value(default=None, choices=MECHANISMS)
+    step_size: float = value(gt=0, hint="try 0.1")
+    """η, of a local step."""
+    server_step_size: float = value(default=1.0, gt=0, hint="try 1")
+    """η_g."""
+    step_decay: float = value(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
+    """Both step sizes together fall like (1 + round)^-step_decay."""
+    averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
+    """Publish an average of the models so far, in which model r weighs about r^averaging. Learners
+    still start from the latest one. Post-processing: it costs nothing of the promise."""
+    clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    """B_g of this method, if not the plan's; its noise is calibrated to it."""
+    epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
+    delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
+    accounting: Literal["exact", "zcdp"] | None = None
+    objective: Literal["mean", "max", "rounds"] | None = None
+    """For the mechanism `optimal`."""
+
+    @property
+    def method(self) -> Method:
+        """Whose method this is."""
+        return method_of(self.kind)
+
+    @property
+    def mechanism_name(self) -> str | None:
+        """The mechanism that makes its noise, if any."""
+        return self.mechanism or self.method.default_mechanism
+
+
+class Plan(_Part):
+    """A whole run."""
+
+    name: str = value(
+        default="run", pattern=r"(?!\.+$)[^/\\\x00-\x1f\x7f]+",
+        shape="text without slashes and control characters", hint="it names the run's folder",
+    )  # fmt: skip
+    description: str = ""
+    learning: LearningPlan
+    data: DataPlan = DataPlan()
+    privacy: PrivacyPlan | None = None
+    run: RunPlan = RunPlan()
+    federation: FederationPlan = FederationPlan()
+    methods: tuple[MethodPlan, ...] = value(empty=False)
+
+    def check(self) -> None:
+        """Refuse parts that do not agree."""
+        names = [method.name for method in self.methods]
+        if len(set(names)) < len(names):
+            raise PlanError("methods.name", names, "a name of its own for each", "rename one")
+        self._check_data()
+        need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
+        if self.data.clients is not None and need > self.data.clients:
+            raise PlanError(
+                "learning.rounds", self.learning.rounds,
+                f"a horizon of at most {self.data.clients} clients a learner (needs {need})",
+                f"rounds = {self.data.clients * self.learning.rounds // need}, or more clients",
+            )  # fmt: skip
+        for index, method in enumerate(self.methods):
+            self._check_method(f"methods[{index}]", method)
+
+    def _check_data(self) -> None:
+        task, data = self.learning.task, self.data
+        fitting = _DATA_OF_TASK.get(task, data.kind)
+        if data.kind not in (fitting, "custom"):
+            raise PlanError(
+                "data.kind", data.kind, f'"{fitting}" or "custom" for task = "{task}"',
+                f'kind = "{fitting}", or another task',
+            )  # fmt: skip
+        if data.kind != "synthetic" and data.drift != "none":
+            raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
+        if self.learning.ridge and task not in ("logistic", "least_squares"):
+            raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
+        if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
+            raise PlanError(
+                "learning.learners", self.learning.learners, "10 for the paper's split by digit",
+                'learners = 10, or data.split = "even", "dirichlet" or "writers"',
+            )  # fmt: skip
+
+    def _check_method(self, where: str, plan: MethodPlan) -> None:
+        method = plan.method
+        if not method.adds_noise:
+            for field in ("epsilon", "delta", "accounting", "mechanism"):
+                if getattr(plan, field) is not None:
+                    raise PlanError(
+                        f"{where}.{field}", getattr(plan, field),
+                        f"nothing: {plan.kind} adds no noise and protects no one",
+                        f"remove it, or take another kind than {plan.kind}",
+                    )  # fmt: skip
+        else:
+            self.budget_of(plan, where)
+        if method.fixed_mechanism and plan.mechanism not in (None, method.default_mechanism):
+            raise PlanError(
+                f"{where}.mechanism", plan.mechanism, f"{method.default_mechanism} for {plan.kind}",
+                'kind = "ours" takes any',
+            )  # fmt: skip
+        if plan.objective is not None and plan.mechanism_name != "optimal":
+            raise PlanError(
+                f"{where}.objective", plan.objective, "only with mechanism = optimal", "remove it"
+            )
+        one = self.learning.learners == 1 and self.learning.local_steps == 1
+        if method.one_machine and not one:
+            raise PlanError(
+                f"{where}.kind", plan.kind, "learners = 1 and local_steps = 1 (one machine)",
+                f"this plan has learners = {self.learning.learners}, "
+                f"local_steps = {self.learning.local_steps}",
+            )  # fmt: skip
+
+    def budget_of(self, plan: MethodPlan, where: str = "methods") -> Budget:
+        """The method's own budget, or the plan's."""
+        epsilon = plan.epsilon or (self.privacy.epsilon if self.privacy else None)
+        delta = plan.delta or (self.privacy.delta if self.privacy else None)
+        if epsilon is None or delta is None:
+            missing = "epsilon" if epsilon is None else "delta"
+            raise PlanError(
+                f"{where}.{missing}", None, "a budget for a method that adds noise",
+                f"add [privacy] with {missing}, or {missing} to the method",
+            )  # fmt: skip
+        return Budget(epsilon, delta)
+
+    def clip_norm_of(self, plan: MethodPlan) -> float:
+        """The method's own B_g, or the plan's."""
+        return plan.clip_norm or self.learning.clip_norm
+
+    def accounting_of(self, plan: MethodPlan) -> str:
+        """The method's own accounting, or the plan's."""
+        return plan.accounting or (self.privacy.accounting if self.privacy else "exact")
+
+    @property
+    def neighbours(self) -> str:
+        """The plan's relation between neighbours."""
+        return self.privacy.neighbours if self.privacy else "replace-one"
+
+    @property
+    def participation(self) -> Participation:
+        """How often one client may take part."""
+        if self.privacy is None:
+            return ONCE
+        return Participation(self.privacy.participations, self.privacy.min_separation)
+
+    @classmethod
+    def load(cls, path: Path | str, overrides: dict[str, Any] | None = None) -> Plan:
+        """Read a TOML file; ``overrides`` maps dotted keys to values."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise PlanError("plan", str(path), "a file that can be read", str(error)) from error
+        return cls.parse(text, overrides)
+
+    @classmethod
+    def parse(cls, text: str, overrides: dict[str, Any] | None = None) -> Plan:
+        """From TOML text."""
+        try:
+            content = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PlanError("plan", "<text>", "TOML", str(error)) from error
+        overridden = {_override(content, key, given) for key, given in (overrides or {}).items()}
+        try:
+            return cls(**content)
+        except PlanError as error:
+            line = None if error.field in overridden else _line_of(text, error.field)
+            if line is None:
+                raise
+            field = f"{error.field} (line {line})"
+            raise PlanError(field, error.value, error.rule, error.way_out) from None
+
+    def to_toml(self) -> str:
+        """TOML that parses to this plan."""
+        content = dataclasses.asdict(self, dict_factory=_without_none)
+        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if not isinstance(v, dict | tuple)]
+        for table, values in content.items():
+            if isinstance(values, dict):
+                lines += ["", f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
+        for method in content["methods"]:
+            lines += ["", "[[methods]]", *(f"{k} = {_toml(v)}" for k, v in method.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: held for key, held in items if held is not None}
+
+
+def _toml(held: object) -> str:
+    if isinstance(held, bool):
+        return "true" if held else "false"
+    if isinstance(held, str):
+        return json.dumps(held, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(held)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Key and value of ``key=value``; the value is TOML, or else plain text."""
+    key, equals, given = text.partition("=")
+    if not equals or not key:
+        raise InputError("--set", text, "key=value", "try learning.rounds=200")
+    try:
+        return key.strip(), tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), given.strip()
+
+
+def _override(content: dict[str, Any], key: str, given: object) -> str:
+    """Set a dotted key; returns the field that it is."""
+    methods = content.get("methods")
+    if key.startswith("methods.") and isinstance(methods, list):
+        named = {
+            m["name"]: i
+            for i, m in enumerate(methods)
+            if isinstance(m, dict) and isinstance(m.get("name"), str)
+        }
+        rest = key.removeprefix("methods.")
+        # Names may hold dots: the longest that fits is meant.
+        fitting = [name for name in named if rest.startswith(f"{name}.")]
+        if not fitting:
+            raise PlanError(
+                "--set", key, "methods.NAME.key with a NAME of the plan",
+                "there are " + ", ".join(named),
+            )  # fmt: skip
+        name = max(fitting, key=len)
+        field = rest.removeprefix(f"{name}.")
+        methods[named[name]][field] = given
+        return f"methods[{named[name]}].{field}"
+    *tables, last = key.split(".")
+    place: Any = content
+    for table in tables:
+        place = place.setdefault(table, {}) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise PlanError("--set", key, "a dotted key such as learning.rounds", "see the plan")
+    place[last] = given
+    return key
+
+
+def _line_of(text: str, field: str) -> int | None:
+    table, _, key = field.rpartition(".")
+    index = 0
+    if match := re.fullmatch(r"(\w+)\[(\d+)\]", table):
+        table, index = match[1], int(match[2])
+    current, seen = "", 0 if table == "" else -1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]?\]", line):
+            current = header[1]
+            seen += current == table
+        elif re.match(rf"\s*{re.escape(key)}\s*=", line) and (current, seen) == (table, index):
+            return number
+    return None

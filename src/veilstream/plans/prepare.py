@@ -1,0 +1,78 @@
+"""From a plan to the things that run: task, stream, calibrated methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from veilstream.learning.algorithm import StepRule
+from veilstream.mechanisms import Factorization, build
+from veilstream.plans.plan import MethodPlan, Plan
+from veilstream.privacy import Guarantee, calibrate
+
+__all__ = ["Prepared", "main_method", "prepare"]
+
+
+_NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method with its noise measured out."""
+
+    plan: MethodPlan
+    steps: int
+    """Noisy steps of a learner in a round."""
+    clients: int
+    """Clients averaged in a step."""
+    rule: StepRule
+    factorization: Factorization | None
+    noise_std: float
+    guarantee: Guarantee | None
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """Methods of one shape run as one array."""
+        return self.steps, self.clients, self.rule.unit_steps
+
+    @property
+    def effective_step_size(self) -> float:
+        """η̃ = η·η_g·τ before any decay."""
+        return self.plan.step_size * self.plan.server_step_size * self.steps
+
+
+def main_method(prepared: Sequence[Prepared]) -> int:
+    """Which method a run is about: the first that protects anyone, else the first."""
+    return next((i for i, p in enumerate(prepared) if p.guarantee), 0)
+
+
+def prepare(plan: Plan, method: MethodPlan) -> Prepared:
+    """Build the mechanism and calibrate it.
+
+    Averaging c clients in a step divides what one of them can move by c.
+    """
+    learning = plan.learning
+    steps, clients = method.method.steps_and_clients(
+        learning.local_steps, learning.clients_per_step
+    )
+    clip_norm = plan.clip_norm_of(method)
+    enforced = clip_norm if method.method.clips else _NOT_CLIPPED
+    rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps)
+    name = method.mechanism_name
+    if not method.method.adds_noise or name is None:
+        return Prepared(method, steps, clients, rule, None, 0.0, None)
+    options = {}
+    if method.objective is not None:
+        options = {"objective": method.objective, "local_steps": steps}
+    factorization = build(name, learning.rounds * steps, **options)
+    std, guarantee = calibrate(
+        plan.budget_of(method),
+        factorization,
+        clip_norm,
+        neighbours=plan.neighbours,
+        accounting=plan.accounting_of(method),
+        clients_per_step=clients,
+        participation=plan.participation,
+    )
+    kept = guarantee if method.method.private else None
+    return Prepared(method, steps, clients, rule, factorization, std, kept)

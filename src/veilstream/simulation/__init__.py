@@ -1,0 +1,1 @@
+"""All learners, seeds and methods at once, on CPU or GPU."""

@@ -1,0 +1,205 @@
+"""A block of rounds as one compiled function: Algorithm 1 mapped over methods, seeds and learners.
+
+The same `local_round` and `server_update` as everywhere. What is measured on the way (losses and
+accuracies on clients' data) is an oracle's view, for simulation: a deployed learner never sends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veilstream.learning.algorithm import StepRule, local_round, server_update
+from veilstream.learning.tasks import Sample, Task
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["METRICS", "Block", "ModelArrays", "Schedule"]
+
+METRICS = ("loss", "accuracy", "noise", "distance")
+"""Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
+averaged release, distance of x^r to that of the same method without noise."""
+
+
+class ModelArrays(NamedTuple):
+    """Where all methods and seeds stand, (methods, seeds, d) each."""
+
+    current: Any
+    """x^r, that learners start from."""
+    average: Any
+    """What a method publishes: x^r, or a weighted average of x¹..x^r."""
+
+
+class Schedule(NamedTuple):
+    """Numbers of each round, (rounds, methods) each but the last."""
+
+    step_size: Any
+    effective_step_size: Any
+    blend: Any
+    """Weight of the newest model in the average; 1 is no averaging."""
+    slot: Any
+    """(rounds,): where to keep what is published before the round; -1 is nowhere."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stays the same from block to block, of methods of one shape."""
+
+    task: Task
+    steps: int
+    clients: int
+    unit_steps: bool
+    projection_radius: float | None
+    learners: int
+    twin: tuple[int | None, ...]
+    """For each method, one that is the same but for the noise, which it has not; if there is."""
+    mechanism_of: tuple[int, ...]
+    """Which of the mechanisms each method takes its noise from."""
+    keep: int
+    """How many published models of a block are kept at most."""
+
+    def run(
+        self,
+        models: ModelArrays,
+        clients: Any,
+        noise: tuple[Array, ...],
+        schedule: Schedule,
+        clip_norm: Array,
+        noise_std: Array,
+        pool: Sample | None,
+    ) -> tuple[ModelArrays, dict[str, Array], Array]:
+        """Models after the rounds, what was measured, and the published models that were kept.
+
+        ``clients`` is a `Sample` of arrays (rounds, seeds, n, clients of a round, ...), or such an
+        array of places in the ``pool``, -1 for none. ``noise`` has one array (rounds, steps, seeds,
+        n·d) a mechanism, at standard deviation one.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        def one_round(carry: tuple[ModelArrays, Array], now: Any) -> tuple[Any, dict[str, Array]]:
+            models, kept = carry
+            here, noise, schedule = now
+            kept = jax.lax.cond(
+                schedule.slot >= 0,
+                lambda: kept.at[schedule.slot].set(models.average),
+                lambda: kept,
+            )
+            met = here if pool is None else _look_up(pool, here)
+            models, measured = self._round(models, met, noise, schedule, clip_norm, noise_std)
+            return (models, kept), measured
+
+        kept = jnp.zeros((self.keep, *models.average.shape), models.average.dtype)
+        inputs = (clients, noise, schedule)
+        if len(schedule.slot) == 1:  # without a loop a compiler can spread the work over cores
+            only = jax.tree.map(lambda leaf: leaf[0], inputs)
+            (models, kept), figures = one_round((models, kept), only)
+            return models, jax.tree.map(lambda leaf: leaf[None], figures), kept
+        (models, kept), measured = jax.lax.scan(one_round, (models, kept), inputs)
+        return models, measured, kept
+
+    def _round(
+        self,
+        models: ModelArrays,
+        clients: Sample,
+        unit_noise: tuple[Array, ...],
+        schedule: Schedule,
+        clip_norm: Array,
+        noise_std: Array,
+    ) -> tuple[ModelArrays, dict[str, Array]]:
+        import jax
+        import jax.numpy as jnp
+
+        x = models.current
+        loss, accuracy = self._measure(x, clients)
+        noise = self._noise(unit_noise, noise_std, x)
+
+        def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array) -> Array:
+            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps)
+            return local_round(self.task, rule, x, met, noise, eta)
+
+        # For one method noise is (steps, seeds, n, d).
+        learners = jax.vmap(learner, in_axes=(None, 0, 1, None, None))
+        seeds = jax.vmap(learners, in_axes=(0, 0, 1, None, None))
+        methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
+        releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
+        update = partial(server_update, StepRule(1.0, self.projection_radius))
+        update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
+        after = update(x, releases, schedule.effective_step_size)
+        apart = [
+            jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
+            for i, j in enumerate(self.twin)
+        ]
+        measured = {
+            "loss": loss,
+            "accuracy": accuracy,
+            "noise": self._noise_norm(unit_noise, noise_std, x),
+            "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
+        }
+        blend = schedule.blend[:, None, None]
+        return ModelArrays(after, (1.0 - blend) * models.average + blend * after), measured
+
+    def _by_step(self, clients: Sample) -> Sample:
+        """(seeds, n, steps, clients of a step, ...)."""
+        import jax
+
+        def split(leaf: Array) -> Array:
+            return leaf.reshape(*leaf.shape[:2], self.steps, self.clients, *leaf.shape[3:])
+
+        return jax.tree.map(split, clients)  # type: ignore[no-any-return]
+
+    def _noise(self, unit: tuple[Array, ...], std: Array, x: Array) -> Array:
+        """(methods, steps, seeds, n, d)."""
+        import jax.numpy as jnp
+
+        shape = (self.steps, x.shape[1], self.learners, x.shape[2])
+        if not unit:
+            return jnp.zeros((len(x), *shape), x.dtype)
+        each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
+        return jnp.stack(each)
+
+    def _noise_norm(self, unit: tuple[Array, ...], std: Array, x: Array) -> Array:
+        """Norm of the noise in the averaged release, (methods, seeds)."""
+        import jax.numpy as jnp
+
+        if not unit:
+            return jnp.zeros(x.shape[:2], x.dtype)
+        shape = (self.steps, x.shape[1], self.learners, x.shape[2])
+        weights = jnp.full(self.learners, 1.0 / (self.learners * self.steps), x.dtype)
+        norms = []
+        for noise in unit:
+            mean = jnp.matmul(weights, noise.reshape(shape), precision="highest").sum(axis=0)
+            norms.append(jnp.sqrt((mean**2).sum(axis=-1)))
+        each = [norms[m] * std[i] for i, m in enumerate(self.mechanism_of)]
+        return jnp.stack(each)
+
+    def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:
+        """Loss and accuracy of x^r on the round's clients, (methods, seeds)."""
+        import jax
+        import jax.numpy as jnp
+
+        def losses(params: Array, met: Sample) -> tuple[Array, Array]:
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), met)
+            weight = flat.present if flat.present is not None else jnp.ones(len(flat.target))
+            total = weight.sum()  # nobody there: 0/0, not a number
+            each = jax.vmap(self.task.loss, in_axes=(None, 0))(params, flat)
+            loss = (each * weight).sum() / total
+            if not self.task.classifies:
+                return loss, jnp.nan
+            right = self.task.predict(params, flat.features) == flat.target
+            return loss, (right * weight).sum() / total
+
+        both = jax.vmap(jax.vmap(losses, in_axes=(0, 0)), in_axes=(0, None))
+        measured: tuple[Array, Array] = both(x, clients)
+        return measured
+
+
+def _look_up(pool: Sample, places: Array) -> Sample:
+    """Clients at these places of the pool; -1 is none."""
+    import jax.numpy as jnp
+
+    present = places >= 0
+    at = jnp.where(present, places, 0)
+    return Sample(pool.features[at], pool.target[at], present.astype(jnp.float32))

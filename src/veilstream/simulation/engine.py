@@ -1,0 +1,561 @@
+"""All seeds, learners and methods at once: blocks of rounds, with their history and checkpoints.
+
+A `Block` is compiled; its noise comes from `HostNoise` or `DeviceNoise`.
+Memory is bounded by the plan's budget (`run.memory_mib`), not by the horizon. The block length
+changes nothing in the numbers but float32 rounding, and neither does the company of other seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.learning.algorithm import LARGE, blend, step_size
+from veilstream.learning.tasks import Sample, Task
+from veilstream.mechanisms import Factorization
+from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared, main_method
+from veilstream.plans.tasks import task_of
+from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
+from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
+from veilstream.simulation.noise_source import (
+    DeviceNoise,
+    HostNoise,
+    NoisePlace,
+    noise_place,
+    noise_seed,
+)
+from veilstream.streams.pool import PoolStream
+
+__all__ = [
+    "METRICS",
+    "Progress",
+    "Simulation",
+    "clients_of",
+    "evaluated_rounds",
+    "memory_of",
+    "noise_seed",
+]
+
+Float32s = NDArray[np.float32]
+
+_CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
+_IN_FLIGHT = 2  # blocks handed to the device before the oldest must be done
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    round: int
+    accuracy: float | None
+    """Prequential, over the last block, of the main method; None while it is not known."""
+
+
+def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> Sample:
+    """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
+    drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
+    features = np.array([[s.features for s in row] for row in drawn])
+    targets = np.array([[s.target for s in row] for row in drawn])
+    if not (np.isfinite(features).all() and np.isfinite(targets).all()):
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
+            "repair the stream; nothing was learned from these rounds",
+        )  # fmt: skip
+    if all(s.present is None for row in drawn for s in row):
+        return Sample(features, targets)
+    everyone = np.ones(targets.shape[2:], np.float32)
+    present = np.array(
+        [[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32
+    )
+    if not ((present == 0.0) | (present == 1.0)).all():
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "present = 0 or 1 for every client",
+            "a client counts once or not at all: the guarantee rests on it",
+        )  # fmt: skip
+    return Sample(features, targets, present)
+
+
+def evaluated_rounds(plan: Plan) -> list[int]:
+    """Rounds before which held-out accuracy is measured, and the end."""
+    R = plan.learning.rounds
+    return [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
+
+
+def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
+    shapes: dict[tuple[int, int, bool], list[int]] = {}
+    for index, p in enumerate(prepared):
+        shapes.setdefault(p.shape, []).append(index)
+    return list(shapes.values())
+
+
+def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tuple[int, ...]]:
+    """The different mechanisms of some methods, and which one each method uses (0 for none)."""
+    known: dict[object, int] = {}
+    found: list[Factorization] = []
+    used = []
+    for p in prepared:
+        if p.factorization is None:
+            used.append(0)
+            continue
+        recipe = (p.plan.mechanism_name, p.plan.objective)
+        if recipe not in known:
+            known[recipe] = len(found)
+            found.append(p.factorization)
+        used.append(known[recipe])
+    return found, tuple(used)
+
+
+def memory_of(
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    seeds: int,
+    task: Task,
+    stream: Stream,
+    processes: int = 1,
+) -> MemoryPlan:
+    """What fits the plan's budget, in each of some processes."""
+    groups = []
+    for indices in _by_shape(prepared):
+        members = [prepared[i] for i in indices]
+        states = tuple(m.program.state_size for m in _mechanisms(members)[0])
+        steps, clients, _ = members[0].shape
+        groups.append(GroupSize(len(members), steps, clients, states))
+    if isinstance(stream, PoolStream):
+        record = stream.features.shape[1:]
+    else:
+        record = stream.round(plan.run.first_seed, 0).features.shape[2:]
+    return memory_plan(
+        budget_bytes=plan.run.memory_mib * 2**20,
+        groups=groups,
+        seeds=seeds,
+        learners=plan.learning.learners,
+        dim=task.dim,
+        rounds=plan.learning.rounds,
+        evaluate_every=plan.run.evaluate_every,
+        # A task that does not say: its gradient, and as much again.
+        workspace=getattr(task, "workspace", 2 * task.dim),
+        feature_floats=int(np.prod(record)),
+        pooled=isinstance(stream, PoolStream),
+        on_host=noise_place(plan.run.noise) == "host",
+        processes=processes,
+    )
+
+
+@dataclass
+class _Group:
+    """Methods of one shape, and the source of their noise."""
+
+    methods: list[int]
+    prepared: list[Prepared]
+    block: Block
+    noise: HostNoise | DeviceNoise
+    clip_norm: Float32s
+    noise_std: Float32s
+    run_block: Callable[..., Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Round, models and noise move together, in one assignment: an interrupt finds all or none."""
+
+    round: int
+    models: tuple[ModelArrays, ...]
+    noise: tuple[Any, ...]
+    unread: tuple[Any, ...]
+    """Blocks that the device has been given and whose measurements have not been read."""
+
+
+class Simulation:
+    """A plan in motion: `advance` runs the next block of rounds."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        prepared: Sequence[Prepared],
+        seeds: Sequence[int],
+        *,
+        task: Task | None = None,
+        stream: Stream | None = None,
+        block_rounds: int | None = None,
+    ) -> None:
+        import jax
+
+        self.plan = plan
+        self.task = task_of(plan) if task is None else task
+        self.stream = stream_of(plan) if stream is None else stream
+        self.seeds = tuple(seeds)
+        self._prepared = list(prepared)
+        R = plan.learning.rounds
+        if block_rounds is None:
+            fits = memory_of(plan, prepared, len(self.seeds), self.task, self.stream)
+            block_rounds = fits.rounds_per_block
+        self.block_rounds = block_rounds
+        self.noise_place: NoisePlace = noise_place(plan.run.noise)
+        shape = (len(self._prepared), len(self.seeds), R)
+        self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
+        self.evaluated = evaluated_rounds(plan)
+        self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
+        self._held: dict[int, Sample] = {}
+        self._count_right = jax.jit(partial(_count_right, self.task))
+        self._pool = self._device_pool()
+        self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
+        self._position = self._start()
+
+    # --- setting up ------------------------------------------------------------------------------
+
+    def _device_pool(self) -> Sample | None:
+        """The stream's pool, on the device once, where it has one."""
+        import jax.numpy as jnp
+
+        if not isinstance(self.stream, PoolStream):
+            return None
+        targets = self.stream.targets
+        whole = np.issubdtype(targets.dtype, np.integer)
+        return Sample(
+            jnp.asarray(self.stream.features),
+            jnp.asarray(targets, jnp.int32 if whole else jnp.float32),
+        )
+
+    def _group(self, indices: list[int]) -> _Group:
+        import jax
+
+        members = [self._prepared[i] for i in indices]
+        steps, clients, unit_steps = members[0].shape
+        learners = self.plan.learning.learners
+        mechanisms, used = _mechanisms(members)
+        block = Block(
+            task=self.task,
+            steps=steps,
+            clients=clients,
+            unit_steps=unit_steps,
+            projection_radius=members[0].rule.projection_radius,
+            learners=learners,
+            twin=_twins(members),
+            mechanism_of=used,
+            keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
+        )
+        width = learners * self.task.dim
+        noise: HostNoise | DeviceNoise
+        if self.noise_place == "host":
+            noise = HostNoise(
+                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
+            )
+            run_block: Any = block.run
+        else:
+            noise = DeviceNoise(
+                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
+            )
+            run_block = _with_device_noise(block, noise)
+        return _Group(
+            indices, members, block, noise,
+            np.array([p.rule.clip_norm for p in members], np.float32),
+            np.array([p.noise_std for p in members], np.float32),
+            jax.jit(run_block),
+        )  # fmt: skip
+
+    def _start(self) -> _Position:
+        import jax.numpy as jnp
+
+        drawn = jnp.stack([self.task.init(seed) for seed in self.seeds])
+        models, noise = [], []
+        for group in self._groups:
+            x = jnp.broadcast_to(drawn, (len(group.methods), *drawn.shape))
+            models.append(ModelArrays(x, x))
+            source = group.noise
+            noise.append(source.initial_state() if isinstance(source, DeviceNoise) else ())
+        return _Position(0, tuple(models), tuple(noise), ())
+
+    # --- running ---------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """How many rounds have been run."""
+        return self._position.round
+
+    @property
+    def done(self) -> bool:
+        """Whether every round has been run and read."""
+        return self.round >= self.plan.learning.rounds and not self._position.unread
+
+    def advance(self) -> Progress:
+        """Run the next block of rounds.
+
+        The device may lag behind by a block or two; at the end of the run it has caught up.
+        """
+        import jax
+
+        here, R = self._position, self.plan.learning.rounds
+        first = here.round
+        count = min(self.block_rounds, R - first)
+        clients = self._clients(first, count)
+        with jax.default_matmul_precision("highest"):
+            results = [
+                self._advance_group(index, clients, first, count)
+                for index in range(len(self._groups))
+            ]
+        models, noise, unread = zip(*results, strict=True)
+        self._position = _Position(first + count, models, noise, (*here.unread, (first, unread)))
+        leave = 0 if first + count == R else _IN_FLIGHT
+        return Progress(first + count, self._catch_up(leave))
+
+    def _clients(self, first: int, count: int) -> Any:
+        if not isinstance(self.stream, PoolStream):
+            return clients_of(self.stream, self.seeds, first, count)
+        each = [self.stream.indices(seed, first, count) for seed in self.seeds]
+        return np.stack(each, axis=1)
+
+    def _advance_group(self, index: int, clients: Any, first: int, count: int) -> Any:
+        group, here = self._groups[index], self._position
+        x = here.models[index]
+        schedule = self._schedule(group, first, count)
+        fixed = (schedule, group.clip_norm, group.noise_std, self._pool)
+        if isinstance(group.noise, HostNoise):
+            following = min(self.block_rounds, self.plan.learning.rounds - first - count)
+            made = group.noise.take(first, count, following)
+            if self._rounds_apart:
+                return self._one_by_one(group, x, clients, made, fixed)
+            models, measured, kept = group.run_block(x, clients, made, *fixed)
+            return models, (), (measured, kept)
+        number = first // self.block_rounds
+        state, models, measured, kept = group.run_block(
+            here.noise[index], number, x, clients, *fixed
+        )
+        return models, state, (measured, kept)
+
+    @property
+    def _rounds_apart(self) -> bool:
+        """Whether rounds are separate calls.
+
+        On a CPU the compiler does not spread the inside of a loop over cores: large models lose
+        more by that than by a call a round.
+        """
+        return self.noise_place == "host" and self.task.dim >= LARGE
+
+    def _one_by_one(self, group: _Group, x: Any, clients: Any, noise: Any, fixed: Any) -> Any:
+        import jax
+
+        schedule, *constants = fixed
+        measured, kept = [], []
+        for r in range(len(schedule.slot)):
+            met, made, now = jax.tree.map(lambda a, r=r: a[r : r + 1], (clients, noise, schedule))
+            looked = now.slot[0] >= 0
+            x, figures, published = group.run_block(
+                x, met, made, now._replace(slot=np.minimum(now.slot, 0)), *constants
+            )
+            measured.append(figures)
+            kept += [published[0]] if looked else []
+        joined = {m: _Joined([figures[m] for figures in measured]) for m in METRICS}
+        return x, (), (joined, kept)
+
+    def _schedule(self, group: _Group, first: int, count: int) -> Schedule:
+        rounds = np.arange(first, first + count, dtype=np.float64)
+        local, effective, weights = [], [], []
+        for p in group.prepared:
+            size = step_size(p.plan.step_size, p.plan.step_decay, rounds)
+            local.append(size)
+            effective.append(size * (p.plan.server_step_size * p.steps))
+            weights.append(np.broadcast_to(blend(p.plan.averaging, rounds), count))
+        slots = np.full(count, -1, np.int32)
+        looked = [r - first for r in self.evaluated if first <= r < first + count]
+        slots[looked] = np.arange(len(looked))
+        eta, effective_eta, blends = (
+            np.array(values, np.float32).T for values in (local, effective, weights)
+        )
+        return Schedule(eta, effective_eta, blends, slots)
+
+    def _catch_up(self, leave: int) -> float | None:
+        """Read what blocks measured, but for the last few; accuracy of the last one read."""
+        accuracy = None
+        while len(self._position.unread) > leave:
+            here = self._position
+            (first, blocks), *later = here.unread
+            for group, (measured, kept) in zip(self._groups, blocks, strict=True):
+                self._record(group, measured, first)
+                self._evaluate(group, kept, first)
+            if self.task.classifies:
+                main = main_method(self._prepared)
+                until = later[0][0] if later else here.round
+                span = self.history["accuracy"][main, :, first:until]
+                met = span[~np.isnan(span)]  # none where no client was there
+                accuracy = float(met.mean()) if met.size else None
+            if here.round == self.plan.learning.rounds and not later:
+                for group, models in zip(self._groups, here.models, strict=True):
+                    self._evaluate_at(group, models.average, len(self.evaluated) - 1)
+            self._position = _Position(here.round, here.models, here.noise, tuple(later))
+        return accuracy
+
+    def _record(self, group: _Group, measured: dict[str, Any], first: int) -> None:
+        for name in METRICS:
+            values = np.moveaxis(np.asarray(measured[name]), 0, -1)
+            span = slice(first, first + values.shape[-1])
+            self.history[name][group.methods, :, span] = values
+
+    def _evaluate(self, group: _Group, kept: Any, first: int) -> None:
+        """Held-out accuracy of what was published before the rounds that are looked at."""
+        span = range(first, min(first + self.block_rounds, self.plan.learning.rounds))
+        columns = [column for column, r in enumerate(self.evaluated) if r in span]
+        for place, column in enumerate(columns):
+            self._evaluate_at(group, kept[place], column)
+
+    def _evaluate_at(self, group: _Group, published: Any, column: int) -> None:
+        """Held-out clients are those that a model of round r would meet: under drift, its own."""
+        if not self.task.classifies:
+            return
+        import jax
+
+        round_ = min(self.evaluated[column], self.plan.learning.rounds - 1)
+        for s, seed in enumerate(self.seeds):
+            held_out = self._held_out(seed, round_)
+            size = len(held_out.target)
+            together = self._held_out_together(len(group.methods))
+            with jax.default_matmul_precision("highest"):
+                right = sum(
+                    np.asarray(
+                        self._count_right(
+                            published[:, s],
+                            held_out.features[first : first + together],
+                            held_out.target[first : first + together],
+                        )
+                    )
+                    for first in range(0, size, together)
+                )
+            self.held_out_accuracy[group.methods, s, column] = right / size
+
+    def _held_out_together(self, methods: int) -> int:
+        """How many held-out clients are looked at at once."""
+        # Looking takes about a quarter of what a gradient does.
+        each = methods * max(1, getattr(self.task, "workspace", 2 * self.task.dim) // 4)
+        eighth = self.plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
+        room = _CACHE_FLOATS if self.noise_place == "host" else eighth
+        return max(50, min(eighth, room) // each)
+
+    def _held_out(self, seed: int, round_: int) -> Sample:
+        """Without drift, every round has the same ones: drawn once."""
+        if self.plan.data.drift != "none":
+            return self.stream.held_out(seed, self.plan.data.held_out, round_)
+        which = 0 if self._pool is not None else seed
+        if which not in self._held:
+            drawn = self.stream.held_out(which, self.plan.data.held_out, 0)
+            self._held[which] = _on_device(drawn)
+        return self._held[which]
+
+    def models(self) -> Float32s:
+        """The models published last, (methods, seeds, d)."""
+        shape = (len(self._prepared), len(self.seeds), self.task.dim)
+        models: Float32s = np.empty(shape, np.float32)
+        for group, held in zip(self._groups, self._position.models, strict=True):
+            models[group.methods] = np.asarray(held.average)
+        return models
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Arrays from which `restore` goes on to the same numbers."""
+        self._catch_up(0)
+        here = self._position
+        models = {
+            f"{name}{i}": np.asarray(getattr(held, name))
+            for i, held in enumerate(here.models)
+            for name in ModelArrays._fields
+        }
+        return {
+            "round": np.array(here.round),
+            "block_rounds": np.array(self.block_rounds),
+            "noise_place": np.array(self.noise_place),
+            **{f"methods{i}": np.array(group.methods) for i, group in enumerate(self._groups)},
+            "held_out_accuracy": self.held_out_accuracy,
+            **models,
+            **{f"history_{name}": values for name, values in self.history.items()},
+        }
+
+    def restore(self, state: Any) -> None:
+        """Continue from a checkpoint: noise is run forward to where it stood."""
+        import jax.numpy as jnp
+
+        if str(state["noise_place"]) != self.noise_place:
+            raise InputError(
+                "run.noise", self.noise_place, f"{state['noise_place']}, as the run was begun",
+                f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
+            )  # fmt: skip
+        round_ = int(state["round"])
+        if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
+            raise InputError(
+                "run.memory_mib", self.block_rounds, f"blocks of {state['block_rounds']} rounds",
+                "resume with the memory and processes that the run was begun with",
+            )  # fmt: skip
+        models = tuple(
+            ModelArrays(*(jnp.asarray(state[f"{name}{i}"]) for name in ModelArrays._fields))
+            for i in range(len(self._groups))
+        )
+        noise = tuple(
+            group.noise.replay(round_ // self.block_rounds)
+            if isinstance(group.noise, DeviceNoise)
+            else ()
+            for group in self._groups
+        )
+        self.held_out_accuracy[...] = state["held_out_accuracy"]
+        for name in METRICS:
+            self.history[name][...] = state[f"history_{name}"]
+        self._position = _Position(round_, models, noise, ())
+
+    def close(self) -> None:
+        """Let go of threads."""
+        for group in self._groups:
+            if isinstance(group.noise, HostNoise):
+                group.noise.close()
+
+
+class _Joined:
+    """Arrays of single rounds, put together when they are read: until then the device goes on."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.concatenate([np.asarray(part) for part in self._parts])
+
+
+def _twins(members: Sequence[Prepared]) -> tuple[int | None, ...]:
+    """For each method, one without noise that takes the same steps on the same gradients."""
+
+    def steps(p: Prepared) -> object:
+        plan = p.plan
+        return plan.step_size, plan.server_step_size, plan.step_decay, p.rule
+
+    free = {steps(p): i for i, p in reversed(list(enumerate(members))) if p.factorization is None}
+    return tuple(free.get(steps(p)) for p in members)
+
+
+def _with_device_noise(block: Block, noise: DeviceNoise) -> Callable[..., Any]:
+    """The block of rounds, with its noise made in front of it, in one compiled function."""
+
+    def run(state: Any, number: Any, models: ModelArrays, clients: Any, *fixed: Any) -> Any:
+        import jax
+
+        after, made = noise.block(noise.keys, state, number)
+        count = jax.tree.leaves(clients)[0].shape[0]
+        made = tuple(m[:count] for m in made)
+        return after, *block.run(models, clients, made, *fixed)
+
+    return run
+
+
+def _on_device(sample: Sample) -> Sample:
+    import jax.numpy as jnp
+
+    return Sample(jnp.asarray(sample.features), jnp.asarray(sample.target))
+
+
+def _count_right(task: Task, models: Any, features: Any, target: Any) -> Any:
+    """How many held-out clients each model gets right, (methods,)."""
+    import jax
+
+    return jax.vmap(lambda model: (task.predict(model, features) == target).sum())(models)

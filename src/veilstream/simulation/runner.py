@@ -1,0 +1,319 @@
+"""Run a plan into a folder: guarantee first, then blocks of rounds, then what they show."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.files import write_file
+from veilstream.learning.regret import dynamic_regret, static_regret
+from veilstream.learning.tasks import Task
+from veilstream.mechanisms.checks import positive_integer
+from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared, main_method, prepare
+from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
+from veilstream.plans.tasks import task_of
+from veilstream.simulation.block import METRICS
+from veilstream.simulation.comparators import Comparators, comparators, has_comparators
+from veilstream.simulation.engine import evaluated_rounds, memory_of
+from veilstream.simulation.noise_source import noise_place
+from veilstream.simulation.seed_batches import (
+    Results,
+    RunProgress,
+    SeedBatches,
+    pickle_or_refuse,
+    read_results,
+    run_seed_batches,
+)
+
+__all__ = ["run"]
+
+Floats = NDArray[np.float64]
+
+
+def run(
+    plan: Plan | Path | str,
+    out: Path | str | None = None,
+    *,
+    task: Task | None = None,
+    stream: Stream | None = None,
+    resume: bool = False,
+    processes: int = 1,
+    on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
+    on_progress: Callable[[RunProgress], None] = lambda _: None,
+    on_solving: Callable[[int], None] = lambda _: None,
+) -> Run:
+    """Run a plan; ``out`` becomes its folder (default: runs/NAME).
+
+    ``task`` and ``stream`` are a model and data of your own, for plans with `learning.task` or
+    `data.kind` = "custom". ``processes`` spreads seeds over that many processes.
+
+    A simulation: its noise comes from seeds and protects no one. Each guarantee in the folder is
+    what a deployed learner with these settings would give, beside ``"simulated": true``.
+
+    Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
+    ``resume=True`` goes on to the same numbers.
+    """
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    positive_integer("processes", processes, "try 1")
+    _check_custom("task", task, plan.learning.task == "custom")
+    _check_custom("stream", stream, plan.data.kind == "custom")
+    folder = Path("runs") / plan.name if out is None else Path(out)
+    check_folder(folder, plan, resume=resume)
+    unfinished = any(folder.glob("checkpoint*.npz")) or not (folder / "summary.json").exists()
+    if resume and not unfinished:
+        return Run(folder)
+    prepared = [prepare(plan, method) for method in plan.methods]
+    own_task = task_of(plan) if task is None else task
+    own_stream = stream_of(plan) if stream is None else stream
+    together = min(processes, plan.run.seeds)  # what cannot run claims no folder
+    memory_of(plan, prepared, 1, own_task, own_stream, together)
+    if together > 1:
+        pickle_or_refuse((task, stream))
+    write_file(folder / "plan.toml", plan.to_toml())
+    write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
+    write_file(folder / "versions.json", _json(versions() | _where(plan)))
+    on_prepared(prepared)
+    batches = SeedBatches.of(folder, plan, prepared, own_task, own_stream, processes)
+    look = _Look(plan, prepared, own_task, own_stream)
+    began = time.monotonic()
+    try:
+        run_seed_batches(
+            batches, plan, prepared, *((task, stream) if processes > 1 else (own_task, own_stream)),
+            processes=processes, on_progress=on_progress,
+        )  # fmt: skip
+        training_s = time.monotonic() - began
+        solved: list[Comparators] = []
+        if plan.run.regret and has_comparators(plan):
+            for seed in range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds):
+                solved.append(comparators(plan, seed))
+                on_solving(1)
+    except KeyboardInterrupt:
+        partial = read_results(batches)
+        if partial is not None:
+            _finish(folder, look, partial, [], complete=False, training_s=None)
+        raise
+    results = read_results(batches)
+    assert results is not None
+    _finish(folder, look, results, solved, complete=True, training_s=training_s)
+    batches.clear()
+    return Run(folder)
+
+
+def _where(plan: Plan) -> dict[str, str]:
+    """What computes, and where noise is made."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform}: {device.device_kind}",
+        "noise": noise_place(plan.run.noise),
+    }
+
+
+def _check_custom(name: str, given: object, wanted: bool) -> None:
+    if (given is not None) != wanted:
+        key = "learning.task" if name == "task" else "data.kind"
+        way_out = f"run(plan, {name}=...)" if wanted else f'{key} = "custom", or leave {name} out'
+        raise InputError(
+            name, None if given is None else type(given).__name__,
+            f'one exactly where {key} is "custom"', way_out,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a summary is about."""
+
+    plan: Plan
+    prepared: list[Prepared]
+    task: Task
+    stream: Stream
+
+    @property
+    def evaluated(self) -> list[int]:
+        return evaluated_rounds(self.plan)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    """As `numpy.savez`, which takes a method that is called "file" for its own argument."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
+    return {
+        p.plan.name: {
+            "source": p.plan.method.source,
+            "protects": p.plan.method.protects,
+            "guarantee": p.guarantee.as_dict() if p.guarantee else None,
+            "simulated": True,
+            "clients_per_step": p.clients,
+            "clip_norm_per_client": p.rule.clip_norm,
+        }
+        for p in prepared
+    }
+
+
+def _finish(
+    folder: Path,
+    look: _Look,
+    results: Results,
+    solved: list[Comparators],
+    *,
+    complete: bool,
+    training_s: float | None,
+) -> None:
+    plan, prepared, seeds, done = look.plan, look.prepared, results.seeds, results.rounds
+    names = [p.plan.name for p in prepared]
+    columns: dict[str, NDArray[Any]] = {m: results.history[m][..., :done] for m in METRICS}
+    if solved:
+        best = np.array([c.round_values for c in solved])
+        columns["optimum"] = np.broadcast_to(best, columns["loss"].shape)
+    rounds = list(range(done))
+    write_file(folder / "history.csv", history_csv(names, seeds, columns, rounds))
+    looked = [i for i, r in enumerate(look.evaluated) if r < done or (r == done and complete)]
+    if look.task.classifies:
+        accuracy = {"accuracy": results.held_out_accuracy[..., looked]}
+        at = [look.evaluated[i] for i in looked]
+        write_file(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
+    methods = {
+        p.plan.name: _method_summary(look, p, results, i, solved, looked)
+        for i, p in enumerate(prepared)
+    }
+    main = names[main_method(prepared)]
+    summary = {
+        "name": plan.name,
+        "simulated": True,
+        "complete": complete,
+        "rounds": done,
+        "seeds": seeds,
+        "training_seconds": training_s,
+        "main_method": main,
+        "final": methods[main]["final"],
+        "comparators": _comparator_summary(solved),
+        "data": look.stream.provenance,
+        "methods": methods,
+    }
+    if results.models is not None and complete:
+        write_file(folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
+    write_file(folder / "summary.json", _json(summary))
+
+
+def _method_summary(
+    look: _Look,
+    prepared: Prepared,
+    results: Results,
+    index: int,
+    solved: list[Comparators],
+    looked: list[int],
+) -> dict[str, Any]:
+    plan, done = look.plan, results.rounds
+    losses = results.history["loss"][index, :, :done].astype(np.float64)
+    nobody = _nobody(results)
+    figures: dict[str, Any] = {
+        "average_loss": _spread(_over_rounds(losses, nobody)),
+        "accuracy": None,
+        "prequential_accuracy": None,
+        "dynamic_regret": None,
+        "static_regret": None,
+        "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
+    }
+    if look.task.classifies and looked:
+        figures["accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+        preq = results.history["accuracy"][index, :, :done].astype(np.float64)
+        figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
+    diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
+    if len(diverged):
+        figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
+    if solved and not len(diverged):
+        tau = plan.learning.local_steps
+        each = [
+            dynamic_regret(losses[s], c.round_values, local_steps=tau).per_step[-1]
+            for s, c in enumerate(solved)
+        ]
+        figures["dynamic_regret"] = _spread(np.array(each))
+        if all(c.offline_losses is not None for c in solved):
+            each = [
+                static_regret(losses[s], c.offline_losses, local_steps=tau).per_step[-1]
+                for s, c in enumerate(solved)
+                if c.offline_losses is not None
+            ]
+            figures["static_regret"] = _spread(np.array(each))
+    return {
+        "kind": prepared.plan.kind,
+        "mechanism": prepared.plan.mechanism_name if prepared.factorization else None,
+        "noise_std": prepared.noise_std,
+        "protects": prepared.plan.method.protects,
+        "guarantee": prepared.guarantee.as_dict() if prepared.guarantee else None,
+        "simulated": True,
+        "step_size": prepared.plan.step_size,
+        "server_step_size": prepared.plan.server_step_size,
+        "effective_step_size": prepared.effective_step_size,
+        "final": figures,
+    }
+
+
+def _nobody(results: Results) -> NDArray[np.bool_]:
+    """Rounds of each seed in which no client was met, (seeds, rounds).
+
+    Accuracy is a number whenever someone was, also of a model that has diverged.
+    """
+    measured = results.history["accuracy"][:, :, : results.rounds]
+    if np.isnan(measured).all():  # not a task that classifies
+        measured = results.history["loss"][:, :, : results.rounds]
+    return np.asarray(np.isnan(measured).all(axis=0), np.bool_)
+
+
+def _over_rounds(values: NDArray[np.float64], nobody: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean of each seed over the rounds in which someone was met."""
+    met = np.maximum((~nobody).sum(axis=1), 1)
+    mean: NDArray[np.float64] = np.where(nobody, 0.0, values).sum(axis=1) / met
+    return mean
+
+
+def _comparator_summary(solved: list[Comparators]) -> dict[str, Any] | None:
+    if not solved:
+        return None
+    variations = [c.path_variation for c in solved]
+    remarks = sorted({c.remark for c in solved if c.remark})
+    separable = float(np.mean([c.separable for c in solved]))
+    if separable > 0:
+        remarks.insert(
+            0,
+            f"{100 * separable:.4g}% of rounds are linearly separable: there the least loss is 0, "
+            "not attained, and dynamic regret is the loss itself",
+        )
+    return {
+        "separable_rounds": separable,
+        "path_variation": None if None in variations else _spread(np.array(variations, float)),
+        "remarks": remarks,
+    }
+
+
+def _spread(values: NDArray[Any]) -> dict[str, Any] | None:
+    """Mean, standard deviation and every seed."""
+    each = np.asarray(values, np.float64)
+    if not np.isfinite(each).all():
+        return None
+    std = float(each.std(ddof=1)) if len(each) > 1 else 0.0
+    return {"mean": float(each.mean()), "std": std, "seeds": [float(v) for v in each]}

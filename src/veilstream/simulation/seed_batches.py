@@ -1,0 +1,359 @@
+"""A run in batches: seeds that fit into memory together, one after the other or in processes.
+
+Each batch is a `Simulation` of its own with a checkpoint of its own. Which seeds run together is
+decided once, from the memory budget and the number of processes, and kept in the run's folder, so
+that a resumed run, in whatever number of processes, goes on to the same numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError, VeilstreamError
+from veilstream.files import write_file
+from veilstream.learning.tasks import Task
+from veilstream.plans.clients import Stream
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared, prepare
+from veilstream.simulation.block import METRICS
+from veilstream.simulation.engine import Simulation, memory_of
+
+__all__ = [
+    "Results",
+    "RunProgress",
+    "SeedBatches",
+    "pickle_or_refuse",
+    "read_results",
+    "run_seed_batches",
+]
+
+_CHECKPOINT_EVERY_S = 10.0
+_MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a run's folder
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where a run stands, over all its batches."""
+
+    done: int
+    total: int
+    accuracy: float | None
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True)
+class SeedBatches:
+    """Which seeds run together, and in what blocks."""
+
+    folder: Path
+    seeds: tuple[tuple[int, ...], ...]
+    block_rounds: int
+    processes: int = 1
+    """As many as fit the budget at once."""
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        plan: Plan,
+        prepared: Sequence[Prepared],
+        task: Task,
+        stream: Stream,
+        processes: int,
+    ) -> SeedBatches:
+        """As the folder says, or new ones."""
+        stored = folder / "seed_batches.json"
+        if stored.exists():
+            content = json.loads(stored.read_text())
+            seeds_of_parts = tuple(map(tuple, content["seeds"]))
+            return cls(folder, seeds_of_parts, content["block_rounds"], content["processes"])
+        seeds = range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds)
+        processes = min(processes, len(seeds))
+        most = -(-len(seeds) // processes)
+        fits = memory_of(plan, prepared, most, task, stream, processes)
+        count = max(processes, -(-len(seeds) // fits.seeds_together))
+        cut = [tuple(int(s) for s in batch) for batch in np.array_split(seeds, count)]
+        batches = cls(folder, tuple(cut), fits.rounds_per_block, processes)
+        content = {
+            "seeds": batches.seeds, "block_rounds": batches.block_rounds, "processes": processes
+        }  # fmt: skip
+        write_file(stored, json.dumps(content) + "\n")
+        return batches
+
+    def checkpoint(self, index: int) -> Path:
+        """Where a batch keeps its state."""
+        name = "checkpoint.npz" if len(self.seeds) == 1 else f"checkpoint-{index}.npz"
+        return self.folder / name
+
+    def clear(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for index in range(len(self.seeds)):
+            self.checkpoint(index).unlink(missing_ok=True)
+        (self.folder / "seed_batches.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What all batches have measured so far, (methods, seeds, rounds) each."""
+
+    seeds: list[int]
+    rounds: int
+    history: dict[str, NDArray[np.float32]]
+    held_out_accuracy: NDArray[np.float32]
+    models: NDArray[np.float32] | None
+    """Published last, (methods, seeds, d); None where they are many."""
+
+
+def read_results(batches: SeedBatches) -> Results | None:
+    """Put the batches' checkpoints together; a batch that has not begun is left out."""
+    seeds: list[int] = []
+    states: list[dict[str, Any]] = []
+    for index, own in enumerate(batches.seeds):
+        path = batches.checkpoint(index)
+        if path.exists():
+            with np.load(path) as stored:
+                wanted = ["round", "held_out_accuracy", *(f"history_{m}" for m in METRICS)]
+                state = {name: stored[name] for name in wanted}
+                state["models"] = _published(stored)
+            states.append(state)
+            seeds += own
+    if not states:
+        return None
+
+    def together(name: str) -> NDArray[np.float32]:
+        return np.concatenate([state[name] for state in states], axis=1)
+
+    return Results(
+        seeds,
+        min(int(state["round"]) for state in states),
+        {m: together(f"history_{m}") for m in METRICS},
+        together("held_out_accuracy"),
+        together("models") if all(state["models"] is not None for state in states) else None,
+    )
+
+
+def _published(stored: Any) -> NDArray[np.float32] | None:
+    """(methods, seeds, d) of one batch."""
+    methods, seeds, _ = stored["history_loss"].shape
+    dim = stored["average0"].shape[-1]
+    if 4 * methods * seeds * dim > _MODELS_BYTES:
+        return None
+    models: NDArray[np.float32] = np.empty((methods, seeds, dim), np.float32)
+    for name in stored:
+        if name.startswith("methods"):
+            models[stored[name]] = stored[name.replace("methods", "average")]
+    return models
+
+
+def run_seed_batches(
+    batches: SeedBatches,
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    task: Task | None,
+    stream: Stream | None,
+    *,
+    processes: int,
+    on_progress: OnProgress,
+) -> None:
+    """Run every batch to its end; each leaves its last checkpoint.
+
+    A KeyboardInterrupt leaves checkpoints of what was done.
+    """
+    total = plan.learning.rounds * len(batches.seeds)
+    rounds = dict.fromkeys(range(len(batches.seeds)), 0)
+
+    def advanced(index: int, done: int, accuracy: float | None) -> None:
+        rounds[index] = done
+        on_progress(RunProgress(sum(rounds.values()), total, accuracy))
+
+    processes = min(processes, batches.processes)
+    if processes == 1 or len(batches.seeds) == 1:
+        for index in range(len(batches.seeds)):
+            _run_seed_batch(batches, index, plan, prepared, task, stream, advanced)
+    else:
+        _in_processes(batches, plan, task, stream, min(processes, len(batches.seeds)), advanced)
+
+
+Advanced = Callable[[int, int, float | None], None]
+
+
+def _run_seed_batch(
+    batches: SeedBatches,
+    index: int,
+    plan: Plan,
+    prepared: Sequence[Prepared],
+    task: Task | None,
+    stream: Stream | None,
+    advanced: Advanced,
+) -> None:
+    path = batches.checkpoint(index)
+    state = None
+    if path.exists():
+        with np.load(path) as stored:
+            state = dict(stored)
+        if int(state["round"]) == plan.learning.rounds:
+            advanced(index, plan.learning.rounds, None)
+            return
+    simulation = Simulation(
+        plan, prepared, batches.seeds[index], task=task, stream=stream,
+        block_rounds=batches.block_rounds,
+    )  # fmt: skip
+    try:
+        if state is not None:
+            simulation.restore(state)
+        saved = time.monotonic()
+        while True:
+            progress = simulation.advance()
+            if simulation.done:
+                break
+            advanced(index, progress.round, progress.accuracy)
+            if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+                _save(path, simulation)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        if simulation.round:
+            with _no_further_interrupts():
+                _save(path, simulation)
+        raise
+    finally:
+        simulation.close()
+    _save(path, simulation)
+    advanced(index, progress.round, progress.accuracy)  # done is what the disk says is done
+
+
+@contextmanager
+def _no_further_interrupts() -> Iterator[None]:
+    """A second Ctrl-C, or the parent's after the terminal's, must not cost the checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _save(path: Path, simulation: Simulation) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **simulation.state())
+    write_file(path, buffer.getvalue())
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def _in_processes(
+    batches: SeedBatches,
+    plan: Plan,
+    task: Task | None,
+    stream: Stream | None,
+    processes: int,
+    advanced: Advanced,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    work = pickle_or_refuse((batches, plan.to_toml(), task, stream))
+    workers: list[Any] = []
+    left: dict[Any, int] = {}
+    try:
+        for place in range(processes):
+            # A pipe each: what workers shared, one that is killed could leave locked.
+            inbox, outbox = context.Pipe(duplex=False)
+            share = list(range(len(batches.seeds)))[place::processes]
+            worker = context.Process(
+                target=_worker, args=(work, share, place, processes, outbox), daemon=True
+            )
+            worker.start()
+            outbox.close()
+            workers.append(worker)
+            left[inbox] = len(share)
+        while left:
+            for ready in connection.wait(list(left)):
+                index, done, accuracy, error = _message(ready)
+                if error is not None:
+                    raise error
+                advanced(index, done, accuracy)
+                left[ready] -= done == plan.learning.rounds
+                if not left[ready]:
+                    del left[ready]
+    except BaseException:
+        for worker in workers:  # a terminal may have told them already; no one else has
+            if worker.is_alive() and worker.pid is not None:
+                os.kill(worker.pid, signal.SIGINT)
+        raise
+    finally:
+        for worker in workers:
+            worker.join(timeout=30.0)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _message(inbox: Any) -> tuple[int, int, float | None, VeilstreamError | None]:
+    try:
+        message: tuple[int, int, float | None, VeilstreamError | None] = inbox.recv()
+    except (EOFError, OSError):
+        raise VeilstreamError(
+            "a process of this run was killed; --resume goes on from its checkpoint"
+        ) from None
+    return message
+
+
+def pickle_or_refuse(work: Any) -> bytes:
+    """What workers are given."""
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            "processes", "more than 1", "a task and a stream that can be pickled",
+            f"define them in a module of their own, or take processes = 1 ({error})",
+        ) from error  # fmt: skip
+
+
+def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
+    """Run some of the batches; the answer to everything is a message."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    _take_cores(place, processes)
+    try:
+        batches, text, task, stream = pickle.loads(work)
+        plan = Plan.parse(text)
+        prepared = [prepare(plan, method) for method in plan.methods]
+        for index in share:
+            _run_seed_batch(
+                batches, index, plan, prepared, task, stream,
+                lambda i, done, accuracy: outbox.send((i, done, accuracy, None)),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        known = isinstance(error, VeilstreamError)
+        with suppress(OSError):  # no one may be there any more
+            outbox.send((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _take_cores(place: int, processes: int) -> None:
+    """Processes share cores evenly, so that their threads do not crowd each other out."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = cores[place::processes]
+        if own:
+            os.sched_setaffinity(0, own)

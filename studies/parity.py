@@ -1,0 +1,421 @@
+"""Parity: with the same draws, deployed learners release what the simulation computes.
+
+    python -m studies.parity
+
+A plan is simulated (`vs.run`, and a `Simulation` that is stopped after every round to see x^r).
+Then the same learners run as deployed ones, on the plan's own clients, with a server loop of
+Algorithm 1: x ← x - η·η_g·(1/n)·Σ (difference of two prefixes). The only thing that is
+replaced, in this study alone, is where a row of normals comes from: row `step` of learner i is its
+part of the simulation's row, from the same keystream, with the further bits that a learner reads.
+
+**Why they may differ at all, and by how much** (`Allowance`; all norms are Euclidean, s is the
+grid). After step t a learner's prefix differs from the simulation's sum of noisy gradients by
+
+* at most √d·s for each of its t + 1 gradients, which are rounded towards zero, and √d·s/2 for the
+  prefix of the noise, rounded to nearest (rounding errors of earlier noise prefixes cancel);
+* the noise itself: the learner draws and runs the mechanism in float64, in blocks of one step, and
+  the simulation in float32, in blocks of many. Both are programs of one mechanism, calibrated each
+  by itself; this difference is not bounded but computed, by running both on the same keystream
+  (`test_parity.py` bounds it, for every mechanism);
+* per gradient, what float32 does: (d + 16)·2^-24·(1 + ‖z‖) for the loss's own arithmetic, and for
+  one that is clipped the margin (d + 13)·2^-23·B_g by which `clip_traced` stays below the bound;
+* per gradient, L·‖difference of the local models‖, L = 1/4 for the logistic loss with features of
+  norm one (clipping, a projection, adds nothing); local models differ by η times all of the above
+  within the round, and by the difference of the models x^r that the round began with;
+* float32 in the simulation's own sums: 2^-24 of each number added.
+
+The models x^r then differ by η·η_g times the mean of the learners' differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+import veilstream as vs
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.release import decode
+from veilstream.learning.admission import Answer
+from veilstream.learning.algorithm import StepRule, local_round
+from veilstream.learning.tasks import Sample, Task
+from veilstream.mechanisms.fine_normals import fine_row
+from veilstream.mechanisms.keystream import NoiseKey, Row
+from veilstream.plans.clients import stream_of
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared, prepare
+from veilstream.plans.tasks import task_of
+from veilstream.privacy.grid_noise import GridNoise
+from veilstream.progress import progress
+from veilstream.simulation.engine import Simulation
+from veilstream.simulation.noise_source import noise_seed
+
+LEARNERS, DIM, SEED = 2, 8, 3
+LOCAL_STEPS = (1, 3)
+CLIP_NORM = 0.4  # no power of two, and short enough to be in play
+STEP_SIZE, SERVER_STEP_SIZE = 0.2, 0.7
+LIPSCHITZ = 0.25
+UNIT = 2.0**-24
+
+Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
+
+
+def parity_plan(mechanisms: Sequence[str], tau: int, rounds: int) -> Plan:
+    """One method a mechanism; a learner's plan has one."""
+    return Plan(
+        name="parity",
+        learning={
+            "rounds": rounds, "local_steps": tau, "learners": LEARNERS, "clip_norm": CLIP_NORM
+        },
+        data={"dim": DIM},
+        privacy={"epsilon": 4.0, "delta": 1e-5},
+        run={"seeds": 1, "first_seed": SEED, "noise": "host", "regret": False},
+        methods=[
+            {
+                "name": name, "mechanism": name, "step_size": STEP_SIZE,
+                "server_step_size": SERVER_STEP_SIZE,
+            }
+            for name in mechanisms
+        ],
+    )  # fmt: skip
+
+
+# --- the simulation ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One method of the simulation."""
+
+    models: Float32s
+    """x^0 to x^R, (R + 1, d)."""
+    final: Float32s
+    """x^R as `vs.run` wrote it into its folder."""
+    releases: Floats
+    """ĝ of every round and learner, (R, n, d)."""
+    noise: Floats
+    """What was added at every step, (T, n, d)."""
+
+
+def simulated_models(plan: Plan, prepared: Sequence[Prepared]) -> Float32s:
+    """x^0 to x^R of every method, (methods, R + 1, d)."""
+    simulation = Simulation(plan, prepared, [SEED], block_rounds=1)
+    try:
+        models = [simulation.models()[:, 0]]
+        while not simulation.done:
+            simulation.advance()
+            models.append(simulation.models()[:, 0])
+    finally:
+        simulation.close()
+    return np.stack(models, axis=1)
+
+
+def simulated_noise(prepared: Prepared) -> Floats:
+    """As `HostNoise` makes it and a block scales it, (T, n, d)."""
+    factorization = prepared.factorization
+    assert factorization is not None
+    stream = factorization.noise(
+        std=1.0, dim=LEARNERS * DIM, seed=noise_seed(SEED, factorization.name)
+    )
+    unit = stream.take(factorization.horizon).reshape(-1, LEARNERS, DIM)
+    return np.asarray(unit * np.float32(prepared.noise_std), np.float64)
+
+
+def local_rounds(task: Task) -> Callable[..., Any]:
+    """The simulation's own local round, for all learners at once; compiled once for all methods."""
+    import jax
+
+    rule = StepRule(CLIP_NORM)
+
+    def one(x: Any, clients: Sample, noise: Any) -> Any:
+        return local_round(task, rule, x, clients, noise, np.float32(STEP_SIZE))
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def simulated_releases(
+    plan: Plan, rounds_of: Callable[..., Any], models: Float32s, noise: Floats
+) -> Floats:
+    """ĝ at the simulation's own models, (R, n, d); they lead from each model to the next."""
+    import jax
+
+    stream, tau = stream_of(plan), plan.learning.local_steps
+    released = []
+    for r in range(plan.learning.rounds):
+        met = stream.round(SEED, r)
+        clients = Sample(met.features[:, :, None], met.target[:, :, None])
+        w = noise[r * tau : (r + 1) * tau].transpose(1, 0, 2).astype(np.float32)
+        with jax.default_matmul_precision("highest"):
+            released.append(np.asarray(rounds_of(models[r], clients, w), np.float64))
+    moved = STEP_SIZE * SERVER_STEP_SIZE * tau * np.mean(released, axis=1)
+    size = np.abs(models).max() + np.abs(moved).max()
+    assert np.abs(models[1:] - (models[:-1] - moved)).max() < 8 * UNIT * size, "not its releases"
+    return np.stack(released)
+
+
+def simulate(plan: Plan, folder: Path) -> dict[str, Simulated]:
+    """All methods of a plan."""
+    prepared = [prepare(plan, method) for method in plan.methods]
+    run = vs.run(plan, out=folder)
+    models = simulated_models(plan, prepared)
+    rounds_of = local_rounds(task_of(plan))
+    found = {}
+    for own, p in zip(models, prepared, strict=True):
+        noise = simulated_noise(p)
+        releases = simulated_releases(plan, rounds_of, own, noise)
+        found[p.plan.name] = Simulated(own, run.model(p.plan.name), releases, noise)
+    return found
+
+
+# --- the deployment ------------------------------------------------------------------------------
+
+
+class Given(Row):
+    """In place of a row of keystream: the normals themselves."""
+
+    def __init__(self, draws: Floats) -> None:
+        self.draws = draws
+
+    def open(self, stream: int = 0, block: int = 0) -> NoReturn:
+        """A cell that float64 cannot tell would need it: with these seeds there is none."""
+        raise AssertionError("given normals have no further bits")
+
+
+class GivenNormals(GridNoise):
+    """Takes a row's normals as they are."""
+
+    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
+        assert isinstance(row, Given)
+        np.multiply(row.draws, self._scale, out=out)
+        yield slice(0, len(out))
+
+
+class GivenNoise(Learner):
+    """A learner whose normals are the simulation's. **Study only**: such noise protects no one."""
+
+    place: int
+    """Which of the learners it is."""
+
+    def _begin_epoch(self, epoch: int) -> None:
+        super()._begin_epoch(epoch)
+        self._noise = GivenNormals(
+            self._mechanism.program, std=self.noise_std, grid=self.grid, dim=DIM
+        )
+
+    def _row(self, step: int, secret: bytes) -> Given:
+        key = NoiseKey.from_seed(noise_seed(SEED, self._mechanism.name))
+        row = fine_row(Row(key.secret, step), LEARNERS * DIM)
+        return Given(row.reshape(LEARNERS, DIM)[self.place])
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What learners sent and a server made of it."""
+
+    models: Floats
+    """x^0 to x^R, (R + 1, d)."""
+    prefixes: Floats
+    """At the end of every round, in numbers, (R, n, d)."""
+    noise: Floats
+    """What a learner's program adds at every step, before it is rounded, (T, n, d)."""
+    grid: float
+
+
+def deploy(
+    plan: Plan, folder: Path, task: Task, make: Callable[..., GivenNoise] = GivenNoise
+) -> Deployed:
+    """Learners with stores of their own, and a server that takes differences of prefixes."""
+    stream, tau = stream_of(plan), plan.learning.local_steps
+    learners = [make(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
+    for place, learner in enumerate(learners):
+        learner.place = place
+    x = np.asarray(task.init(SEED), np.float32)
+    models, prefixes = [x], [np.zeros((LEARNERS, DIM))]
+    try:
+        for r in range(plan.learning.rounds):
+            met = stream.round(SEED, r)
+            for i, learner in enumerate(learners):
+                learner.begin_round(r, x)
+                for t in range(tau):
+                    client = Sample(met.features[i, t], met.target[i, t])
+                    assert learner.observe(f"{r}/{t}", client) is Answer.TAKEN
+            messages = [decode(learner.finish_round().payload) for learner in learners]
+            prefixes.append(np.array([m.prefix * m.grid for m in messages]))
+            mean = (prefixes[-1] - prefixes[-2]).mean(axis=0)
+            x = (x - STEP_SIZE * SERVER_STEP_SIZE * mean).astype(np.float32)
+            models.append(x)
+        noise = np.stack([_program_noise(learner) for learner in learners], axis=1)
+        return Deployed(
+            np.array(models, np.float64), np.array(prefixes[1:]), noise, learners[0].grid.step
+        )
+    finally:
+        for learner in learners:
+            learner.close()
+
+
+def _program_noise(learner: GivenNoise) -> Floats:
+    """The increments of a learner's program once more, (T, d)."""
+    learner._begin_epoch(learner.epoch)  # in memory only
+    prefixes = [np.zeros(DIM)]
+    for step in range(learner._mechanism.horizon):
+        learner._noise.step(learner._row(step, b""))
+        prefixes.append((learner._noise.cells + learner._noise._fraction) * learner.grid.step)
+    return np.diff(np.array(prefixes), axis=0)
+
+
+# --- the difference ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How far a deployment may be from the simulation, as the module's text derives it."""
+
+    prefixes: Floats
+    """(R, n)."""
+    models: Floats
+    """(R + 1,)."""
+
+
+def allowance(simulated: Simulated, deployed: Deployed, tau: int) -> Allowance:
+    """Follow both runs step by step and add up what may set them apart."""
+    root = np.sqrt(DIM)
+    s = deployed.grid
+    apart = np.cumsum(deployed.noise - simulated.noise, axis=0)
+    noise_apart = np.linalg.norm(apart, axis=-1)  # of prefixes, (T, n)
+    size = np.linalg.norm(simulated.noise, axis=-1) + CLIP_NORM
+    rounds, n, _ = simulated.releases.shape
+    gradients = np.zeros(n)  # in the sum of all gradients so far
+    sums = np.zeros(n)  # float32 in the simulation's sums
+    model = 0.0
+    prefixes, models = [], [0.0]
+    for r in range(rounds):
+        z = np.full(n, model)
+        z_size = float(np.linalg.norm(simulated.models[r]))
+        for t in range(r * tau, (r + 1) * tau):
+            own = (DIM + 16) * UNIT * (1.0 + z_size) + (DIM + 13) * 2 * UNIT * CLIP_NORM
+            gradient = LIPSCHITZ * z + own + root * s
+            before = noise_apart[t - 1] if t else np.zeros(n)
+            rounded = noise_apart[t] + before + root * s
+            sums += 4 * UNIT * tau * size[t]
+            z_size += STEP_SIZE * float(size[t].max())
+            z = z + STEP_SIZE * (gradient + rounded) + 4 * UNIT * (z_size + STEP_SIZE * size[t])
+            gradients += gradient
+        prefixes.append(gradients + sums + noise_apart[(r + 1) * tau - 1] + root * s / 2)
+        rounding = 4 * UNIT * (r + 1) * (float(np.linalg.norm(simulated.models[r + 1])) + z_size)
+        model = STEP_SIZE * SERVER_STEP_SIZE * float(prefixes[-1].mean()) + rounding
+        models.append(model)
+    return Allowance(np.array(prefixes), np.array(models))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One mechanism and number of local steps."""
+
+    mechanism: str
+    local_steps: int
+    grid_over_clip_norm: float
+    prefix_units: float
+    """Largest difference of a released number, in units of the grid."""
+    prefix_relative: float
+    """The largest of these differences over the largest released number."""
+    noise_units: float
+    """Of that, what float32 and float64 programs of the noise differ by (largest, in units)."""
+    model_units: float
+    final_units: float
+    """Of x^R against the run folder's."""
+    used: float
+    """Largest share of the allowance that was used, of prefixes and models."""
+    largest_units: float
+    """Size of what is compared: the largest released number, in units of the grid."""
+
+
+def compare(
+    mechanism: str, tau: int, simulated: Simulated, deployed: Deployed,
+    honest: Deployed | None = None,
+) -> Comparison:  # fmt: skip
+    """Differences, and how much of what is allowed they are (to ``honest``, if another run)."""
+    s = deployed.grid
+    expected = np.cumsum(simulated.releases * tau, axis=0)
+    prefix = deployed.prefixes - expected
+    model = deployed.models - simulated.models
+    allowed = allowance(simulated, honest or deployed, tau)
+    final = deployed.models[-1] - simulated.final
+    used = [
+        (np.linalg.norm(prefix, axis=-1) / allowed.prefixes).max(),
+        (np.linalg.norm(model, axis=-1)[1:] / allowed.models[1:]).max(),
+        np.linalg.norm(final) / allowed.models[-1],
+    ]
+    largest = np.abs(deployed.prefixes).max()
+    noise = np.cumsum(deployed.noise - simulated.noise, axis=0)
+    return Comparison(
+        mechanism, tau, s / CLIP_NORM,
+        prefix_units=float(np.abs(prefix).max() / s),
+        prefix_relative=float(np.abs(prefix).max() / largest),
+        noise_units=float(np.abs(noise).max() / s),
+        model_units=float(np.abs(model).max() / s),
+        final_units=float(np.abs(final).max() / s),
+        used=float(max(used)),
+        largest_units=float(largest / s),
+    )  # fmt: skip
+
+
+def study(rounds: int, mechanisms: Sequence[str] = ()) -> list[Comparison]:
+    """Every mechanism, with every number of local steps."""
+    names = list(mechanisms or vs.mechanisms.MECHANISMS)
+    folder = Path(tempfile.mkdtemp(prefix="parity-"))
+    found = []
+    try:
+        with progress("running learners twice", len(LOCAL_STEPS) * len(names)) as tick:
+            for tau in LOCAL_STEPS:
+                plan = parity_plan(names, tau, rounds)
+                simulated = simulate(plan, folder / f"run-{tau}")
+                task = task_of(plan)
+                for name in names:
+                    own = parity_plan([name], tau, rounds)
+                    deployed = deploy(own, folder / f"{name}-{tau}", task)
+                    found.append(compare(name, tau, simulated[name], deployed))
+                    tick(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Deployed learners against the simulation.")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+    found = study(options.rounds)
+    if options.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print(
+        "                          largest difference of a release noise    of a model  used of\n"
+        "mechanism            tau  grid units       of the largest  share    grid units  allowed"
+    )
+    for c in found:
+        print(
+            f"{c.mechanism:20} {c.local_steps:3d}  {c.prefix_units:10.2f}  "
+            f"{c.prefix_relative:19.1e}  {c.noise_units:5.2f}  {c.model_units:12.2f}  {c.used:7.0%}"
+        )
+    print(
+        f"{options.rounds} rounds, {LEARNERS} learners, d = {DIM}: largest difference "
+        f"{max(c.prefix_units for c in found):.2f} grid units, at most "
+        f"{max(c.used for c in found):.0%} of what rounding explains; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A federation's models are the simulation's, under the same draws, whatever carries the messages.
+
+The draws are given to the learners by a subclass in `studies.parity`; nothing that a
+deployed learner can be told reaches it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from studies.parity import SEED, GivenNoise, parity_plan, simulate
+
+from tests.support.federation import wait_for
+from veilstream.federation.addresses import free_port
+from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.learner import learner_node
+from veilstream.federation.services.server import server_engine
+from veilstream.federation.services.supervision import supervised
+from veilstream.federation.transports.loopback import Loopback
+from veilstream.plans.data_source import PlanSource
+from veilstream.plans.tasks import task_of
+
+ROUNDS, TAU = 12, 3
+NAMES = ("a", "b")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    plan = parity_plan(["buffered"], TAU, ROUNDS)
+    return plan, simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"]
+
+
+def start_daemons(root: Path, plan, stack: ExitStack) -> dict[str, Path]:
+    sockets = {}
+    for place, name in enumerate(NAMES):
+        learner = GivenNoise(plan, root / name / "s.db", task_of(plan))
+        learner.place = place
+        keys = LearnerKeys.load(root / "keys/learners" / name)
+        daemon = Daemon(learner, keys, PlanSource(plan, place))
+        sockets[name] = root / f"{name}.sock"
+        threading.Thread(target=daemon.serve, args=(sockets[name],), daemon=True).start()
+        stack.callback(daemon.close)
+        wait_for(sockets[name].exists)
+    return sockets
+
+
+@pytest.mark.parametrize("engine", ["loopback", "flower", "flare"])
+def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
+    plan, expected = simulated
+    make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
+    with ExitStack() as stack:
+        sockets = start_daemons(tmp_path, plan, stack)
+        x0 = np.asarray(task_of(plan).init(SEED), np.float32)
+        keys = ServerKeys.load(tmp_path / "keys/server")
+        coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
+        transport = Loopback(sockets)
+        if engine != "loopback":
+            transport = engine_between(engine, tmp_path, sockets, stack)
+        coordinator.go(transport)
+        models = np.array([coordinator.models.read(r) for r in range(ROUNDS + 1)])
+    # A gradient is rounded towards zero, so a prefix is at most one unit a step off, and half a
+    # unit for its noise; learning follows these differences with a Lipschitz constant of 1/4.
+    unit = coordinator.terms.grid.step
+    method = plan.methods[0]
+    allowed = 2 * unit * method.step_size * method.server_step_size * ROUNDS * TAU + 1e-6
+    np.testing.assert_allclose(models, expected.models, atol=allowed)
+    assert np.abs(models[-1]).max() > 100 * allowed
+
+
+def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitStack):
+    """The engine's server side, supervised in a thread, and a node for each learner."""
+    address = ("localhost" if name == "flare" else "127.0.0.1", free_port())
+    if name == "flare":
+        from veilstream.federation.transports.flare import provision
+
+        provision(root / "keys", *address)
+    server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
+    stack.callback(server.close)
+    server.start()
+    supervised_sides = [server]
+    for learner, socket in sockets.items():
+        node = learner_node(
+            name, root / "keys/learners" / learner, socket, root / f"{learner}.engine", address,
+            insecure=False,
+        )  # fmt: skip
+        stack.callback(node.close)
+        node.start()
+        supervised_sides.append(node)
+    stack.enter_context(supervised(supervised_sides))
+    return server

@@ -1,0 +1,156 @@
+"""Simulation needs Python, NumPy, SciPy and JAX only: a GPU host may have nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import veilstream as vs
+from veilstream.reports.learning_figure import draw_run
+
+ROOT = Path(__file__).parent.parent.parent
+
+ABSENT = ("pydantic", "cryptography", "threadpoolctl", "typer", "click", "rich", "matplotlib",
+          "flwr")  # fmt: skip
+
+# None stands for "not here", to `import` and to `find_spec` alike.
+HIDE = f"""
+import sys
+
+sys.modules.update(dict.fromkeys({ABSENT!r}))
+"""
+
+
+def on_a_bare_host(code: str, *arguments: object) -> str:
+    script = HIDE + textwrap.dedent(code)  # arguments are sys.argv[1:]
+    out = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    return out.stdout
+
+
+def test_the_host_is_bare():
+    code = f"""
+    import importlib.util
+
+    for name in {ABSENT!r}:
+        assert importlib.util.find_spec(name) is None
+        try:
+            __import__(name)
+        except ImportError as error:
+            assert name in str(error)
+        else:
+            raise AssertionError(name)
+    """
+    on_a_bare_host(code)
+
+
+def test_every_mechanism_is_built_and_calibrated():
+    code = """
+    import veilstream as vs
+
+    for name in vs.mechanisms.MECHANISMS:
+        mechanism = vs.mechanisms.build(name, 32)
+        std, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), mechanism, clip_norm=1.0)
+        assert std > 0 and guarantee.noise_std == std
+    """
+    on_a_bare_host(code)
+
+
+def test_a_plan_is_loaded_prepared_and_its_noise_made_in_jax():
+    code = """
+    import jax
+    import numpy as np
+
+    import veilstream as vs
+    from veilstream.plans.prepare import prepare
+    from veilstream.mechanisms.jax_noise import JaxNoise
+
+    plan = vs.Plan.load("experiments/demo.toml", {"learning.rounds": 20})
+    prepared = {method.name: prepare(plan, method) for method in plan.methods}
+    assert prepared["noise-free"].guarantee is None
+    assert all(p.guarantee for name, p in prepared.items() if name != "noise-free")
+
+    optimal = prepared["optimal"]
+    noise = JaxNoise(optimal.factorization.program)
+    state, increments = noise.block(
+        jax.random.key(0), noise.initial_state(plan.data.dim), 0, optimal.noise_std
+    )
+    assert increments.shape == (optimal.factorization.program.block_length, plan.data.dim)
+    assert np.isfinite(increments).all() and np.asarray(increments).any()
+    """
+    on_a_bare_host(code)
+
+
+ENGINES = """
+import runpy
+
+runpy.run_module("veilstream.simulation", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_whole_run_leaves_a_folder_that_can_be_read_elsewhere(tmp_path):
+    """`python -m veilstream.simulation` as on a GPU host; noise is made in JAX, unasked."""
+    out = tmp_path / "out"
+    small = ["--set", "learning.rounds=20", "--set", "run.seeds=1"]
+    told = on_a_bare_host(ENGINES, "run", "experiments/demo.toml", out, *small)
+    run = vs.Run(out)
+    assert told.startswith(f"{out}: ")
+    assert re.search(r"^  tree: 0\.\d{4} ± 0\.0000$", told, re.MULTILINE)
+    assert run.summary["complete"]
+    assert run.plan == vs.Plan.load(ROOT / "experiments" / "demo.toml",
+                                    {"learning.rounds": 20, "run.seeds": 1})  # fmt: skip
+    assert json.loads((out / "versions.json").read_text())["noise"] == "device"
+    assert {p.name for p in out.iterdir()} == {
+        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "summary.json",
+        "versions.json", "models.npz",
+    }  # fmt: skip
+    assert run.history("loss")["optimal"].shape == (1, 20)
+    assert run.summary["methods"]["tree"]["final"]["dynamic_regret"] is not None
+    assert all(path.exists() for path in draw_run(run))
+
+
+def test_a_refusal_on_a_bare_host_is_one_line_with_its_exit_code(tmp_path):
+    script = HIDE + ENGINES
+    for arguments, code, message in (
+        (["reproduce", "cn", "out"], 2, "did you mean 'cnn'?"),
+        (["run", "demo", "out", "--set", "run.noise=host"], 3, "pip install veilstream"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_noise_that_needs_a_missing_package_says_so_before_any_is_drawn():
+    code = """
+    import veilstream as vs
+    from veilstream.errors import MissingExtra
+
+    for stub in (None, "cryptography"):
+        if stub:  # as if only threadpoolctl were missing
+            import types
+            for name in ("", ".hazmat", ".hazmat.primitives", ".hazmat.primitives.ciphers"):
+                sys.modules[stub + name] = types.ModuleType(stub + name)
+            ciphers = sys.modules[stub + ".hazmat.primitives.ciphers"]
+            ciphers.Cipher = ciphers.algorithms = ciphers.modes = None
+        try:
+            vs.mechanisms.tree(8).noise(dim=3, seed=1)
+        except MissingExtra as error:
+            print(error)
+    """
+    assert on_a_bare_host(code).splitlines() == [
+        "drawing noise from a keystream needs cryptography, which is not installed: "
+        "pip install veilstream",
+        "correlating noise on the CPU needs threadpoolctl, which is not installed: "
+        "pip install veilstream",
+    ]

@@ -1,0 +1,174 @@
+"""Private sums without a learner: the literal computation, and all that is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import veilstream as vs
+from veilstream.deployment import private_sum as module
+from veilstream.deployment.release import HEADER_BYTES
+from veilstream.errors import HorizonExhausted, InputError, PrivacyError
+from veilstream.mechanisms.fine_normals import fine_row
+from veilstream.mechanisms.keystream import Row, fresh_secret
+
+T, D = 7, 5
+BUDGET = vs.Budget(2.0, 1e-3)
+
+
+def sum_of(name: str = "toeplitz", **options) -> vs.PrivateSum:
+    mechanism = vs.mechanisms.MECHANISMS[name](T)
+    return vs.PrivateSum(mechanism, BUDGET, clip_norm=1.0, dim=D, **options)
+
+
+@pytest.fixture
+def secrets(monkeypatch):
+    """Every secret that is drawn, in order."""
+    drawn: list[bytes] = []
+
+    def noted():
+        drawn.append(fresh_secret())
+        return drawn[-1]
+
+    monkeypatch.setattr(module, "fresh_secret", noted)
+    monkeypatch.setattr(module, "check_generator_once", lambda draw: None)
+    return drawn
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("name", list(vs.mechanisms.MECHANISMS))
+def test_payloads_are_the_literal_sums(name, kind, secrets):
+    """Clipped in rational terms, rounded towards zero, plus B·z rounded to nearest."""
+    private = sum_of(name)
+    rng = np.random.default_rng(3)
+    gradients = [scale * rng.standard_normal(D).astype(kind) for scale in (0.1, 1, 9, 0, 1, 3, 2)]
+    messages = [vs.decode(private.add(gradient)) for gradient in gradients]
+    assert len(secrets) == len(set(secrets)) == T
+    mechanism = vs.mechanisms.MECHANISMS[name](T).with_block_length(1)
+    decoder = np.cumsum(mechanism.noising_matrix(), axis=0)
+    draws = np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
+    noise = private.noise_std * decoder @ draws
+    total = np.zeros(D)
+    for step, (message, raw) in enumerate(zip(messages, gradients, strict=True)):
+        wide = raw.astype(np.float64)
+        total += wide * min(1.0, 1.0 / max(np.linalg.norm(wide), 1e-300))
+        assert (message.round, message.steps, message.grid) == (step, step + 1, private.grid.step)
+        np.testing.assert_allclose(
+            message.prefix * message.grid, total + noise[step], rtol=0,
+            atol=private.grid.step * (step + 1.5) + 1e-6 * (step + 1),
+        )  # fmt: skip
+
+
+def test_the_noise_is_drawn_anew_and_nothing_else_changes_a_payload():
+    payloads = {bytes(sum_of().add(np.zeros(D))) for _ in range(20)}
+    assert len(payloads) == 20
+    assert {len(payload) for payload in payloads} == {HEADER_BYTES + 8 * D}
+    private = sum_of()
+    first = vs.decode(private.add(np.zeros(D))).prefix * private.grid.step
+    assert np.abs(first).max() > 1e-3 * private.noise_std
+
+
+def test_what_the_promise_says_of_it():
+    private = sum_of(neighbours="zero-out", participation=(2, 3))
+    assert (private.guarantee.epsilon, private.guarantee.delta) == (2.0, 1e-3)
+    assert private.guarantee.horizon == T
+    assert private.guarantee.neighbours.value == "zero-out"
+    assert private.guarantee.participation.times == 2
+    assert private.guarantee.noise_std == private.noise_std
+    assert private.guarantee.epsilon_at(1e-3) <= 2.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros(D + 1), np.zeros((1, D)), np.zeros(()), np.zeros(D, int), np.zeros(D, complex),
+        np.zeros(D, np.float16), np.zeros(D, object), "text", None, [[1.0]], np.zeros(D, bool),
+    ],
+)  # fmt: skip
+def test_what_is_no_gradient_is_refused_and_uses_nothing_up(bad, secrets):
+    private = sum_of()
+    with pytest.raises(InputError, match=rf"gradient = .*expected float32 or float64 .*\({D},\)"):
+        private.add(bad)
+    assert private.position == 0
+    assert secrets == []
+    private.add(np.zeros(D))
+    assert private.position == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_counts_as_zero_and_takes_its_step(bad, secrets):
+    private = sum_of("independent")
+    gradient = np.full(D, 0.3)
+    gradient[2] = bad
+    message = vs.decode(private.add(gradient))
+    noise = private.noise_std * fine_row(Row(secrets[0], 0), D)
+    np.testing.assert_allclose(message.prefix * message.grid, noise, atol=0.51 * message.grid)
+    assert private.position == 1
+
+
+def test_after_the_horizon_nothing_more():
+    private = sum_of()
+    for step in range(T):
+        assert private.position == step
+        private.add(np.zeros(D))
+    for _ in range(2):
+        with pytest.raises(HorizonExhausted, match=f"horizon of {T} steps"):
+            private.add(np.zeros(D))
+    assert private.position == T
+
+
+def test_a_forked_process_is_refused():
+    """In a real child: it would have the same state and go on with the same sum."""
+    private = sum_of()
+    private.add(np.zeros(D))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            private.add(np.zeros(D))
+            said = b"released"
+        except PrivacyError as error:
+            said = str(error).encode()
+        except BaseException as error:
+            said = repr(error).encode()
+        os.write(writer, said)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    assert b"another process" in said
+    assert b"nothing was released" in said
+    private.add(np.zeros(D))
+    assert private.position == 2
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_copied(take):
+    with pytest.raises(TypeError, match="cannot be copied: its noise would be used twice"):
+        take(sum_of())
+
+
+def test_an_interrupted_step_ends_it(monkeypatch):
+    """The noise may have moved and the sum not: nothing may follow."""
+    private = sum_of()
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private._noise, "_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            private.add(np.zeros(D))
+    with pytest.raises(PrivacyError, match="half-way"):
+        private.add(np.zeros(D))
+
+
+def test_a_delta_that_cannot_be_kept_is_refused_at_once():
+    with pytest.raises(InputError, match=r"privacy\.delta"):
+        vs.PrivateSum(vs.mechanisms.tree(T), vs.Budget(1.0, 1e-60), clip_norm=1.0, dim=D)

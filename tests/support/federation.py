@@ -1,0 +1,144 @@
+"""A small federation for tests: real keys, stores, sockets and messages, over Loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.release import decode
+from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.transports.loopback import Loopback
+from veilstream.mechanisms.keystream import Row
+from veilstream.plans.data_source import PlanSource
+from veilstream.plans.plan import Plan
+
+DIM = 6
+
+
+class Plain:
+    """Logistic regression in NumPy: JAX is not loaded."""
+
+    dim, features_shape, labels, classifies = DIM, (DIM,), (-1.0, 1.0), True
+
+    def init(self, seed: int = 0) -> np.ndarray:
+        return np.zeros(DIM, np.float32)
+
+    def host_gradient(self, z, sample):
+        margin = sample.target * (sample.features @ z)
+        return (-sample.target / (1 + np.exp(margin)) * sample.features).astype(np.float32)
+
+    def predict(self, params, features):
+        return np.where(features @ params >= 0, 1.0, -1.0)
+
+
+def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
+    federation = {"quorum": 1.0, "deadline_s": 20.0, "patience_s": 5.0} | changes.pop(
+        "federation", {}
+    )
+    method = {"name": "ours", "mechanism": "buffered", "step_size": 0.1, "server_step_size": 2.0}
+    learning = {"rounds": rounds, "local_steps": 2, "learners": learners}
+    return Plan(
+        name="small",
+        learning=learning | changes.pop("learning", {}),
+        data={"dim": DIM},
+        privacy={"epsilon": 4.0, "delta": 1e-3},
+        federation=federation,
+        methods=[method | changes.pop("method", {})],
+    )  # fmt: skip
+
+
+class World:
+    """Server and learners in one folder; learners are threads behind sockets."""
+
+    def __init__(self, root: Path, plan: Plan, names: tuple[str, ...] = ("a", "b", "c")) -> None:
+        self.root, self.plan, self.names = root, plan, names
+        make_keys(root / "keys", ["127.0.0.1"], list(names))
+        self.notes: list[str] = []
+        self.daemons: dict[str, Daemon] = {}
+
+    def socket(self, name: str) -> Path:
+        return self.root / f"{name}.sock"
+
+    def store(self, name: str) -> Path:
+        return self.root / name / "store.db"
+
+    def keys_of(self, name: str) -> LearnerKeys:
+        return LearnerKeys.load(self.root / "keys/learners" / name)
+
+    def start(self, name: str, plan: Plan | None = None, source=None) -> Daemon:
+        plan = self.plan if plan is None else plan
+        learner = Learner(plan, self.store(name), Plain(), create=True)
+        source = PlanSource(plan, self.names.index(name)) if source is None else source
+        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source)
+        threading.Thread(target=daemon.serve, args=(self.socket(name),), daemon=True).start()
+        wait_for(self.socket(name).exists)
+        return daemon
+
+    def stop(self, name: str) -> None:
+        self.daemons.pop(name).close()
+        self.socket(name).unlink(missing_ok=True)
+
+    def start_all(self) -> World:
+        for name in self.names:
+            self.start(name)
+        return self
+
+    def transport(self, **options) -> Loopback:
+        return Loopback({name: self.socket(name) for name in self.names}, **options)
+
+    def coordinator(self) -> Coordinator:
+        keys = ServerKeys.load(self.root / "keys/server")
+        return Coordinator(
+            self.plan, np.zeros(DIM, np.float32), keys, self.root / "run", watch=self._hear
+        )
+
+    def _hear(self, now: Standing) -> None:
+        if now.note:
+            self.notes.append(now.note)
+
+    def close(self) -> None:
+        for name in list(self.daemons):
+            self.stop(name)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def model_by_ledgers(self) -> np.ndarray:
+        """x after all rounds, from what the learners' ledgers hold: increments add up."""
+        method = self.plan.methods[0]
+        total = np.zeros(DIM)
+        for name in self.names:
+            with Ledger(self.store(name), create=True) as ledger:
+                message = decode(ledger.blob("message"))
+            total += message.prefix * message.grid
+        size = method.step_size * method.server_step_size
+        return -size * total / self.plan.learning.learners
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.01)
+
+
+def seeds_by_name(monkeypatch) -> None:
+    """The same draws in every world: from the store's name and the step. Tests only."""
+    monkeypatch.setattr(Learner, "_row", _known_row)
+
+
+def _known_row(self: Learner, step: int, secret: bytes) -> Row:
+    """The step's own secret is stored as ever, and not used."""
+    name = self._ledger.path.parent.name
+    return Row(hashlib.sha256(f"{name}/{self._epoch}/{step}".encode()).digest(), step)

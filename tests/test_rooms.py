@@ -1,0 +1,118 @@
+"""The layout: what importing each room loads, and the two walks of CONTRIBUTING."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOISE = {"veilstream.mechanisms." + name for name in ("keystream", "normals", "sampling", "stream")}
+CLIENTS = {"veilstream.streams", "veilstream.deployment.ledger", "veilstream.deployment.learner"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules that a fresh interpreter holds after this statement."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(out.stdout.split())
+
+
+def below(loaded: set[str], rooms: set[str]) -> set[str]:
+    return {m for m in loaded for room in rooms if m == room or m.startswith(room + ".")}
+
+
+def test_importing_the_package_loads_nothing():
+    loaded = loaded_by("import veilstream")
+    assert {m for m in loaded if m.startswith("veilstream")} == {"veilstream"}
+    assert "numpy" not in loaded
+
+
+def test_the_package_names_what_it_has_before_it_is_loaded():
+    code = "import veilstream as vs; assert set(vs.__all__) <= set(dir(vs))"
+    assert "numpy" not in loaded_by(code)
+
+
+@pytest.mark.parametrize("module", ["coordinator", "model_api", "server", "checkpoint"])
+def test_a_server_loads_neither_noise_nor_clients(module):
+    loaded = loaded_by(f"import veilstream.federation.services.{module}")
+    assert below(loaded, NOISE | CLIENTS) == set()
+    assert "cryptography.hazmat.primitives.ciphers" not in loaded
+
+
+def test_a_server_that_works_out_its_terms_loads_no_noise():
+    plan = "[learning]\\nrounds=4\\n[data]\\ndim=3\\n[privacy]\\nepsilon=1.0\\ndelta=1e-3\\n"
+    plan += "[[methods]]\\nname='a'\\nmechanism='buffered'\\nstep_size=0.1\\n"
+    loaded = loaded_by(
+        "from veilstream.deployment.terms import Terms\n"
+        f'from veilstream.plans.plan import Plan\nTerms.of(Plan.parse("{plan}"), 3)'
+    )
+    assert below(loaded, NOISE | CLIENTS) == set()
+
+
+def test_noise_is_there_when_it_is_asked_for():
+    loaded = loaded_by(
+        "import veilstream as vs; list(vs.mechanisms.tree(4).noise(std=1.0, dim=2, seed=1))"
+    )
+    assert loaded >= NOISE
+
+
+def test_frames_load_nothing_else_of_ours():
+    loaded = loaded_by("import veilstream.federation.protocol.frames")
+    ours = {m for m in loaded if m.startswith("veilstream")}
+    assert ours == {
+        "veilstream", "veilstream.federation", "veilstream.federation.protocol",
+        "veilstream.federation.protocol.frames",
+    }  # fmt: skip
+    assert "numpy" not in loaded
+
+
+ALLOWED = {
+    "mechanisms": set(),
+    "privacy": {"mechanisms"},
+    "theory": {"mechanisms", "privacy"},
+    "learning": {"mechanisms", "privacy"},
+    "streams": {"mechanisms", "privacy", "learning"},
+    "plans": {"mechanisms", "privacy", "learning", "streams"},
+    "deployment": {"mechanisms", "privacy", "learning", "streams", "plans"},
+    "simulation": {"mechanisms", "privacy", "learning", "streams", "plans"},
+}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_loads_only_rooms_below_it(room):
+    folder = ROOT / "src/veilstream" / room
+    light = ("torch", "jax_noise", "__main__", "cnn", "image_features", "models")
+    modules = [
+        "veilstream." + ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py" and not any(word in str(path) for word in light)
+    ]
+    assert modules
+    loaded = loaded_by("\n".join(f"import {module}" for module in modules))
+    rooms = {m.split(".")[1] for m in loaded if m.startswith("veilstream.") and m.count(".") > 1}
+    assert rooms - {room} <= ALLOWED[room]
+
+
+def walks() -> dict[str, list[str]]:
+    """The numbered lists of CONTRIBUTING, as paths."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    found = {}
+    for name in ("in simulation", "in a federation"):
+        listing = text.split(f"One client {name}:")[1].split("\n\n")[1]
+        found[name] = [re.search(r"`([\w/]+\.py)`", line)[1] for line in listing.splitlines()]
+    return found
+
+
+@pytest.mark.parametrize("name", ["in simulation", "in a federation"])
+def test_a_walk_has_at_most_twelve_hops_and_enters_each_folder_once(name):
+    walk = walks()[name]
+    assert 8 <= len(walk) <= 12
+    rooms = [path.split("/")[0] for path in walk]
+    entered = [room for i, room in enumerate(rooms) if i == 0 or rooms[i - 1] != room]
+    assert len(entered) == len(set(entered))
+    modules = ["veilstream." + path.removesuffix(".py").replace("/", ".") for path in walk]
+    assert loaded_by("\n".join(f"import {m}" for m in modules)) >= set(modules)
