@@ -6,6 +6,9 @@ import copy
 import math
 import os
 import pickle
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -122,30 +125,42 @@ def test_after_the_horizon_nothing_more():
     assert private.position == T
 
 
-def test_a_forked_process_is_refused():
-    """In a real child: it would have the same state and go on with the same sum."""
-    private = sum_of()
-    private.add(np.zeros(D))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            private.add(np.zeros(D))
-            said = b"released"
-        except PrivacyError as error:
-            said = str(error).encode()
-        except BaseException as error:
-            said = repr(error).encode()
-        os.write(writer, said)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
+FORKED = """
+import os, sys
+import numpy as np
+import veilstream as vs
+
+private = vs.PrivateSum(vs.mechanisms.tree(4), vs.Budget(2.0, 1e-3), clip_norm=1.0, dim=3)
+private.add(np.zeros(3))
+child = os.fork()
+try:
+    private.add(np.zeros(3))
+    print("parent" if child else "child", "released", private.position, flush=True)
+except Exception as error:
+    print("parent" if child else "child", type(error).__name__, error, flush=True)
+if child:
     os.waitpid(child, 0)
-    assert b"another process" in said
-    assert b"nothing was released" in said
-    private.add(np.zeros(D))
-    assert private.position == 2
+"""
+
+
+def test_a_forked_process_is_refused_and_its_parent_is_not():
+    """For real, where nothing has threads; the child has the same state and the same sum."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True
+    )
+    said = sorted(done.stdout.splitlines())
+    assert len(said) == 2
+    assert re.match(r"child PrivacyError .*another process.*nothing was released", said[0])
+    assert said[1] == "parent released 2"
+
+
+def test_another_process_uses_nothing_up(secrets, monkeypatch):
+    private = sum_of()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(PrivacyError, match="another process"):
+        private.add(np.zeros(D))
+    assert secrets == []
+    assert private.position == 0
 
 
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
