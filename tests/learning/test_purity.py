@@ -49,7 +49,46 @@ class OneLate(Plain):
         return super().host_gradient(z, sample if last is None else last)
 
 
-IMPURE = [RunningMean, Drawn, OneLate]
+class LargestSeen(Plain):
+    """Divides each feature by the largest that was seen: state that only ever grows."""
+
+    def __init__(self):
+        self._largest = np.zeros(self.dim)
+
+    def host_gradient(self, z, sample):
+        self._largest = np.maximum(self._largest, np.abs(sample.features))
+        scaled = sample.features / np.where(self._largest > 0, self._largest, 1.0)
+        return super().host_gradient(z, sample._replace(features=scaled))
+
+
+class LongestGradient(Plain):
+    """Scales by the longest gradient that was seen."""
+
+    def __init__(self):
+        self._longest = 1e-9
+
+    def host_gradient(self, z, sample):
+        gradient = super().host_gradient(z, sample)
+        self._longest = max(self._longest, float(np.linalg.norm(gradient)))
+        return (gradient / self._longest).astype(np.float32)
+
+
+class LateMomentum(Plain):
+    """Momentum after ten records of warming up."""
+
+    def __init__(self):
+        self._velocity, self._count = np.zeros(self.dim, np.float32), 0
+
+    def host_gradient(self, z, sample):
+        gradient = super().host_gradient(z, sample)
+        self._count += 1
+        if self._count <= 10:
+            return gradient
+        self._velocity = np.float32(0.9) * self._velocity + gradient
+        return self._velocity
+
+
+IMPURE = [RunningMean, Drawn, OneLate, LargestSeen, LongestGradient, LateMomentum]
 
 
 @pytest.mark.parametrize("task", IMPURE)
@@ -79,7 +118,7 @@ class Counting(FromLoss):
 
 def test_a_compiled_task_is_checked_before_a_round_is_begun(tmp_path):
     task = Counting()
-    with Learner(plan_of(), tmp_path / "s.db", task) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", task, create=True) as learner:
         assert task.calls == 0  # a restart that only sends again need not wait for JAX
         with pytest.raises(InputError, match=r"task = 'Counting'.*pure function"):
             learner.begin_round(0, np.zeros(task.dim, np.float32))
@@ -108,10 +147,13 @@ def test_a_gradient_that_raises_counts_as_zero_and_is_as_pure_as_that():
 
 
 def test_examples_are_admitted_records_and_not_alike():
-    zero, other = example_records(Plain())
+    zero, *others = example_records(Plain())
     assert not zero.features.any()
-    assert other.features.all()
-    assert (zero.target, other.target) == (-1.0, 1.0)
+    sizes = [float(np.abs(other.features).max()) for other in others]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 100 * sizes[0]
+    assert all(other.features.all() for other in others)
+    assert {float(other.target) for other in others} == {-1.0, 1.0}
 
 
 def test_what_is_worked_out_for_a_token_is_forgotten_with_the_call(monkeypatch):

@@ -218,5 +218,33 @@ def test_participation_and_neighbours_reach_the_promise():
     assert noise.guarantee.participation.times == 2
     plain = noise.mechanism
     std, guarantee = vs.calibrate(BUDGET, plain, 1.0, accounting="exact", **options)
-    same = dataclasses.replace(noise.guarantee, noise_std=std, arithmetic_mu=0.0)
+    same = dataclasses.replace(
+        noise.guarantee, noise_std=std, arithmetic_mu=0.0, arithmetic_delta=0.0
+    )
     assert same == guarantee
+
+
+def test_the_charge_is_the_sum_that_the_text_derives():
+    """Written out anew for one step after another, from the program's own numbers."""
+    program = vs.mechanisms.buffered(12).with_block_length(1).program
+    k, u, reach = program.state_size, 2.0**-53, 16.0
+    steps = [program.matrix(s).astype(np.float64) for s in range(12)]
+    covariance, sizes = np.zeros((k, k)), []
+    for M in steps:
+        sizes.append(np.sqrt(np.diag(covariance)))
+        covariance = M[1:, :k] @ covariance @ M[1:, :k].T + np.outer(M[1:, k], M[1:, k])
+    C = np.linalg.inv(vs.mechanisms.buffered(12).with_block_length(1).noising_matrix())
+    worst = 0.0
+    for s, (M, size) in enumerate(zip(steps, sizes, strict=True)):
+        feed, entry = abs(M[0, k]), np.abs(M[1:, k])
+        rho = u * (k + 4) * reach * (np.abs(M[0, :k]) @ size)
+        rho += feed * (6 * u * reach + 2.0**-46)
+        epsilon = u * (k + 2) * reach * (np.abs(M[1:, :k]) @ size + entry) + entry * 2.0**-46
+        later = np.zeros((k, k))  # what a change of the next state does to all draws after it
+        for N in reversed(steps[s + 1 :]):
+            seen = N[0, :k] / N[0, k]
+            F = N[1:, :k] - np.outer(N[1:, k], seen)
+            later = np.outer(seen, seen) + F.T @ later @ F
+        worst = max(worst, np.linalg.norm(C[:, s]) * rho + np.sqrt(np.diag(later)) @ epsilon)
+    charged = charge_for(program, 1, 1e18).mu / (2 * 12)
+    assert worst <= charged <= 2.0 * worst  # each factor is taken at its own worst step

@@ -5,9 +5,10 @@ that remembers (a running mean, a cache, a counter) carries one client's record 
 step; one that draws random numbers is not the gradient that was clipped when it is asked for again.
 Neither is covered by the promise.
 
-What can be seen from outside is checked: made-up records, the same one twice with another between,
-give the same bytes. A task that changes its ways later is not found out: purity is a duty of
-whoever writes a task, and this is a check of it, not a proof.
+What can be seen from outside is checked: made-up records, small and large ones, asked for again and
+again in changing order with the others between, give the same bytes each time. A task that changes
+its ways later is not found out: purity is a duty of whoever writes a task, and this is a check of
+it, not a proof.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from veilstream.learning.tasks import Sample, Task
 
 __all__ = ["check_pure", "example_records"]
 
+_TURNS = 6
 Gradient = Callable[[NDArray[np.float32], Sample], Any]
 
 
@@ -33,23 +35,32 @@ def check_pure(task: Task, gradient: Gradient) -> None:
     ``task`` says what a record looks like (`features_shape`, `labels`); ``gradient`` is the
     function that a learner calls with a model and an admitted record.
     """
+    records = example_records(task)
+    order = np.random.default_rng(0)
     for model in _models(task.dim):
         before = model.copy()
-        records = example_records(task)
+        # Smallest first: what only ever grows (a largest value, a list of words) shows afterwards.
         first = [_outcome(gradient, model, record) for record in records]
-        again = [_outcome(gradient, model, record) for record in records]
-        if first != again or not np.array_equal(model, before):
-            raise InputError(
-                "task", type(task).__name__,
-                "a gradient that is a pure function of (model, record): the same record twice must "
-                "give the same bytes",
-                "keep no state between records (running means, caches, counters), draw no random "
-                "numbers, and leave the model that is passed in as it is",
-            )  # fmt: skip
+        for turn in range(_TURNS):
+            asked = model if turn % 2 else model.copy()
+            for i in order.permutation(len(records)):
+                again = _outcome(gradient, asked, records[i])
+                if again != first[i] or not np.array_equal(asked, before):
+                    raise _not_pure(task)
+
+
+def _not_pure(task: Task) -> InputError:
+    return InputError(
+        "task", type(task).__name__,
+        "a gradient that is a pure function of (model, record): the same record again must give "
+        "the same bytes",
+        "keep no state between records (running means or maxima, caches, counters), draw no random "
+        "numbers, and leave the model that is passed in as it is",
+    )  # fmt: skip
 
 
 def example_records(task: Task) -> list[Sample]:
-    """Made-up records that the task admits: one of zeros, and one without any."""
+    """Made-up records that the task admits: one of zeros, then larger and larger ones."""
     admission = Admission.of(task)
     # Not whole numbers, so that a task which numbers its records can tell these from real ones.
     targets = (
@@ -57,7 +68,9 @@ def example_records(task: Task) -> list[Sample]:
     )
     count = int(np.prod(admission.shape, dtype=np.int64))
     ramp = (np.linspace(0.1, 0.9, count) * (-1.0) ** np.arange(count)).reshape(admission.shape)
-    offers = [Sample(np.zeros(admission.shape), targets[0]), Sample(ramp, targets[1])]
+    offers = [Sample(np.zeros(admission.shape), targets[0])]
+    for k, size in enumerate((1.0, -3.0, 40.0, -1e3)):
+        offers.append(Sample(size * np.roll(ramp, k), targets[(k + 1) % 2]))
     admitted = (admission.admitted(offer) for offer in offers)
     return [record for record in admitted if record is not None]
 

@@ -20,7 +20,7 @@ t is the nearest of 1024 points of the circle, whose (c, s) stand in a table, an
 | table, series, rest and their sum (`circle_error`) | 2^-52·r |
 | product r·c | 2^-53·r |
 
-with r <= 9.5 wherever floats are used at all: together below 9e-15 < 2^-46. NumPy's logarithm is
+with r <= 10.3 wherever floats are used at all: together below 1e-14 < 2^-46. NumPy's logarithm is
 the one thing here that is taken on trust; its documented error is below 1 unit, and
 `tests/mechanisms/test_fine_normals.py` measures all of it against arbitrary precision.
 """

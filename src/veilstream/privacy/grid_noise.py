@@ -73,7 +73,6 @@ class GridNoise:
         self._held = np.zeros((program.state_size + 1, dim))
         self._next = np.empty_like(self._held)
         self._cells = np.zeros(dim, np.int64)
-        self._moved: Int64s = np.empty(dim, np.int64)
         self._fraction = np.zeros(dim)
         self._normals = FineNormals(dim)
         self._scratch = np.empty((2, min(dim, TILE)))
@@ -90,10 +89,7 @@ class GridNoise:
         return self._cells.copy()
 
     def step(self, row: Row) -> Int64s:
-        """What this step adds to the rounded prefix: the difference of two of them. Secret.
-
-        The array is used again by the next step.
-        """
+        """What this step adds to the rounded prefix: the difference of two of them. Secret."""
         if self._broken:
             raise PrivacyError(
                 "an earlier step was interrupted half-way: nothing was released (start again; a "
@@ -106,7 +102,7 @@ class GridNoise:
         # As [S'; c] = M·[S; z]: the increment last, and without its fresh draw.
         feed, matrix = float(matrix[0, -1]), np.roll(matrix, -1, axis=0)
         matrix[-1, -1] = 0.0
-        moved = self._moved
+        moved: Int64s = np.empty(self._dim, np.int64)
         with one_blas_thread():
             for tile in self._draw(row, self._held[-1]):
                 self._advance(matrix, tile)

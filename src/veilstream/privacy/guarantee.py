@@ -108,13 +108,15 @@ class Guarantee:
     arithmetic_mu: float = 0.0
     """What float64 arithmetic may add to μ at worst, counted in (`privacy.noise_law`); nothing is
     counted in a simulation."""
+    arithmetic_delta: float = 0.0
+    """Probability, in either world, of what that bound leaves out; charged to δ."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
 
     @property
     def curve(self) -> GaussianCurve:
-        """The exact curve of this noise: every (ε, δ(ε)) at once."""
+        """The exact curve of the Gaussian, every (ε, δ(ε)) at once; less the tail's share of δ."""
         return GaussianCurve(self.sensitivity / self.noise_std + self.arithmetic_mu)
 
     def epsilon_at(self, delta: float) -> float:
@@ -123,7 +125,8 @@ class Guarantee:
 
     def delta_at(self, epsilon: float) -> float:
         """The δ that this noise really gives at another ε."""
-        return self.curve.delta(epsilon)
+        tail = self.arithmetic_delta * (1.0 + math.exp(min(epsilon, 700.0)))
+        return min(1.0, self.curve.delta(epsilon) + tail)
 
     @property
     def remarks(self) -> tuple[str, ...]:

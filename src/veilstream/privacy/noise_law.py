@@ -26,7 +26,7 @@ independent, and what they add is far below what can be computed.
 
 Sizes of the errors, with u = 2^-53, draws and states within `REACH` standard deviations:
 
-    |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·DRAW_ERROR + 4u/V   (fractions)
+    |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·DRAW_ERROR + 8u/V   (fractions)
     |ε| <= u·(k + 2)·(Σ|F|·|S| + |entry|·REACH) + |entry|·DRAW_ERROR
 
 A draw or state beyond `REACH`, or a draw whose 384 bits run out, has probability at most `delta`
@@ -83,7 +83,7 @@ def charge_for(program: NoiseProgram, dim: int, scale: float) -> Charge:
     rho = (
         u * (k + 4) * REACH * gains.output
         + gains.feed * (6.0 * u * REACH + DRAW_ERROR)
-        + 4.0 * u / scale
+        + 8.0 * u / scale  # twice, since charging may make the grid one step coarser
     )
     epsilon = u * (k + 2) * REACH * (gains.transition + gains.entry) + gains.entry * DRAW_ERROR
     a_step = gains.column * rho + float((gains.observed * epsilon).sum())
@@ -147,6 +147,7 @@ def calibrate_release(
         )  # fmt: skip
     std *= mu / (mu - charge.mu) * (1.0 + 4e-16)
     promised = dataclasses.replace(
-        gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu
-    )
+        gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu,
+        arithmetic_delta=charge.delta,
+    )  # fmt: skip
     return ReleaseNoise(stepwise, std, grid_for(clip_norm, std), promised, charge)

@@ -2,7 +2,10 @@
 
 A tag is bytes, taken as they are, or text. Text that looks the same may be written in several ways
 (é is one character or two; a file adds a blank), so it is brought into one form before it is
-hashed: Unicode NFC, without white space at either end.
+hashed: Unicode NFC, without white space, control and invisible format characters (a byte-order
+mark, a zero-width space) at either end. Nothing else is equated: capitals, full-width letters,
+ligatures and invisible characters inside a text make other tags, and so do bytes and text of the
+same letters.
 
 Stores from before version 0.4 hold hashes of text as it came. A person is therefore looked for
 under the normal form *and* under the forms in which the same text may have been stored: as given,
@@ -22,8 +25,18 @@ LONGEST_TAG = 1024
 
 
 def normal_form(text: str) -> str:
-    """The same text in NFC, without outer white space."""
-    return unicodedata.normalize("NFC", text).strip()
+    """The same text in NFC, without outer white space and invisible characters."""
+    composed = unicodedata.normalize("NFC", text)
+    first, last = 0, len(composed)
+    while first < last and _invisible(composed[first]):
+        first += 1
+    while last > first and _invisible(composed[last - 1]):
+        last -= 1
+    return unicodedata.normalize("NFC", composed[first:last])
+
+
+def _invisible(character: str) -> bool:
+    return character.isspace() or unicodedata.category(character) in ("Cc", "Cf")
 
 
 def tag_forms(client: object) -> tuple[bytes, ...]:
