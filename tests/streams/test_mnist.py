@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 
 from veilstream.errors import InputError
@@ -129,16 +130,8 @@ def test_without_a_name_the_users_directory_is_read(contents, tmp_path, monkeypa
 
 def test_the_data_directory_follows_the_platform(monkeypatch, tmp_path):
     monkeypatch.delenv("VEILSTREAM_DATA", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    for platform, place in {
-        "linux": tmp_path / "veilstream",
-        "darwin": tmp_path / "home" / "Library" / "Application Support" / "veilstream",
-        "win32": tmp_path / "local" / "veilstream",
-    }.items():
-        monkeypatch.setattr(sys, "platform", platform)
-        assert mnist.data_directory() == place
+    monkeypatch.setattr(platformdirs, "user_data_path", lambda *_: tmp_path / "of the user")
+    assert mnist.mnist_directory() == tmp_path / "of the user" / "mnist"
     monkeypatch.setenv("VEILSTREAM_DATA", str(tmp_path / "mine"))
     assert mnist.mnist_directory() == tmp_path / "mine" / "mnist"
 
