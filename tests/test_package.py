@@ -89,7 +89,10 @@ def test_changelog_and_version_agree():
 
 
 def test_the_version_is_written_once():
-    """In the package; the build reads it there."""
+    """In the package; the build reads it there. A citation is a page of its own."""
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == vs.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/veilstream/__init__.py"
