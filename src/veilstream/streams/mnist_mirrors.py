@@ -55,8 +55,9 @@ class Mirror:
         except UnusableFile as error:
             raise SourceFailed(f"{file.name}.gz {error}", "again") from error
         except requests.HTTPError as error:
-            status = error.response.status_code
-            why = f"{file.name}.gz: HTTP {status} {error.response.reason}"
+            answer = error.response
+            status = 0 if answer is None else answer.status_code
+            why = f"{file.name}.gz: HTTP {status} {'' if answer is None else answer.reason}"
             transient = status == 429 or status >= 500
             raise SourceFailed(why, "again" if transient else "next file") from error
         except requests.ConnectionError as error:
