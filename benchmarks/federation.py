@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import sys
@@ -27,6 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import HEADER_BYTES
@@ -126,9 +126,9 @@ def be_daemon(asked: argparse.Namespace) -> None:
 
 
 def cpu_seconds(child: Child) -> float:
-    """Of a child so far, from /proc."""
-    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of a child so far."""
+    spent = psutil.Process(child.pid).cpu_times()
+    return float(spent.user + spent.system)
 
 
 def engine_in(

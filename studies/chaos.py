@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
@@ -160,29 +161,20 @@ def _kill_one(children: list[Child], rng: np.random.Generator) -> str:
 
 
 def _descendants(root: int) -> list[tuple[str, int]]:
-    """All processes that descend from one, with a short name for each, from /proc."""
-    parents: dict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(fields[1])].append(int(entry.name))
-    found, queue = [], list(parents[root])
-    while queue:
-        pid = queue.pop()
-        queue += parents[pid]
-        found.append((_short_name(pid), pid))
-    return found
-
-
-def _short_name(pid: int) -> str:
+    """All processes that descend from one, with a short name for each."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        processes = psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [(_short_name(process), process.pid) for process in processes]
+
+
+def _short_name(process: psutil.Process) -> str:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
         return "gone"
-    modules = [w.decode(errors="replace") for w in words if b"veilstream" in w or b"nvflare" in w]
+    modules = [word for word in words if "veilstream" in word or "nvflare" in word]
     last = [m.rpartition("/")[2] for m in modules if m.count(".") > 1 and "/" not in m]
     return last[0] if last else "process"
 

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,18 @@ def test_documented_code_runs(page, tmp_path, monkeypatch):
 
 
 def test_changelog_and_version_agree():
-    newest = re.search(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == vs.__version__
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == vs.__version__
+
+
+def test_the_version_is_written_once():
+    """In the package; the build reads it there. A citation is a page of its own."""
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == vs.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/veilstream/__init__.py"
 
 
 SMALL_PLAN = """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
     from veilstream.simulation.runner import run
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "Answer",

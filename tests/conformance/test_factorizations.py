@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +17,8 @@ from veilstream.mechanisms.normals import fill_normals
 
 SEED = 7
 HORIZONS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 100)
-horizons = st.integers(1, 300)
+# Twelve of 1..300, drawn once: tests that share them solve each mechanism once.
+horizons = st.sampled_from(np.random.default_rng(12).integers(1, 301, 12).tolist())
 per_mechanism = settings(
     max_examples=12,
     deadline=None,
@@ -26,7 +29,13 @@ per_mechanism = settings(
 
 @pytest.fixture(params=sorted(VARIANTS))
 def build(request):
-    return VARIANTS[request.param]
+    return partial(built, request.param)
+
+
+@cache
+def built(name: str, T: int):
+    """Factorizations are values: one for all tests of a horizon."""
+    return VARIANTS[name](T)
 
 
 def draws(T: int, dim: int, seed: int = SEED) -> np.ndarray:

@@ -8,9 +8,11 @@ import sys
 import warnings
 
 import numpy as np
+import platformdirs
 import pytest
 
 import veilstream.mechanisms as m
+from veilstream.errors import MissingExtra
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.solution_cache import CacheNotice, cache_directory
 
@@ -115,6 +117,21 @@ def test_cache_can_be_left_alone(cache):
 
 def test_default_directory_is_the_users(monkeypatch, tmp_path):
     monkeypatch.delenv("VEILSTREAM_CACHE")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_: tmp_path / "of the user")
+    assert cache_directory() == tmp_path / "of the user"
+    monkeypatch.setenv("VEILSTREAM_CACHE", str(tmp_path / "mine"))
+    assert cache_directory() == tmp_path / "mine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG directories are for Linux")
+def test_on_linux_the_directory_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.delenv("VEILSTREAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "veilstream"
+
+
+def test_without_platformdirs_the_way_out_is_named(monkeypatch):
+    monkeypatch.delenv("VEILSTREAM_CACHE")
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    with pytest.raises(MissingExtra, match=r"VEILSTREAM_CACHE.*platformdirs"):
+        cache_directory()

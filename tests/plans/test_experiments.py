@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -167,14 +166,9 @@ def test_reproduce_cnn_in_small_is_interrupted_and_resumed(mnist, tmp_path):
         assert loss["noise-free"] < loss["optimal"] < loss["independent"]
 
 
-def test_the_preset_runs_by_its_name_on_a_bare_host(mnist, tmp_path):
-    command = [sys.executable, "-m", "veilstream.simulation", "run", "mnist_private", "out"]
-    for change in ("learning.rounds=6", "run.seeds=1", "data.held_out=300", "run.noise=device"):
-        command += ["--set", change]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^  toeplitz_normalised @ 2: 0\.\d{4} ± 0\.0000$", done.stdout, re.MULTILINE)
-    run = vs.Run(tmp_path / "out")
+def test_the_preset_runs_by_its_name(mnist, tmp_path):
+    small = {"learning.rounds": 6, "run.seeds": 1, "data.held_out": 300, "run.noise": "device"}
+    run = vs.run(vs.Plan.load(plan_path(Path("mnist_private")), small), tmp_path / "out")
     losses = run.history("loss")["noise-free"][0]
     assert losses[0] == pytest.approx(np.log(10), rel=1e-4)  # ten digits, no one favoured at x⁰
     assert losses[-1] < losses[0]

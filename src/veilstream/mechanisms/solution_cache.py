@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.directories import user_directory
 from veilstream.files import write_file
 
 __all__ = ["CacheNotice", "cache_directory", "load_or_solve"]
@@ -38,15 +38,7 @@ class CacheNotice(UserWarning):
 
 def cache_directory() -> Path:
     """Where solutions are kept."""
-    if named := os.environ.get("VEILSTREAM_CACHE"):
-        return Path(named)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "veilstream"
-    if sys.platform == "win32":
-        return (
-            Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "veilstream"
-        )
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veilstream"
+    return user_directory("cache")
 
 
 def load_or_solve(

@@ -7,13 +7,12 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
 from veilstream.plans.schema import Table, value
@@ -296,26 +295,18 @@ class Plan(_Part):
 
     def to_toml(self) -> str:
         """TOML that parses to this plan."""
+        try:
+            import tomli_w
+        except ImportError as error:
+            raise MissingExtra("tomli_w", None, "writing a plan") from error
         content = dataclasses.asdict(self, dict_factory=_without_none)
-        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if not isinstance(v, dict | tuple)]
-        for table, values in content.items():
-            if isinstance(values, dict):
-                lines += ["", f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
-        for method in content["methods"]:
-            lines += ["", "[[methods]]", *(f"{k} = {_toml(v)}" for k, v in method.items())]
-        return "\n".join(lines) + "\n"
+        methods = content.pop("methods")
+        tables = [tomli_w.dumps(content), *("[[methods]]\n" + tomli_w.dumps(m) for m in methods)]
+        return "\n".join(tables)
 
 
 def _without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: held for key, held in items if held is not None}
-
-
-def _toml(held: object) -> str:
-    if isinstance(held, bool):
-        return "true" if held else "false"
-    if isinstance(held, str):
-        return json.dumps(held, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(held)
 
 
 def parse_override(text: str) -> tuple[str, Any]:

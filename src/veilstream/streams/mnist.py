@@ -11,8 +11,6 @@ Bottou 2019), BSD licence beside the data.
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 import zlib
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.directories import user_directory
 from veilstream.errors import InputError
 
 __all__ = [
@@ -113,15 +112,7 @@ class Mnist:
 
 def data_directory() -> Path:
     """Where data sets are kept: `VEILSTREAM_DATA`, else the user's data directory."""
-    if named := os.environ.get("VEILSTREAM_DATA"):
-        return Path(named)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "veilstream"
+    return user_directory("data")
 
 
 def mnist_directory() -> Path:

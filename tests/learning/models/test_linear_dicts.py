@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -66,7 +67,7 @@ def test_columns_do_not_depend_on_the_process():
     for seed in ("0", "1"):
         out = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-            env={"PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONHASHSEED": seed},
         )  # fmt: skip
         assert out.stdout.strip() == here
 

@@ -237,7 +237,7 @@ def one_round(x, now):
     met = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), clients)
     loss = jax.vmap(task.loss, in_axes=(None, 0))(x, met).mean()
     right = (task.predict(x, met.features) == met.target).mean()
-    learner = lambda x, clients, noise: local_round(task, Rule(1.0), x, clients, noise, 0.1)
+    learner = lambda x, clients, noise: local_round(task, StepRule(1.0), x, clients, noise, 0.1)
     releases = jax.vmap(learner, in_axes=(None, 0, 1))(x, clients, noise)
     return x - 0.1 * releases.mean(axis=0), (loss, right)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 from veilstream.federation.processes import Child
 
@@ -22,12 +21,12 @@ def end(child: Child) -> None:
 
 
 def descendants(pid: int | None) -> list[int]:
-    """Children, theirs, and so on; none where the system does not tell."""
+    """Children, theirs, and so on; none of a process that has ended."""
     if pid is None:
         return []
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, listed.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+    import psutil  # nvflare brings it
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
