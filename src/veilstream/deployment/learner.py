@@ -42,7 +42,7 @@ from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.algorithm import moved, step_size
 from veilstream.learning.purity import check_pure
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import Row, fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import (
@@ -99,7 +99,7 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
         self._checked_pure = False
-        if hasattr(task, "host_gradient"):
+        if TaskDetails.of(task).host_gradient is not None:
             self._check_pure()
         check_generator_once(fresh_secret)
         self._broken = False
@@ -274,8 +274,7 @@ class Learner:
 
         Answered here, with a model that is public anyway.
         """
-        shape = getattr(self._task, "features_shape", None)
-        if self._model is None or features.shape != tuple(shape or ()):
+        if self._model is None or features.shape != self._admission.shape:
             return None
         return np.asarray(self._task.predict(self._model, features)).tolist()
 
@@ -574,7 +573,7 @@ def _unpack(content: bytes) -> Noised:
 
 def _gradient_of(task: Task) -> Callable[[Float32s, Sample], Any]:
     """The task's own NumPy gradient if it has one (`host_gradient`), else JAX's, compiled."""
-    host: Callable[[Float32s, Sample], Any] | None = getattr(task, "host_gradient", None)
+    host = TaskDetails.of(task).host_gradient
     if host is not None:
         return host
     compiled: list[Any] = []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.learning.regret import dynamic_regret, static_regret
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Task, check_members
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.plans.clients import Stream, stream_of
 from veilstream.plans.plan import Plan
@@ -28,6 +28,7 @@ from veilstream.simulation.block import METRICS
 from veilstream.simulation.comparators import Comparators, comparators, has_comparators
 from veilstream.simulation.engine import evaluated_rounds, memory_of
 from veilstream.simulation.noise_source import noise_place
+from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (
     Results,
     RunProgress,
@@ -77,7 +78,13 @@ def run(
     prepared = [prepare(plan, method) for method in plan.methods]
     own_task = task_of(plan) if task is None else task
     own_stream = stream_of(plan) if stream is None else stream
-    together = min(processes, plan.run.seeds)  # what cannot run claims no folder
+    # What cannot run claims no folder.
+    if task is not None:
+        check_members(task)
+    record = check_stream(plan, own_task, own_stream)
+    if task is not None:
+        check_task(task, record)
+    together = min(processes, plan.run.seeds)
     memory_of(plan, prepared, 1, own_task, own_stream, together)
     if together > 1:
         pickle_or_refuse((task, stream))
