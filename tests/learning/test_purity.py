@@ -79,7 +79,7 @@ class Counting(FromLoss):
 
 def test_a_compiled_task_is_checked_before_a_round_is_begun(tmp_path):
     task = Counting()
-    with Learner(plan_of(), tmp_path / "s.db", task) as learner:
+    with Learner(plan_of(), tmp_path / "s.db", task, create=True) as learner:
         assert task.calls == 0  # a restart that only sends again need not wait for JAX
         with pytest.raises(InputError, match=r"task = 'Counting'.*pure function"):
             learner.begin_round(0, np.zeros(task.dim, np.float32))

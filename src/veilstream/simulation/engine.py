@@ -497,6 +497,11 @@ class Simulation:
                 "run.noise", self.noise_place, f"{state['noise_place']}, as the run was begun",
                 f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
             )  # fmt: skip
+        if state["current0"].shape[-1] != self.task.dim:
+            raise InputError(
+                "task.dim", self.task.dim, f"{state['current0'].shape[-1]}, as the run was begun",
+                "resume with the task that it was begun with, or name a new folder",
+            )  # fmt: skip
         round_ = int(state["round"])
         if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
             raise InputError(

@@ -113,7 +113,8 @@ class ExpectedRecords:
             )  # fmt: skip
         if self.details.labels is None:
             return
-        known = np.isin(target, self.details.labels)
+        # What is not finite is refused as such, with the features.
+        known = np.isin(target, self.details.labels) | ~np.isfinite(target)
         if present is not None:  # an empty place has no label
             known |= np.asarray(present) == 0
         if not known.all():
