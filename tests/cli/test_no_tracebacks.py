@@ -14,7 +14,6 @@ import pytest
 import veilstream as vs
 from tests.cli.test_plan import veilstream
 from tests.test_package import SMALL_PLAN
-from veilstream.cli import app as application
 from veilstream.errors import InputError
 from veilstream.simulation import seed_batches
 from veilstream.simulation.engine import evaluated_rounds
@@ -72,25 +71,27 @@ def test_what_needs_no_extra_runs_in_a_bare_install():
     assert json.loads(done.stdout)["recommended"]
 
 
+def failing(module: str) -> subprocess.CompletedProcess[str]:
+    """A command in the middle of which a module turns out to be missing."""
+    code = f"""
+from veilstream.cli import app
+def command(**_):
+    raise ModuleNotFoundError("No module named {module!r}", name={module!r})
+app.app = command
+app.main()
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(("module", "extra"), [("nvflare.lighter", "flare"), ("jax", "jax")])
-def test_a_package_missing_further_down_is_named_too(module, extra, monkeypatch, capsys):
-    def command(**_):
-        raise ModuleNotFoundError(name=module)
-
-    monkeypatch.setattr(application, "app", command)
-    with pytest.raises(SystemExit) as left:
-        application.main()
-    assert left.value.code == 3
-    assert f"pip install 'veilstream[{extra}]'" in capsys.readouterr().err
+def test_a_package_missing_further_down_is_named_too(module, extra):
+    assert f"pip install 'veilstream[{extra}]'" in one_line(failing(module), 3)
 
 
-def test_a_module_that_is_no_extras_is_a_defect_and_shows(monkeypatch):
-    def command(**_):
-        raise ModuleNotFoundError(name="veilstream.lost")
-
-    monkeypatch.setattr(application, "app", command)
-    with pytest.raises(ModuleNotFoundError):
-        application.main()
+def test_a_module_that_no_extra_brings_is_a_defect_and_shows():
+    done = failing("veilstream.lost")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
 
 
 # --- files of a run folder that are damaged -----------------------------------------------------
