@@ -71,6 +71,21 @@ class Learner:
     ``create=True`` begins a store where there is none, and opens one that is there: a restart with
     the same arguments goes on. Without it, a store that is missing is an `InputError`. From its
     first learner on, a process leaves no core dumps (`veilstream.deployment.process_secrecy`).
+
+    Args:
+        plan: the run; it must have one private method with one client a step.
+        store: the ledger's file.
+        task: what is learned; its gradient must be a pure function of (model, record).
+        witness: the second file, best on another disk, by which an old copy of the store is
+            recognised; beside the store where it is left out.
+        create: begin a store where there is none.
+
+    Raises:
+        InputError: for a plan that cannot be deployed, a task that is not pure or does not say
+            what its records look like, a store that is missing.
+        LedgerError: for a store that is damaged, or older than its witness remembers.
+        StoreBusy: while another process has it.
+
     """
 
     _epoch: int

@@ -166,6 +166,11 @@ class Logistic(FromLoss):
 
     With ‖a‖ <= 1: smooth with L = 1/4 + ridge; without ridge the gradient is at most ‖a‖, and the
     infimum over separable data is 0 and is not attained. With ridge it is strongly convex.
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+        ridge: weight of the squared norm in the loss.
+
     """
 
     classifies = True
@@ -198,7 +203,13 @@ class Logistic(FromLoss):
 
 
 class LeastSquares(FromLoss):
-    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge."""
+    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge.
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+        ridge: weight of the squared norm in the loss.
+
+    """
 
     classifies = False
 
@@ -232,6 +243,10 @@ class Ripple(FromLoss):
 
     (h itself is half of the classic example u² + 3·sin² u of a function that is not convex and
     satisfies the Polyak-Łojasiewicz inequality; Karimi, Nutini and Schmidt 2016.)
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+
     """
 
     classifies = False
