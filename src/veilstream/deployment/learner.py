@@ -174,8 +174,17 @@ class Learner:
     ) -> None:
         """Pin the model of round r; refused before any client's data are read if anything is wrong.
 
-        ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
-        if the store does not know it, the store is an old copy.
+        Args:
+            r: the round, in order from 0.
+            x: the server's model, ``task.dim`` numbers.
+            acknowledged: the last (round, hash) that the server has accepted from this learner: if
+                the store does not know it, the store is an old copy.
+
+        Raises:
+            InputError: for another round than the next, or a model of another shape or size.
+            PrivacyError: past the horizon, or for another model than a round was begun with.
+            LedgerError: where the server remembers more than the store.
+
         """
         r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
@@ -211,6 +220,18 @@ class Learner:
         participation goes). Data that cannot be used at all are refused before the step; data whose
         gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
         (`veilstream.deployment.ledger.tags`); one that has nothing but white space is refused.
+
+        Args:
+            client: the client's tag, the same whenever the same person comes.
+            sample: its record.
+
+        Returns:
+            Taken or refused: the same whatever became of the data.
+
+        Raises:
+            InputError: where no round has been begun, or it has all its clients.
+            LedgerError: where the store can no longer be trusted.
+
         """
         names = tag_forms(client)
         if not names:
@@ -238,6 +259,13 @@ class Learner:
         """Seal the round and return its message: the same bytes however often it is asked.
 
         Steps without a client have a zero gradient and keep their noise.
+
+        Returns:
+            What may be sent, `Release.payload`, with its hash.
+
+        Raises:
+            InputError: where no round has been begun or finished.
+
         """
         if self._pinned is not None:
             with self._whole_or_broken():
@@ -253,7 +281,21 @@ class Learner:
         self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
         acknowledged: tuple[int, str] | None = None,
     ) -> Release:  # fmt: skip
-        """A whole round from a stream of (tag, sample): takes no more of it than it uses."""
+        """A whole round from a stream of (tag, sample): takes no more of it than it uses.
+
+        Args:
+            r: as for `begin_round`.
+            x: as for `begin_round`.
+            clients: pairs of a tag and a record.
+            acknowledged: as for `begin_round`.
+
+        Returns:
+            As `finish_round`.
+
+        Raises:
+            InputError: as `begin_round`.
+
+        """
         self.begin_round(r, x, acknowledged)
         stream = iter(clients)
         while self.clients_wanted:
@@ -270,6 +312,14 @@ class Learner:
         """Remember that the server has accepted round r's message.
 
         (`begin_round` takes the same along, without a write of its own.)
+
+        Args:
+            r: the round.
+            digest: the hash of its message.
+
+        Raises:
+            InputError: where that is not the last message.
+
         """
         r, digest = checked_acknowledgement((r, digest))
         release = self._last_release()
