@@ -19,7 +19,7 @@ from veilstream.errors import InputError
 from veilstream.learning.algorithm import LARGE, blend, step_size
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms import Factorization
-from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.tasks import task_of
@@ -34,6 +34,7 @@ from veilstream.simulation.noise_source import (
 )
 from veilstream.simulation.records import ExpectedRecords
 from veilstream.streams.pool import PoolStream
+from veilstream.streams.stream import Stream
 
 __all__ = [
     "METRICS",

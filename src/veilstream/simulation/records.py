@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task, TaskDetails
-from veilstream.plans.clients import Stream
 from veilstream.plans.plan import Plan
 from veilstream.streams.pool import PoolStream
+from veilstream.streams.stream import Stream
 
 __all__ = ["ExpectedRecords", "check_stream", "check_task"]
 

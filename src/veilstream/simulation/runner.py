@@ -20,7 +20,7 @@ from veilstream.files import write_file
 from veilstream.learning.regret import dynamic_regret, static_regret
 from veilstream.learning.tasks import Task, check_members
 from veilstream.mechanisms.checks import positive_integer
-from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
@@ -39,6 +39,7 @@ from veilstream.simulation.seed_batches import (
     run_seed_batches,
     together,
 )
+from veilstream.streams.stream import Stream
 
 __all__ = ["run"]
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.tasks import Task
-from veilstream.plans.clients import Stream
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
 from veilstream.simulation.block import METRICS
@@ -38,6 +37,7 @@ from veilstream.simulation.run_checkpoint import (
     read_seed_batches,
     write_checkpoint,
 )
+from veilstream.streams.stream import Stream
 
 __all__ = [
     "BatchResults",
