@@ -88,7 +88,10 @@ class MissingExtra(VeilstreamError, ImportError):
     def __init__(self, package: str, extra: str | None, purpose: str) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
         what = "veilstream" if extra is None else f"'veilstream[{extra}]'"
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install {what}")
+        verb = "are" if " and " in package else "is"
+        super().__init__(
+            f"{purpose} needs {package}, which {verb} not installed: pip install {what}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.package, self.extra, self.purpose)

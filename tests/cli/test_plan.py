@@ -50,6 +50,9 @@ def test_plan_figures_follow_from_their_definitions():
     std, _ = vs.calibrate(vs.Budget(2.0, 1e-3), f, 1.0)
     assert row["noise_std"] == pytest.approx(std, rel=1e-12)
     assert row["sensitivity"] == pytest.approx(f.sensitivity(), rel=1e-12)
+    # max_error() is a variance at sensitivity one; plan prints standard deviations.
+    worst = (f.max_error() / 20) ** 0.5 * std / f.sensitivity()
+    assert row["error_max"] == pytest.approx(worst, rel=1e-9)
     model_noise = std * (f.row_norms_squared()[3::4].mean() / 20) ** 0.5
     assert row["error_round_ends"] == pytest.approx(model_noise, rel=1e-9)
     independent = std / f.sensitivity() * (sum(range(4, 101, 4)) / 25 / 20) ** 0.5
@@ -66,6 +69,10 @@ def test_table_prints_the_guarantee_first_and_every_mechanism():
     for name in MECHANISMS:
         assert name in done.stdout
     assert "Recommended" in done.stdout
+    header = next(line for line in done.stdout.splitlines() if line.startswith("mechanism"))
+    for column in ("noise std V", "std max", "std mean", "std rounds"):
+        assert column in header
+    assert "max_error() and mean_error() are variances" in done.stdout.replace("\n", " ")
     assert "…" not in done.stdout
 
 

@@ -16,12 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from veilstream.errors import InputError
+from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import StepRule, local_round
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.image_features import FEATURES, FeatureSoftmax
 from veilstream.learning.models.linear_dicts import DictLogistic, DictRegression
 from veilstream.learning.models.pytree import PytreeTask
-from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample
+from veilstream.learning.tasks import (
+    LeastSquares,
+    Logistic,
+    Ripple,
+    Sample,
+    Task,
+    TaskDetails,
+    check_members,
+)
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,57 @@ def one(batch: Sample, index: int) -> Sample:
 
 
 @every_task
+def test_details_agree_with_the_records_that_the_task_is_for(name):
+    """Shape and labels, which simulations and learners refuse by, and room to compute in."""
+    task, batch = task_of(name), samples(name, 8)
+    assert isinstance(task, Task)
+    check_members(task)
+    details = TaskDetails.of(task)
+    assert details.features_shape is not None
+    assert details.takes(batch.features.shape[1:])
+    assert not details.takes((*batch.features.shape[1:], 2))
+    assert details.workspace >= task.dim
+    if details.labels is not None:
+        assert task.classifies
+        assert np.isin(batch.target, details.labels).all()
+
+
+@every_task
+def test_records_that_a_task_is_for_are_admitted_by_a_deployed_learner(name):
+    task = task_of(name)
+    admission = Admission.of(task)
+    record = one(samples(name, 1), 0)
+    if np.ndim(record.target):
+        pytest.skip("a deployed learner's targets are numbers")
+    offered = Sample(np.reshape(record.features, admission.shape), record.target)
+    admitted = admission.admitted(offered)
+    assert admitted is not None
+    x = models(name, 1)[0]
+    gradient = np.asarray(task.gradient(x, admitted))
+    np.testing.assert_allclose(gradient, task.gradient(x, record), rtol=1e-5, atol=1e-6)
+
+
+def test_a_task_that_says_little_gets_defaults():
+    class Bare:
+        dim = 7
+
+    details = TaskDetails.of(Bare())
+    assert details == TaskDetails(None, None, False, 14, None)
+    assert details.takes((3, 4))
+    with pytest.raises(InputError, match="lacks classifies, init, loss, gradient, predict"):
+        check_members(Bare())
+    with pytest.raises(InputError, match="features_shape or an example"):
+        Admission.of(Bare())
+
+
+def test_features_shape_follows_from_an_example_and_what_a_task_says_comes_first():
+    task = jax_mlp()
+    assert TaskDetails.of(task).features_shape == (6,)
+    task.features_shape = (2, 3)
+    assert TaskDetails.of(task).features_shape == (2, 3)
+
+
+@every_task
 def test_start_is_flat_float32_and_follows_from_the_seed(name):
     task, again = task_of(name), CASES[name].make()
     for seed in (0, 7):
@@ -210,13 +271,14 @@ def test_gradient_is_the_slope_of_the_loss(name):
 def test_a_gradient_without_jax_is_the_same(name):
     """Where a task has one; a deployed learner then uses it."""
     task = task_of(name)
-    if not hasattr(task, "host_gradient"):
+    host_gradient = TaskDetails.of(task).host_gradient
+    if host_gradient is None:
         pytest.skip("it has none")
     for i in range(3):
         x = np.asarray(models(name, 3)[i], np.float32)
         sample = one(samples(name, 3), i)
         expected = np.asarray(task.gradient(x, sample))
-        got = task.host_gradient(x, Sample(np.asarray(sample.features), np.asarray(sample.target)))
+        got = host_gradient(x, Sample(np.asarray(sample.features), np.asarray(sample.target)))
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 
@@ -56,6 +57,38 @@ def test_inverse_question_gives_the_budget_back(f):
     assert curve.epsilon(1e-3) == pytest.approx(2.0, rel=1e-12)
     assert vs.privacy_of(std, f, 1.0, neighbours="zero-out").epsilon(1e-3) < 1.0
     assert vs.privacy_of(std, f, 1.0, participation=(3, 10)).epsilon(1e-3) > 2.0
+
+
+@pytest.mark.parametrize("accounting", ["exact", "zcdp"])
+@pytest.mark.parametrize(
+    "options", [{}, {"neighbours": "zero-out"}, {"participation": (3, 10)}, {"clients_per_step": 4}]
+)
+def test_both_questions_take_the_same_options_and_undo_each_other(f, accounting, options):
+    std, _ = vs.calibrate(BUDGET, f, 1.0, accounting=accounting, **options)
+    curve = vs.privacy_of(std, f, 1.0, accounting=accounting, **options)
+    assert curve.epsilon(1e-3) == pytest.approx(2.0, rel=1e-12)
+    assert curve.delta(2.0) == pytest.approx(1e-3, rel=1e-9)
+
+
+def test_the_papers_curve_is_never_below_what_the_noise_really_gives(f):
+    papers = vs.privacy_of(3.0, f, 1.0, accounting="zcdp")
+    exact = vs.privacy_of(3.0, f, 1.0)
+    for delta in (1e-9, 1e-3, 0.3):
+        assert papers.epsilon(delta) > exact.epsilon(delta)
+    assert papers.delta(0.0) == 1.0
+
+
+def test_options_go_by_keyword_and_are_the_same(f):
+    def options(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    assert options(vs.calibrate) == options(vs.privacy_of)
+    assert set(options(vs.calibrate)) == {
+        "neighbours", "participation", "accounting", "clients_per_step",
+    }  # fmt: skip
+    with pytest.raises(TypeError):
+        vs.calibrate(BUDGET, f, 1.0, "zero-out")
 
 
 def test_guarantee_says_what_it_protects(f):

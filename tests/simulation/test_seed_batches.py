@@ -258,12 +258,12 @@ def own_signals():
 
 def test_a_second_interrupt_does_not_break_off_the_checkpoint(tmp_path, monkeypatch, own_signals):
     """A terminal tells every process, and the parent tells its workers once more."""
-    save = batches_module._save
+    save = batches_module.write_checkpoint
 
-    def told_again(path, simulation) -> None:
+    def told_again(path, state) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-        save(path, simulation)
+        save(path, state)
 
     class Interrupting(Outbox):
         def send(self, message) -> None:
@@ -272,7 +272,7 @@ def test_a_second_interrupt_does_not_break_off_the_checkpoint(tmp_path, monkeypa
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(1.0)
 
-    monkeypatch.setattr(batches_module, "_save", told_again)
+    monkeypatch.setattr(batches_module, "write_checkpoint", told_again)
     cut, packed = work(tmp_path, Clients())
     outbox = Interrupting()
     batches_module._worker(packed, [0, 1], 0, 1, outbox)
@@ -293,7 +293,9 @@ def test_a_part_is_done_when_its_checkpoint_says_so(tmp_path):
                 done.append(int(state["round"]))
 
     prepared = [prepare(PLAN, m) for m in PLAN.methods]
-    run_seed_batches(cut, PLAN, prepared, None, Clients(), processes=1, on_progress=look)
+    made = {}
+    run_seed_batches(cut, PLAN, prepared, None, Clients(), processes=1, on_progress=look, made=made)
+    assert {index: part.rounds for index, part in made.items()} == {0: ROUNDS, 1: ROUNDS}
     assert done == [ROUNDS, ROUNDS]
 
 

@@ -200,9 +200,24 @@ def audit(
 ) -> AuditReport:
     """Run every check on a deployed learner of this plan; also in a federation, if asked to.
 
-    ``draws`` is how often each cell test sees a message. Guarantees: if the code is correct, all
-    checks together raise an alarm with probability at most `SHARES` times `FALSE_ALARMS`. Stores
-    are made in temporary folders; seeds come from the operating system, as in deployment.
+    Guarantees: if the code is correct, all checks together raise an alarm with probability at most
+    `SHARES` times `FALSE_ALARMS`. Stores are made in temporary folders; seeds come from the
+    operating system, as in deployment.
+
+    Args:
+        plan: what is audited; one private method.
+        runs: how many runs with a canary.
+        coordinates: of the one long run, as many as fit.
+        draws: how often each cell test sees a message.
+        federation: also run a server and learners, and audit their wire.
+        tick: called with the number of rounds that have been done.
+
+    Returns:
+        Every check with its verdict, beside the guarantee.
+
+    Raises:
+        InputError: for a plan that cannot be deployed, or has too many rounds to audit.
+
     """
     plan = auditable(plan)
     rounds, tau = plan.learning.rounds, plan.learning.local_steps

@@ -14,7 +14,7 @@ from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, plan
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import learner_command, server_command
-from veilstream.errors import VeilstreamError
+from veilstream.errors import MissingExtra, VeilstreamError
 
 __all__ = ["main"]
 
@@ -63,6 +63,11 @@ app.command("learner")(learner_command)
 app.add_typer(keys.app, name="keys")
 
 
+_EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch",
+           "flwr": "flower", "nvflare": "flare"}  # fmt: skip
+"""Which extra brings a package that a command may lack."""
+
+
 def main() -> None:
     """Run the command; deliberate errors become one clear line and a documented exit code."""
     warnings.showwarning = _say_warning
@@ -70,6 +75,11 @@ def main() -> None:
         code = app(standalone_mode=False) or 0  # typer turns Ctrl-C into the number 130
     except VeilstreamError as error:
         _leave(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name is None or (package := error.name.split(".")[0]) not in _EXTRAS:
+            raise
+        missing = MissingExtra(package, _EXTRAS[package], "this command")
+        _leave(str(missing), missing.exit_code)
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.ClickException as error:

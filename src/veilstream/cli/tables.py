@@ -70,8 +70,10 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_row(*cells, style="bold green" if row is best else None)
     console.print(table)
     console.print(
-        "[dim]error: noise std per coordinate in the learners' averaged prefix sums (max, mean, "
-        "at round ends); the last two columns are per learner.[/dim]"
+        "[dim]V: standard deviation of the iid noise that a learner correlates. std max, mean, "
+        "rounds: standard deviation of the noise, per coordinate, in the learners' averaged prefix "
+        "sums (at worst, over all steps, at round ends). In Python, max_error() and mean_error() "
+        "are variances. The last two columns are per learner.[/dim]"
     )
     if comparison.left_out:
         console.print(
@@ -85,10 +87,10 @@ def print_comparison(comparison: Comparison) -> None:
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("mechanism", "left"),
     ("sensitivity", "right"),
-    ("noise std", "right"),
-    ("max", "right"),
-    ("mean", "right"),
-    ("round ends", "right"),
+    ("noise std V", "right"),
+    ("std max", "right"),
+    ("std mean", "right"),
+    ("std rounds", "right"),
     ("vs independent", "right"),
     ("state", "right"),
     ("time/step", "right"),

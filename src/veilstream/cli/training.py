@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from veilstream.cli.tables import print_json
+from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
 from veilstream.plans.run_folder import Run
@@ -34,10 +36,19 @@ def _fetch_data(plan: Plan, console: Console) -> None:
         get_mnist()
 
 
+def _need_packages() -> None:
+    """Say at once what is missing: figures are drawn after minutes of training."""
+    extras = {"jax": "jax", "matplotlib": "figures"}
+    missing = {name: extra for name, extra in extras.items() if find_spec(name) is None}
+    if missing:
+        raise MissingExtra(" and ".join(missing), ",".join(missing.values()), "a simulation")
+
+
 def run_with_progress(
     plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1
 ) -> Run:
     """Run the plan; everything that is not a result goes to stderr."""
+    _need_packages()
     console = Console(stderr=True, highlight=False)
     _fetch_data(plan, console)
 

@@ -42,7 +42,7 @@ from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.algorithm import moved, step_size
 from veilstream.learning.purity import check_pure
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import Row, fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import (
@@ -71,6 +71,21 @@ class Learner:
     ``create=True`` begins a store where there is none, and opens one that is there: a restart with
     the same arguments goes on. Without it, a store that is missing is an `InputError`. From its
     first learner on, a process leaves no core dumps (`veilstream.deployment.process_secrecy`).
+
+    Args:
+        plan: the run; it must have one private method with one client a step.
+        store: the ledger's file.
+        task: what is learned; its gradient must be a pure function of (model, record).
+        witness: the second file, best on another disk, by which an old copy of the store is
+            recognised; beside the store where it is left out.
+        create: begin a store where there is none.
+
+    Raises:
+        InputError: for a plan that cannot be deployed, a task that is not pure or does not say
+            what its records look like, a store that is missing.
+        LedgerError: for a store that is damaged, or older than its witness remembers.
+        StoreBusy: while another process has it.
+
     """
 
     _epoch: int
@@ -99,7 +114,7 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradient = _gradient_of(task)
         self._checked_pure = False
-        if hasattr(task, "host_gradient"):
+        if TaskDetails.of(task).host_gradient is not None:
             self._check_pure()
         check_generator_once(fresh_secret)
         self._broken = False
@@ -159,8 +174,17 @@ class Learner:
     ) -> None:
         """Pin the model of round r; refused before any client's data are read if anything is wrong.
 
-        ``acknowledged`` is the last (round, hash) that the server has accepted from this learner:
-        if the store does not know it, the store is an old copy.
+        Args:
+            r: the round, in order from 0.
+            x: the server's model, ``task.dim`` numbers.
+            acknowledged: the last (round, hash) that the server has accepted from this learner: if
+                the store does not know it, the store is an old copy.
+
+        Raises:
+            InputError: for another round than the next, or a model of another shape or size.
+            PrivacyError: past the horizon, or for another model than a round was begun with.
+            LedgerError: where the server remembers more than the store.
+
         """
         r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
@@ -196,6 +220,18 @@ class Learner:
         participation goes). Data that cannot be used at all are refused before the step; data whose
         gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
         (`veilstream.deployment.ledger.tags`); one that has nothing but white space is refused.
+
+        Args:
+            client: the client's tag, the same whenever the same person comes.
+            sample: its record.
+
+        Returns:
+            Taken or refused: the same whatever became of the data.
+
+        Raises:
+            InputError: where no round has been begun, or it has all its clients.
+            LedgerError: where the store can no longer be trusted.
+
         """
         names = tag_forms(client)
         if not names:
@@ -223,6 +259,13 @@ class Learner:
         """Seal the round and return its message: the same bytes however often it is asked.
 
         Steps without a client have a zero gradient and keep their noise.
+
+        Returns:
+            What may be sent, `Release.payload`, with its hash.
+
+        Raises:
+            InputError: where no round has been begun or finished.
+
         """
         if self._pinned is not None:
             with self._whole_or_broken():
@@ -238,7 +281,21 @@ class Learner:
         self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
         acknowledged: tuple[int, str] | None = None,
     ) -> Release:  # fmt: skip
-        """A whole round from a stream of (tag, sample): takes no more of it than it uses."""
+        """A whole round from a stream of (tag, sample): takes no more of it than it uses.
+
+        Args:
+            r: as for `begin_round`.
+            x: as for `begin_round`.
+            clients: pairs of a tag and a record.
+            acknowledged: as for `begin_round`.
+
+        Returns:
+            As `finish_round`.
+
+        Raises:
+            InputError: as `begin_round`.
+
+        """
         self.begin_round(r, x, acknowledged)
         stream = iter(clients)
         while self.clients_wanted:
@@ -255,6 +312,14 @@ class Learner:
         """Remember that the server has accepted round r's message.
 
         (`begin_round` takes the same along, without a write of its own.)
+
+        Args:
+            r: the round.
+            digest: the hash of its message.
+
+        Raises:
+            InputError: where that is not the last message.
+
         """
         r, digest = checked_acknowledgement((r, digest))
         release = self._last_release()
@@ -274,8 +339,7 @@ class Learner:
 
         Answered here, with a model that is public anyway.
         """
-        shape = getattr(self._task, "features_shape", None)
-        if self._model is None or features.shape != tuple(shape or ()):
+        if self._model is None or features.shape != self._admission.shape:
             return None
         return np.asarray(self._task.predict(self._model, features)).tolist()
 
@@ -574,7 +638,7 @@ def _unpack(content: bytes) -> Noised:
 
 def _gradient_of(task: Task) -> Callable[[Float32s, Sample], Any]:
     """The task's own NumPy gradient if it has one (`host_gradient`), else JAX's, compiled."""
-    host: Callable[[Float32s, Sample], Any] | None = getattr(task, "host_gradient", None)
+    host = TaskDetails.of(task).host_gradient
     if host is not None:
         return host
     compiled: list[Any] = []

@@ -39,6 +39,19 @@ class PrivateSum:
     lem-priv-analy with the law of `veilstream.privacy.grid_noise`). Noise is drawn from the
     operating system; there is no seed. It presumes that only payloads leave, and that a client's
     vector is added as often as ``participation`` says.
+
+    Args:
+        mechanism: any factorization; its horizon is how many vectors may be added.
+        budget: the promise for the whole horizon.
+        clip_norm: bound on every vector's norm.
+        dim: numbers of a vector.
+        neighbours: "replace-one" or "zero-out".
+        participation: how often one client's vector may be added, and how far apart; None for once.
+        accounting: "exact", or "zcdp" as in the paper.
+
+    Raises:
+        InputError: for a value that the rules exclude, or a run that float64 cannot keep.
+
     """
 
     def __init__(

@@ -64,7 +64,19 @@ def encode(epoch: int, round_: int, steps: int, grid: float, prefix: Noised) -> 
 
 
 def decode(payload: bytes) -> Message:
-    """Read a message; anything that is not one is refused."""
+    """Read a message; anything that is not one is refused.
+
+    Args:
+        payload: the bytes of a `Release`, or of `PrivateSum.add`.
+
+    Returns:
+        ``epoch``, ``round``, ``steps`` so far, ``grid`` (what one unit stands for), ``prefix`` (the
+        noisy sum so far, in units of the grid) and ``hash``.
+
+    Raises:
+        InputError: for bytes that are not a message.
+
+    """
     if len(payload) < HEADER_BYTES:
         raise InputError("message", f"{len(payload)} bytes", "a header", "check the sender")
     magic, epoch, round_, steps, dim, grid = _HEADER.unpack_from(payload)

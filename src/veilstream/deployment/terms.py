@@ -17,7 +17,7 @@ import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.learning.admission import Admission
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.plans.plan import MethodPlan, Plan
@@ -77,7 +77,7 @@ class Terms:
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            None if task is None or not hasattr(task, "features_shape") else Admission.of(task),
+            _admission(task),
         )  # fmt: skip
 
     @property
@@ -122,6 +122,12 @@ class Terms:
 
 
 _ADMITS = "admits"
+
+
+def _admission(task: Task | None) -> Admission | None:
+    if task is None or TaskDetails.of(task).features_shape is None:
+        return None
+    return Admission.of(task)
 
 
 def program_digest(program: NoiseProgram) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Sample, Task, TaskDetails
 
 __all__ = ["Admission", "Answer"]
 
@@ -25,15 +25,19 @@ class Admission:
 
     @classmethod
     def of(cls, task: Task) -> Admission:
-        """As the task says: `features_shape`, and `labels` where it classifies."""
-        shape = getattr(task, "features_shape", None)
-        if shape is None:
+        """As the task says: `features_shape` or an `example`, and `labels` where it has them.
+
+        Raises:
+            InputError: for a task that says neither.
+
+        """
+        details = TaskDetails.of(task)
+        if details.features_shape is None:
             raise InputError(
-                "task", type(task).__name__, "a task with features_shape",
+                "task", type(task).__name__, "a task with features_shape or an example",
                 "say what one client's features look like: task.features_shape = (d,)",
             )  # fmt: skip
-        labels = getattr(task, "labels", None)
-        return cls(tuple(shape), None if labels is None else tuple(labels))
+        return cls(details.features_shape, details.labels)
 
     def admitted(self, sample: object) -> Sample | None:
         """The sample in one form for all (float32, no denormals), or None. Never raises."""

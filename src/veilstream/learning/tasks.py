@@ -1,24 +1,40 @@
 """What is learned: a loss on a flat parameter vector, with its per-client gradient by JAX.
 
-A client's data is a `Sample`. A task sees one sample at a time; engines vectorise.
+A client's data is a `Sample`. A task sees one sample at a time; simulations and learners vectorise.
+
+    Task             what every task has
+    DetailedTask     what a task may have besides
+    TaskDetails      what a task has besides, or what stands in for it: all that others read
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import MissingExtra
+from veilstream.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
     from jax import Array
 
 Floats = NDArray[np.floating[Any]]
 
-__all__ = ["FromLoss", "LeastSquares", "Logistic", "Ripple", "Sample", "Task"]
+__all__ = [
+    "DetailedTask",
+    "FromLoss",
+    "LeastSquares",
+    "Logistic",
+    "Ripple",
+    "Sample",
+    "Task",
+    "TaskDetails",
+    "check_members",
+]
 
 
 class Sample(NamedTuple):
@@ -33,11 +49,14 @@ class Sample(NamedTuple):
         return "Sample(<hidden>)"  # people's data, not for logs
 
 
+@runtime_checkable
 class Task(Protocol):
-    """A loss and what follows from it."""
+    """A loss and what follows from it: what every task has. See `DetailedTask` for the rest."""
 
     dim: int
+    """Parameters of a model, as one flat vector."""
     classifies: bool
+    """Whether predictions are labels, right or wrong."""
 
     def init(self, seed: int = 0) -> Array:
         """x⁰: public, independent of any data; drawn from the seed where it is drawn at all."""
@@ -49,7 +68,76 @@ class Task(Protocol):
         """Gradient of `loss`, before clipping."""
 
     def predict(self, params: Array, features: Array) -> Array:
-        """What the model says."""
+        """What the model says of a batch (first axis)."""
+
+
+class DetailedTask(Task, Protocol):
+    """What a task may have besides. Every member is optional; `TaskDetails` fills in the others."""
+
+    features_shape: tuple[int, ...]
+    """Shape of one client's features. Left out: that of `example`, if there is one."""
+    labels: tuple[float, ...] | None
+    """Targets that the loss is written for; records with others are refused. Left out: any."""
+    example: Sample | None
+    """A made-up record, never a client's. A task that has one takes features of its size in any
+    shape."""
+    workspace: int
+    """Floats that one client's gradient needs while it is computed. Left out: twice `dim`."""
+
+    def host_gradient(self, params: Floats, sample: Sample) -> Floats:
+        """`gradient` in NumPy, for a deployed learner. Left out: `gradient`, compiled by JAX."""
+
+
+@dataclass(frozen=True)
+class TaskDetails:
+    """What `DetailedTask` lists, for any task: its own, or what stands in for it."""
+
+    features_shape: tuple[int, ...] | None
+    """None where nobody says."""
+    labels: tuple[float, ...] | None
+    reshapes: bool
+    """Whether features of the right size are taken in any shape."""
+    workspace: int
+    host_gradient: Callable[[Floats, Sample], Any] | None
+
+    @classmethod
+    def of(cls, task: Task) -> TaskDetails:
+        """Read a task; the only place that asks what it has."""
+        example: Sample | None = getattr(task, "example", None)
+        shape = getattr(task, "features_shape", None)
+        if shape is None and example is not None:
+            shape = np.shape(example.features)
+        labels = getattr(task, "labels", None)
+        return cls(
+            None if shape is None else tuple(shape),
+            None if labels is None else tuple(labels),
+            example is not None,
+            getattr(task, "workspace", 2 * task.dim),
+            getattr(task, "host_gradient", None),
+        )
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether one client's features may have this shape."""
+        if self.features_shape is None or shape == self.features_shape:
+            return True
+        same_size = np.prod(shape, dtype=np.int64) == np.prod(self.features_shape, dtype=np.int64)
+        return self.reshapes and bool(same_size)
+
+
+def check_members(task: object) -> None:
+    """Refuse what is not a `Task`, by the members that it lacks.
+
+    Raises:
+        InputError: naming them.
+
+    """
+    wanted = ("dim", "classifies", "init", "loss", "gradient", "predict")
+    missing = [name for name in wanted if not hasattr(task, name)]
+    if missing:
+        raise InputError(
+            "task", type(task).__name__, f"a task with {', '.join(wanted)}",
+            f"it lacks {', '.join(missing)}; veilstream.tasks.Task says what each is",
+        )  # fmt: skip
 
 
 class FromLoss(ABC):
@@ -78,6 +166,11 @@ class Logistic(FromLoss):
 
     With ‖a‖ <= 1: smooth with L = 1/4 + ridge; without ridge the gradient is at most ‖a‖, and the
     infimum over separable data is 0 and is not attained. With ridge it is strongly convex.
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+        ridge: weight of the squared norm in the loss.
+
     """
 
     classifies = True
@@ -110,7 +203,13 @@ class Logistic(FromLoss):
 
 
 class LeastSquares(FromLoss):
-    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge."""
+    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge.
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+        ridge: weight of the squared norm in the loss.
+
+    """
 
     classifies = False
 
@@ -144,6 +243,10 @@ class Ripple(FromLoss):
 
     (h itself is half of the classic example u² + 3·sin² u of a function that is not convex and
     satisfies the Polyak-Łojasiewicz inequality; Karimi, Nutini and Schmidt 2016.)
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+
     """
 
     classifies = False

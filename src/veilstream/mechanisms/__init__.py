@@ -14,6 +14,7 @@ from veilstream.mechanisms.optimal import OptimalFactorization, optimal
 from veilstream.mechanisms.participation import ONCE, Participation, Sensitivity
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.mechanisms.registry import MECHANISMS, build
+from veilstream.mechanisms.steps import ConstantSteps
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MECHANISMS",
     "ONCE",
+    "ConstantSteps",
     "Factorization",
     "NoiseKey",
     "NoiseProgram",

@@ -45,6 +45,12 @@ def banded(
         normalise: scale columns to norm one. Default: yes, except for a banded inverse that is
             tuned for repeated participation, whose columns overlap.
 
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a value that the rules exclude, or a participation that does not fit.
+
     """
     T = checked_horizon(horizon)
     b = min(positive_integer("bands", bands, "try 16"), T)

@@ -35,6 +35,19 @@ def buffered(
 
     C is exact for the recurrence that runs: the parameters are an approximation to the best
     Toeplitz matrix, the mechanism is not an approximation to anything.
+
+    Args:
+        horizon: number of steps T = R·τ.
+        buffers: k, how many state vectors the noise has.
+        normalise: scale columns of C to norm one.
+        cache: keep the tuned parameters in the user's cache directory.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon or a number of buffers that is not a whole number from 1.
+
     """
     T = checked_horizon(horizon)
     k = positive_integer("buffers", buffers, "2 to 8 are useful")

@@ -141,17 +141,39 @@ class Factorization:
         return self.row_norms_squared() * self.sensitivity(participation) ** 2
 
     def max_error(self, participation: Participation | tuple[int, int] | None = None) -> float:
-        """Largest variance of a prefix sum at sensitivity one."""
+        """Largest variance (not standard deviation) of a prefix sum at sensitivity one.
+
+        `veilstream plan` prints standard deviations, at the noise that a budget needs: the root of
+        this, times V / `sensitivity()`, with V as `calibrate` returns it.
+
+        Args:
+            participation: how often one client may take part, and how far apart; None for once.
+
+        """
         return float(self.error_over_time(participation).max())
 
     def mean_error(self, participation: Participation | tuple[int, int] | None = None) -> float:
-        """Variance of a prefix sum at sensitivity one, averaged over steps."""
+        """Variance (not standard deviation) of a prefix sum at sensitivity one, mean over steps.
+
+        Args:
+            participation: as for `max_error`.
+
+        """
         return float(self.error_over_time(participation).mean())
 
     def round_error(
         self, local_steps: int, participation: Participation | tuple[int, int] | None = None
     ) -> float:
-        """Variance at sensitivity one, averaged over round ends: what the released models carry."""
+        """Variance at sensitivity one, averaged over round ends: what the released models carry.
+
+        Args:
+            local_steps: τ, steps of a round.
+            participation: as for `max_error`.
+
+        Raises:
+            InputError: where τ is more than the horizon.
+
+        """
         tau = positive_integer("local_steps", local_steps, "τ, try 4")
         if tau > self.horizon:
             raise InputError("local_steps", tau, f"<= the horizon {self.horizon}", "T is R·τ")

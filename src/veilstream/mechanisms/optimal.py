@@ -67,6 +67,13 @@ def optimal(
             middle way; 1 is "mean".
         cache: keep the solution in the user's cache directory.
 
+    Returns:
+        The factorization, with ``duality_gap``, how far from the optimum it is at most.
+
+    Raises:
+        InputError: for a value that the rules exclude, or a τ that does not divide the horizon.
+        SolverError: where the gap stays above its tolerance.
+
     """
     T = checked_horizon(horizon)
     if objective not in OBJECTIVES:

@@ -30,14 +30,36 @@ _EXACT = 1e-9
 
 
 def toeplitz(horizon: int) -> Factorization:
-    """Square-root Toeplitz factorization, exact to float32: C = B, ‖c_0‖² = Σ h(j)²."""
+    """Square-root Toeplitz factorization, exact to float32: C = B, ‖c_0‖² = Σ h(j)².
+
+    Args:
+        horizon: number of steps T = R·τ.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon that is not a whole number from 1.
+
+    """
     T = checked_horizon(horizon)
     decays, weights = relaxation(T, _EXACT)
     return Factorization("toeplitz", T, exponential_sum(decays, weights))
 
 
 def toeplitz_normalised(horizon: int) -> Factorization:
-    """`toeplitz` with every column of C scaled to norm one: better in max and in mean error."""
+    """`toeplitz` with every column of C scaled to norm one: better in max and in mean error.
+
+    Args:
+        horizon: number of steps T = R·τ.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon that is not a whole number from 1.
+
+    """
     return normalised(toeplitz(horizon), "toeplitz_normalised")
 
 

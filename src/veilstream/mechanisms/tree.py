@@ -22,7 +22,18 @@ Floats = NDArray[np.float64]
 
 
 def tree(horizon: int) -> Factorization:
-    """The paper's tree (eq-bc) without the nodes that no prefix sum uses."""
+    """The paper's tree (eq-bc) without the nodes that no prefix sum uses.
+
+    Args:
+        horizon: number of steps T = R·τ.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon that is not a whole number from 1.
+
+    """
     T = checked_horizon(horizon)
     levels = T.bit_length()
     return Factorization("tree", T, TreeSteps(np.ones(levels), np.zeros((levels, levels))))
@@ -37,6 +48,16 @@ def tree_online(horizon: int) -> Factorization:
     of the plain tree, floor(log2 T) + 1, and it is what `sensitivity` reports. The right halves
     are never seen alone: one fresh draw a step has the law of them all, and the sensitivity of
     that law, `released_sensitivity`, is smaller.
+
+    Args:
+        horizon: number of steps T = R·τ.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon that is not a whole number from 1.
+
     """
     T = checked_horizon(horizon)
     levels = T.bit_length()
@@ -113,6 +134,16 @@ def tree_full(horizon: int) -> Factorization:
 
     Nodes that reach past the horizon hold partial sums. X = CᵀC counts the nodes that two steps
     share: the covariance of a sum of chains, one a level, each redrawn where its node ends.
+
+    Args:
+        horizon: number of steps T = R·τ.
+
+    Returns:
+        The factorization, with its noise program.
+
+    Raises:
+        InputError: for a horizon that is not a whole number from 1.
+
     """
     T = checked_horizon(horizon)
     levels = (T - 1).bit_length() + 1

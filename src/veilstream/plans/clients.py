@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
+from veilstream.streams.stream import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
-__all__ = ["Stream", "stream_of"]
-
-
-class Stream(Protocol):
-    """Where clients come from; one that also has `indices` is a pool (see `PoolStream`)."""
-
-    @property
-    def provenance(self) -> str:
-        """Where the data come from, for the run folder."""
-
-    def round(self, seed: int, round_: int) -> Sample:
-        """The round's clients: features (n, clients, ...), targets (n, clients)."""
-
-    def held_out(self, seed: int, count: int, round_: int) -> Sample:
-        """Other clients, to measure on."""
+__all__ = ["stream_of"]
 
 
 def stream_of(plan: Plan) -> Stream:

@@ -22,6 +22,7 @@ import json
 import platform
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,22 @@ def _same_run(one: Plan, other: Plan) -> bool:
     return one == dataclasses.replace(other, run=budget)
 
 
+def _stored_plan(path: Path) -> Plan:
+    """The plan of a run folder; one that is damaged is refused by its name."""
+    try:
+        return Plan.load(path)
+    except InputError as error:
+        raise InputError(
+            "out", str(path), "the plan that the run in this folder wrote",
+            f"restore it, or name another folder; {error}",
+        ) from error  # fmt: skip
+
+
 def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
     """Refuse a folder that holds another run, or anything else; or this run, unless resumed."""
     stored = path / "plan.toml"
     if stored.exists():
-        if not _same_run(Plan.load(stored), plan):
+        if not _same_run(_stored_plan(stored), plan):
             raise InputError("out", str(path), "a folder without another run", "name a new folder")
         if not resume:
             raise InputError(
@@ -80,14 +92,22 @@ def clear_earlier(path: Path, plan: Plan) -> None:
     others = {n for n in names - _OWN_FILES if not re.fullmatch(r"checkpoint-\d+\.npz", n)}
     if not names or others:
         return
-    earlier = Plan.load(stored)
+    earlier = _stored_plan(stored)
     if dataclasses.replace(earlier, run=plan.run) == plan:
         for file in path.iterdir():
             file.unlink()
 
 
 class Run:
-    """A run folder, read."""
+    """A run folder, read.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InputError: for a folder without a plan.toml, and later for files that are damaged.
+
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -99,7 +119,7 @@ class Run:
     @property
     def plan(self) -> Plan:
         """What was asked."""
-        return Plan.load(self.path / "plan.toml")
+        return _stored_plan(self.path / "plan.toml")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -117,13 +137,28 @@ class Run:
         return bool(self.summary.get("simulated", False))
 
     def _json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text())
+        try:
+            content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "run", str(self.path / name), "a file that the run wrote",
+                f"{error}; --resume an unfinished run, or run it again",
+            ) from error  # fmt: skip
         return content
 
     def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
-        """The model that a method published last, as a flat vector; of the first seed, if none.
+        """The model that a method published last, as a flat vector.
 
-        Without a method: that of the run's main method.
+        Args:
+            method: which; the run's main method where it is left out.
+            seed: which; the first where it is left out.
+
+        Returns:
+            The parameters, float32.
+
+        Raises:
+            InputError: for a method or seed that was not run, or a run that keeps no models.
+
         """
         summary = self.summary
         method = summary["main_method"] if method is None else method
@@ -139,8 +174,13 @@ class Run:
                 "run", str(self.path), "a complete run that keeps its models",
                 "models of more than 64 MiB are not kept; run fewer methods and seeds",
             )  # fmt: skip
-        with np.load(path) as stored:
-            chosen: Float32s = stored[method][seeds.index(seed)]
+        try:
+            with np.load(path) as stored:
+                chosen: Float32s = stored[method][seeds.index(seed)]
+        except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+            raise InputError(
+                "run", str(path), "the models that the run wrote", f"{error}; run it again"
+            ) from error
         return chosen
 
     def history(self, column: str) -> dict[str, Float32s]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer, positive_number
@@ -12,6 +13,7 @@ from veilstream.privacy import gaussian, zcdp
 from veilstream.privacy.clipping import checked_clip_norm
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.zcdp import ZcdpCurve
 
 __all__ = ["calibrate", "privacy_of"]
 
@@ -23,6 +25,7 @@ def calibrate(
     budget: Budget,
     factorization: Factorization,
     clip_norm: float,
+    *,
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
@@ -30,26 +33,32 @@ def calibrate(
 ) -> tuple[float, Guarantee]:
     """Least noise that keeps the budget, and the guarantee that it gives.
 
-    Where a step averages the clipped gradients of ``clients_per_step`` clients, one of them moves
-    it by that much less.
+    The sensitivity comes from the program that runs (lem-priv-analy with the computed max‖c‖,
+    never a bound on it).
 
-    Returns V, the ``std`` for `Factorization.noise`, and the `Guarantee`. The sensitivity comes
-    from the program that runs (lem-priv-analy with the computed max‖c‖, never a bound on it).
+    Args:
+        budget: the promise for the whole horizon.
+        factorization: the mechanism; calibrate on the object whose noise you use.
+        clip_norm: B_g, the norm that every client's gradient is clipped to.
+        neighbours: "replace-one" or "zero-out".
+        participation: how often one client may take part, and how far apart; None for once.
+        accounting: "exact", or "zcdp" as in the paper (valid, and more noise than needed).
+        clients_per_step: where a step averages the clipped gradients of several clients, one of
+            them moves it by that much less.
+
+    Returns:
+        V, the ``std`` for `Factorization.noise`, and the `Guarantee`.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
     if not isinstance(budget, Budget):
         raise InputError("budget", budget, "a Budget", "Budget(epsilon=1.0, delta=1e-6)")
-    if not isinstance(factorization, Factorization):
-        raise InputError(
-            "factorization", factorization, "a Factorization", "mechanisms.optimal(1000)"
-        )
-    clip = checked_clip_norm(clip_norm)
-    together = positive_integer("clients_per_step", clients_per_step, "try 1")
-    near, how = Neighbours.of(neighbours), Accounting.of(accounting)
-    part = as_participation(participation)
-    report = factorization.sensitivity_report(part)
-    sensitivity = near.reach * (clip / together) * report.value
+    how = Accounting.of(accounting)
+    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step)
     mu_for = gaussian.mu_for if how is Accounting.EXACT else zcdp.mu_for
-    std = sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
+    std = reach.sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
     if not (math.isfinite(std) and std > 0.0):
         raise InputError("noise std", std, "finite and > 0", "another clip norm; try 1")
     return std, Guarantee(
@@ -57,14 +66,14 @@ def calibrate(
         delta=float(budget.delta),
         mechanism=factorization.name,
         horizon=factorization.horizon,
-        clip_norm=clip,
-        neighbours=near,
-        participation=part,
+        clip_norm=reach.clip_norm,
+        neighbours=reach.neighbours,
+        participation=reach.participation,
         accounting=how,
         noise_std=std,
-        sensitivity=sensitivity,
-        sensitivity_exact=report.exact,
-        clients_per_step=together,
+        sensitivity=reach.sensitivity,
+        sensitivity_exact=reach.exact,
+        clients_per_step=reach.clients_per_step,
     )
 
 
@@ -75,9 +84,61 @@ def privacy_of(
     *,
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
-) -> GaussianCurve:
-    """The inverse question: what noise of this ``std`` gives, as a whole privacy curve."""
+    accounting: Accounting | str = Accounting.EXACT,
+    clients_per_step: int = 1,
+) -> GaussianCurve | ZcdpCurve:
+    """The inverse question: what noise of this ``std`` gives, as a whole privacy curve.
+
+    Args:
+        std: V, as `calibrate` returns it.
+        factorization: as for `calibrate`.
+        clip_norm: as for `calibrate`.
+        neighbours: as for `calibrate`.
+        participation: as for `calibrate`.
+        accounting: "exact" for what the noise really gives, "zcdp" for what the paper's formula
+            says that it gives, which is never less.
+        clients_per_step: as for `calibrate`.
+
+    Returns:
+        A curve with ``epsilon(delta)`` and ``delta(epsilon)``.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
+    """
     noise = positive_number("std", std, "take it from veilstream.calibrate")
+    how = Accounting.of(accounting)
+    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step)
+    curve = GaussianCurve if how is Accounting.EXACT else ZcdpCurve
+    return curve(reach.sensitivity / noise)
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """How far one client can move the mechanism, from options that have been checked."""
+
+    clip_norm: float
+    neighbours: Neighbours
+    participation: Participation
+    clients_per_step: int
+    sensitivity: float
+    exact: bool
+
+
+def _reach(
+    factorization: Factorization,
+    clip_norm: float,
+    neighbours: Neighbours | str,
+    participation: Participation | tuple[int, int] | None,
+    clients_per_step: int,
+) -> _Reach:
+    if not isinstance(factorization, Factorization):
+        raise InputError(
+            "factorization", factorization, "a Factorization", "mechanisms.optimal(1000)"
+        )
     clip = checked_clip_norm(clip_norm)
-    reach = Neighbours.of(neighbours).reach
-    return GaussianCurve(reach * clip * factorization.sensitivity(participation) / noise)
+    together = positive_integer("clients_per_step", clients_per_step, "try 1")
+    near, part = Neighbours.of(neighbours), as_participation(participation)
+    report = factorization.sensitivity_report(part)
+    sensitivity = near.reach * (clip / together) * report.value
+    return _Reach(clip, near, part, together, sensitivity, report.exact)

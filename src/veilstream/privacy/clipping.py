@@ -36,6 +36,17 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     - a vector with an entry that is not finite becomes zero, so one client cannot poison a sum;
     - a finite vector keeps its direction, however large or small; one that is safely inside the
       bound is returned unchanged, bit for bit.
+
+    Args:
+        gradients: vectors along the last axis, float32 or float64.
+        clip_norm: B_g, the largest norm of a result.
+
+    Returns:
+        An array of the same shape and type.
+
+    Raises:
+        InputError: for another type, a scalar, or a clip norm that is not a positive number.
+
     """
     bound = checked_clip_norm(clip_norm)
     raw = np.asarray(gradients)

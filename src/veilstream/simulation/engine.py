@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.learning.algorithm import LARGE, blend, step_size
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms import Factorization
-from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.tasks import task_of
@@ -32,7 +32,9 @@ from veilstream.simulation.noise_source import (
     noise_place,
     noise_seed,
 )
+from veilstream.simulation.records import ExpectedRecords
 from veilstream.streams.pool import PoolStream
+from veilstream.streams.stream import Stream
 
 __all__ = [
     "METRICS",
@@ -59,9 +61,14 @@ class Progress:
     """Prequential, over the last block, of the main method; None while it is not known."""
 
 
-def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int) -> Sample:
+def clients_of(
+    stream: Stream, seeds: Sequence[int], first: int, count: int, expected: ExpectedRecords
+) -> Sample:
     """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
     drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
+    for r, row in enumerate(drawn, start=first):
+        for seed, met in zip(seeds, row, strict=True):
+            expected.check_round(met, seed, r)
     features = np.array([[s.features for s in row] for row in drawn])
     targets = np.array([[s.target for s in row] for row in drawn])
     if not (np.isfinite(features).all() and np.isfinite(targets).all()):
@@ -140,8 +147,7 @@ def memory_of(
         dim=task.dim,
         rounds=plan.learning.rounds,
         evaluate_every=plan.run.evaluate_every,
-        # A task that does not say: its gradient, and as much again.
-        workspace=getattr(task, "workspace", 2 * task.dim),
+        workspace=TaskDetails.of(task).workspace,
         feature_floats=int(np.prod(record)),
         pooled=isinstance(stream, PoolStream),
         on_host=noise_place(plan.run.noise) == "host",
@@ -192,6 +198,9 @@ class Simulation:
         self.task = task_of(plan) if task is None else task
         self.stream = stream_of(plan) if stream is None else stream
         self.seeds = tuple(seeds)
+        self._expected = ExpectedRecords.of(plan, self.task)
+        if isinstance(self.stream, PoolStream):
+            self._expected.check_pool(self.stream, plan.learning.rounds)
         self._prepared = list(prepared)
         R = plan.learning.rounds
         if block_rounds is None:
@@ -308,7 +317,7 @@ class Simulation:
 
     def _clients(self, first: int, count: int) -> Any:
         if not isinstance(self.stream, PoolStream):
-            return clients_of(self.stream, self.seeds, first, count)
+            return clients_of(self.stream, self.seeds, first, count, self._expected)
         each = [self.stream.indices(seed, first, count) for seed in self.seeds]
         return np.stack(each, axis=1)
 
@@ -432,7 +441,7 @@ class Simulation:
     def _held_out_together(self, methods: int) -> int:
         """How many held-out clients are looked at at once."""
         # Looking takes about a quarter of what a gradient does.
-        each = methods * max(1, getattr(self.task, "workspace", 2 * self.task.dim) // 4)
+        each = methods * max(1, self._expected.details.workspace // 4)
         eighth = self.plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
         room = _CACHE_FLOATS if self.noise_place == "host" else eighth
         return max(50, min(eighth, room) // each)
@@ -440,12 +449,16 @@ class Simulation:
     def _held_out(self, seed: int, round_: int) -> Sample:
         """Without drift, every round has the same ones: drawn once."""
         if self.plan.data.drift != "none":
-            return self.stream.held_out(seed, self.plan.data.held_out, round_)
+            return self._drawn_held_out(seed, round_)
         which = 0 if self._pool is not None else seed
         if which not in self._held:
-            drawn = self.stream.held_out(which, self.plan.data.held_out, 0)
-            self._held[which] = _on_device(drawn)
+            self._held[which] = _on_device(self._drawn_held_out(which, 0))
         return self._held[which]
+
+    def _drawn_held_out(self, seed: int, round_: int) -> Sample:
+        drawn = self.stream.held_out(seed, self.plan.data.held_out, round_)
+        self._expected.check_held_out(drawn, seed, round_)
+        return drawn
 
     def models(self) -> Float32s:
         """The models published last, (methods, seeds, d)."""
@@ -484,6 +497,11 @@ class Simulation:
             raise InputError(
                 "run.noise", self.noise_place, f"{state['noise_place']}, as the run was begun",
                 f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
+            )  # fmt: skip
+        if state["current0"].shape[-1] != self.task.dim:
+            raise InputError(
+                "task.dim", self.task.dim, f"{state['current0'].shape[-1]}, as the run was begun",
+                "resume with the task that it was begun with, or name a new folder",
             )  # fmt: skip
         round_ = int(state["round"])
         if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:

@@ -8,18 +8,19 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, MissingExtra
 from veilstream.files import write_file
 from veilstream.learning.regret import dynamic_regret, static_regret
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Task, check_members
 from veilstream.mechanisms.checks import positive_integer
-from veilstream.plans.clients import Stream, stream_of
+from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
@@ -28,14 +29,17 @@ from veilstream.simulation.block import METRICS
 from veilstream.simulation.comparators import Comparators, comparators, has_comparators
 from veilstream.simulation.engine import evaluated_rounds, memory_of
 from veilstream.simulation.noise_source import noise_place
+from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (
+    BatchResults,
     Results,
     RunProgress,
     SeedBatches,
     pickle_or_refuse,
-    read_results,
     run_seed_batches,
+    together,
 )
+from veilstream.streams.stream import Stream
 
 __all__ = ["run"]
 
@@ -54,16 +58,33 @@ def run(
     on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
 ) -> Run:
-    """Run a plan; ``out`` becomes its folder (default: runs/NAME).
-
-    ``task`` and ``stream`` are a model and data of your own, for plans with `learning.task` or
-    `data.kind` = "custom". ``processes`` spreads seeds over that many processes.
+    """Simulate a plan into a run folder.
 
     A simulation: its noise comes from seeds and protects no one. Each guarantee in the folder is
     what a deployed learner with these settings would give, beside ``"simulated": true``.
 
     Interrupting it (KeyboardInterrupt) leaves a usable partial run and a checkpoint from which
     ``resume=True`` goes on to the same numbers.
+
+    Args:
+        plan: what to run, or the path of a TOML file that says it.
+        out: the run's folder, new or empty; runs/NAME where it is left out.
+        task: a model of your own, for plans with learning.task = "custom".
+        stream: data of your own, for plans with data.kind = "custom".
+        resume: go on with an interrupted run of the same plan in that folder.
+        processes: spread seeds over this many processes.
+        on_prepared: called with the calibrated methods before anything runs.
+        on_progress: called with a `RunProgress` after every block of rounds.
+        on_solving: called with 1 for each seed whose regret has been worked out.
+
+    Returns:
+        The folder, read: `Run.summary`, `Run.history`, `Run.model`.
+
+    Raises:
+        InputError: for a plan, folder, task, stream or checkpoint that cannot be used; nothing is
+            begun then, unless a stream goes wrong on its way.
+        MissingExtra: without JAX.
+
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     positive_integer("processes", processes, "try 1")
@@ -71,15 +92,21 @@ def run(
     _check_custom("stream", stream, plan.data.kind == "custom")
     folder = Path("runs") / plan.name if out is None else Path(out)
     check_folder(folder, plan, resume=resume)
-    unfinished = any(folder.glob("checkpoint*.npz")) or not (folder / "summary.json").exists()
-    if resume and not unfinished:
+    if resume and _finished(folder):
         return Run(folder)
+    _need_jax()
     prepared = [prepare(plan, method) for method in plan.methods]
     own_task = task_of(plan) if task is None else task
     own_stream = stream_of(plan) if stream is None else stream
-    together = min(processes, plan.run.seeds)  # what cannot run claims no folder
-    memory_of(plan, prepared, 1, own_task, own_stream, together)
-    if together > 1:
+    # What cannot run claims no folder.
+    if task is not None:
+        check_members(task)
+    record = check_stream(plan, own_task, own_stream)
+    if task is not None:
+        check_task(task, record)
+    at_once = min(processes, plan.run.seeds)
+    memory_of(plan, prepared, 1, own_task, own_stream, at_once)
+    if at_once > 1:
         pickle_or_refuse((task, stream))
     write_file(folder / "plan.toml", plan.to_toml())
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
@@ -87,11 +114,12 @@ def run(
     on_prepared(prepared)
     batches = SeedBatches.of(folder, plan, prepared, own_task, own_stream, processes)
     look = _Look(plan, prepared, own_task, own_stream)
+    made: dict[int, BatchResults] = {}
     began = time.monotonic()
     try:
         run_seed_batches(
             batches, plan, prepared, *((task, stream) if processes > 1 else (own_task, own_stream)),
-            processes=processes, on_progress=on_progress,
+            processes=processes, on_progress=on_progress, made=made,
         )  # fmt: skip
         training_s = time.monotonic() - began
         solved: list[Comparators] = []
@@ -100,15 +128,26 @@ def run(
                 solved.append(comparators(plan, seed))
                 on_solving(1)
     except KeyboardInterrupt:
-        partial = read_results(batches)
+        partial = together(batches, made, plan)
         if partial is not None:
             _finish(folder, look, partial, [], complete=False, training_s=None)
         raise
-    results = read_results(batches)
+    results = together(batches, made, plan)
     assert results is not None
     _finish(folder, look, results, solved, complete=True, training_s=training_s)
     batches.clear()
     return Run(folder)
+
+
+def _finished(folder: Path) -> bool:
+    if any(folder.glob("checkpoint*.npz")) or not (folder / "summary.json").exists():
+        return False
+    return bool(Run(folder).summary["complete"])
+
+
+def _need_jax() -> None:
+    if find_spec("jax") is None:
+        raise MissingExtra("jax", "jax", "a simulation")
 
 
 def _where(plan: Plan) -> dict[str, str]:

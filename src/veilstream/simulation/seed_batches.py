@@ -1,13 +1,13 @@
 """A run in batches: seeds that fit into memory together, one after the other or in processes.
 
-Each batch is a `Simulation` of its own with a checkpoint of its own. Which seeds run together is
+Each batch is a `Simulation` of its own. What it measured is handed over in memory; its checkpoint
+is for --resume, and for what another process has made. Which seeds run together is
 decided once, from the memory budget and the number of processes, and kept in the run's folder, so
 that a resumed run, in whatever number of processes, goes on to the same numbers.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -28,19 +28,25 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.tasks import Task
-from veilstream.plans.clients import Stream
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
 from veilstream.simulation.block import METRICS
-from veilstream.simulation.engine import Simulation, memory_of
+from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
+from veilstream.simulation.run_checkpoint import (
+    read_checkpoint,
+    read_seed_batches,
+    write_checkpoint,
+)
+from veilstream.streams.stream import Stream
 
 __all__ = [
+    "BatchResults",
     "Results",
     "RunProgress",
     "SeedBatches",
     "pickle_or_refuse",
-    "read_results",
     "run_seed_batches",
+    "together",
 ]
 
 _CHECKPOINT_EVERY_S = 10.0
@@ -81,11 +87,9 @@ class SeedBatches:
     ) -> SeedBatches:
         """As the folder says, or new ones."""
         stored = folder / "seed_batches.json"
-        if stored.exists():
-            content = json.loads(stored.read_text())
-            seeds_of_parts = tuple(map(tuple, content["seeds"]))
-            return cls(folder, seeds_of_parts, content["block_rounds"], content["processes"])
         seeds = range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds)
+        if stored.exists():
+            return cls(folder, *read_seed_batches(stored, list(seeds)))
         processes = min(processes, len(seeds))
         most = -(-len(seeds) // processes)
         fits = memory_of(plan, prepared, most, task, stream, processes)
@@ -122,45 +126,83 @@ class Results:
     """Published last, (methods, seeds, d); None where they are many."""
 
 
-def read_results(batches: SeedBatches) -> Results | None:
-    """Put the batches' checkpoints together; a batch that has not begun is left out."""
+@dataclass(frozen=True)
+class BatchResults:
+    """What one batch has measured so far."""
+
+    rounds: int
+    history: dict[str, NDArray[np.float32]]
+    held_out_accuracy: NDArray[np.float32]
+    models: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> BatchResults:
+        """From a `Simulation.state`."""
+        return cls(
+            int(state["round"]),
+            {m: state[f"history_{m}"] for m in METRICS},
+            state["held_out_accuracy"],
+            _published(state),
+        )
+
+
+def together(batches: SeedBatches, made: Mapping[int, BatchResults], plan: Plan) -> Results | None:
+    """Put the batches' results together; a batch that has not begun is left out.
+
+    Args:
+        batches: which seeds run together.
+        made: results by batch, of those that this process has run.
+        plan: what is run; checkpoints of other processes' batches must fit it.
+
+    Returns:
+        All of them, or None where there are none.
+
+    Raises:
+        InputError: for another process's checkpoint that is damaged.
+
+    """
     seeds: list[int] = []
-    states: list[dict[str, Any]] = []
+    parts: list[BatchResults] = []
     for index, own in enumerate(batches.seeds):
-        path = batches.checkpoint(index)
-        if path.exists():
-            with np.load(path) as stored:
-                wanted = ["round", "held_out_accuracy", *(f"history_{m}" for m in METRICS)]
-                state = {name: stored[name] for name in wanted}
-                state["models"] = _published(stored)
-            states.append(state)
-            seeds += own
-    if not states:
+        if index in made:
+            parts.append(made[index])
+        elif batches.checkpoint(index).exists():
+            parts.append(BatchResults.of(_stored(batches, index, plan)))
+        else:
+            continue
+        seeds += own
+    if not parts:
         return None
-
-    def together(name: str) -> NDArray[np.float32]:
-        return np.concatenate([state[name] for state in states], axis=1)
-
+    models = [part.models for part in parts]
+    kept = [m for m in models if m is not None]
     return Results(
         seeds,
-        min(int(state["round"]) for state in states),
-        {m: together(f"history_{m}") for m in METRICS},
-        together("held_out_accuracy"),
-        together("models") if all(state["models"] is not None for state in states) else None,
+        min(part.rounds for part in parts),
+        {m: np.concatenate([part.history[m] for part in parts], axis=1) for m in METRICS},
+        np.concatenate([part.held_out_accuracy for part in parts], axis=1),
+        np.concatenate(kept, axis=1) if len(kept) == len(models) else None,
     )
 
 
-def _published(stored: Any) -> NDArray[np.float32] | None:
+def _published(state: dict[str, Any]) -> NDArray[np.float32] | None:
     """(methods, seeds, d) of one batch."""
-    methods, seeds, _ = stored["history_loss"].shape
-    dim = stored["average0"].shape[-1]
+    methods, seeds, _ = state["history_loss"].shape
+    dim = state["average0"].shape[-1]
     if 4 * methods * seeds * dim > _MODELS_BYTES:
         return None
     models: NDArray[np.float32] = np.empty((methods, seeds, dim), np.float32)
-    for name in stored:
+    for name in state:
         if name.startswith("methods"):
-            models[stored[name]] = stored[name.replace("methods", "average")]
+            models[state[name]] = state[name.replace("methods", "average")]
     return models
+
+
+def _stored(batches: SeedBatches, index: int, plan: Plan) -> dict[str, Any]:
+    """A batch's checkpoint, read and checked."""
+    return read_checkpoint(
+        batches.checkpoint(index), methods=len(plan.methods), seeds=len(batches.seeds[index]),
+        rounds=plan.learning.rounds, looks=len(evaluated_rounds(plan)),
+    )  # fmt: skip
 
 
 def run_seed_batches(
@@ -172,10 +214,12 @@ def run_seed_batches(
     *,
     processes: int,
     on_progress: OnProgress,
+    made: dict[int, BatchResults],
 ) -> None:
-    """Run every batch to its end; each leaves its last checkpoint.
+    """Run every batch to its end; each leaves its last checkpoint, for --resume.
 
-    A KeyboardInterrupt leaves checkpoints of what was done.
+    ``made`` takes the results of the batches that this process runs, also of one that a
+    KeyboardInterrupt stops.
     """
     total = plan.learning.rounds * len(batches.seeds)
     rounds = dict.fromkeys(range(len(batches.seeds)), 0)
@@ -187,7 +231,7 @@ def run_seed_batches(
     processes = min(processes, batches.processes)
     if processes == 1 or len(batches.seeds) == 1:
         for index in range(len(batches.seeds)):
-            _run_seed_batch(batches, index, plan, prepared, task, stream, advanced)
+            _run_seed_batch(batches, index, plan, prepared, task, stream, advanced, made)
     else:
         _in_processes(batches, plan, task, stream, min(processes, len(batches.seeds)), advanced)
 
@@ -203,13 +247,14 @@ def _run_seed_batch(
     task: Task | None,
     stream: Stream | None,
     advanced: Advanced,
+    made: dict[int, BatchResults],
 ) -> None:
     path = batches.checkpoint(index)
     state = None
     if path.exists():
-        with np.load(path) as stored:
-            state = dict(stored)
+        state = _stored(batches, index, plan)
         if int(state["round"]) == plan.learning.rounds:
+            made[index] = BatchResults.of(state)
             advanced(index, plan.learning.rounds, None)
             return
     simulation = Simulation(
@@ -226,16 +271,20 @@ def _run_seed_batch(
                 break
             advanced(index, progress.round, progress.accuracy)
             if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-                _save(path, simulation)
+                write_checkpoint(path, simulation.state())
                 saved = time.monotonic()
     except KeyboardInterrupt:
         if simulation.round:
             with _no_further_interrupts():
-                _save(path, simulation)
+                state = simulation.state()
+                write_checkpoint(path, state)
+                made[index] = BatchResults.of(state)
         raise
     finally:
         simulation.close()
-    _save(path, simulation)
+    state = simulation.state()
+    write_checkpoint(path, state)
+    made[index] = BatchResults.of(state)
     advanced(index, progress.round, progress.accuracy)  # done is what the disk says is done
 
 
@@ -250,12 +299,6 @@ def _no_further_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _save(path: Path, simulation: Simulation) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, **simulation.state())
-    write_file(path, buffer.getvalue())
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -338,7 +381,7 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
         for index in share:
             _run_seed_batch(
                 batches, index, plan, prepared, task, stream,
-                lambda i, done, accuracy: outbox.send((i, done, accuracy, None)),
+                lambda i, done, accuracy: outbox.send((i, done, accuracy, None)), {},
             )  # fmt: skip
     except KeyboardInterrupt:
         pass

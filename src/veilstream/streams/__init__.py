@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from veilstream.streams.mnist import load_mnist
     from veilstream.streams.pool import MNIST_SPLITS, ClientsMet, PoolStream, mnist_stream
     from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
+    from veilstream.streams.stream import Stream
     from veilstream.streams.synthetic import DRIFTS, RippleStream, SyntheticStream
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PoolStream",
     "RippleStream",
     "Split",
+    "Stream",
     "SyntheticStream",
     "WriterSplit",
     "load_mnist",
@@ -40,6 +42,7 @@ _LATER = {
     "PoolStream": "veilstream.streams.pool",
     "RippleStream": "veilstream.streams.synthetic",
     "Split": "veilstream.streams.splits",
+    "Stream": "veilstream.streams.stream",
     "SyntheticStream": "veilstream.streams.synthetic",
     "WriterSplit": "veilstream.streams.splits",
     "load_mnist": "veilstream.streams.mnist",

@@ -121,7 +121,18 @@ def mnist_directory() -> Path:
 
 
 def load_mnist(directory: Path | None = None) -> Mnist:
-    """Read MNIST from a directory, or from the user's data directory when none is named."""
+    """Read MNIST from a directory, or from the user's data directory when none is named.
+
+    Args:
+        directory: where the four files are, gzipped or not.
+
+    Returns:
+        Images and labels, for training and for testing.
+
+    Raises:
+        InputError: where files are missing or not intact.
+
+    """
     place = mnist_directory() if directory is None else Path(directory)
     contents, problems = _survey(place)
     if problems:

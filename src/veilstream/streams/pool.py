@@ -152,7 +152,20 @@ def mnist_stream(
 ) -> PoolStream:
     """MNIST as clients with one image each: grey values from 0 to 255, labels as int32.
 
-    ``alpha`` belongs to the split "dirichlet".
+    Args:
+        mnist: the images, from `load_mnist`.
+        learners: among how many they are split.
+        rounds: for how many rounds.
+        per_round: clients that a learner meets in a round.
+        split: how: "paper", "dirichlet", "writers" or "even".
+        alpha: concentration, for "dirichlet".
+
+    Returns:
+        The stream.
+
+    Raises:
+        UnknownName: for another split.
+
     """
     ways: dict[str, Split] = {"paper": PaperSplit(), "even": EvenSplit()}
     if split == "dirichlet":

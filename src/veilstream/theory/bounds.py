@@ -78,6 +78,13 @@ def dynamic_regret_bound(constants: Constants) -> Bound:
     Guarantees: the printed constants follow from the appendix, step by step, if η̃ <= α/(8L).
     They are loose in two places: the last round's row of B counts though its noise reaches no
     model that is judged, and the local models count at τ = 1 though they do not move there.
+
+    Args:
+        constants: of the losses, the run and its noise.
+
+    Returns:
+        The bound, term by term, and whether the proof's condition on the step size holds.
+
     """
     c, eta_tilde = constants, constants.effective_step_size
     weight = (eta_tilde + c.alpha / (12 * c.smoothness) + 1 / c.mu) / c.alpha
@@ -106,6 +113,13 @@ def dynamic_regret_bound_independent(constants: Constants) -> Bound:
     α/2, then divides by α. At θ = α/(12L) the factor is 11α/6 - 8Lη̃: at least α, as printed, for
     η̃ <= 5α/(48L), but only 5α/6 at η̃ = α/(8L). Here every term is multiplied by
     α/min(α, 11α/6 - 8Lη̃), which is between 1 and 6/5.
+
+    Args:
+        constants: of the losses, the run and its noise.
+
+    Returns:
+        The bound, term by term, and whether the proof's condition on the step size holds.
+
     """
     c, eta_tilde = constants, constants.effective_step_size
     left = 11 / 6 - 8 * c.smoothness * eta_tilde / c.alpha
@@ -141,6 +155,17 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
     eqtheta only if ln(Rτ) >= 1, so the default here is θ = η̃·max(1, ln(Rτ)). And a round's
     f^r(x^r) - f^r(x*) can be negative, so its factor 2 - 4L(η̃ + 3θ/2) >= 1 may be dropped only
     after summing over rounds, where the claim is empty when the sum is negative.
+
+    Args:
+        constants: of the losses, the run and its noise.
+        theta: θ; η̃·max(1, ln(Rτ)) where it is left out.
+
+    Returns:
+        The bound, term by term, and whether the proof's condition on the step size holds.
+
+    Raises:
+        InputError: for a θ that is not a positive number.
+
     """
     c, eta_tilde = constants, constants.effective_step_size
     if theta is None:

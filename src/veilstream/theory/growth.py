@@ -22,7 +22,18 @@ class GrowthConstants(NamedTuple):
 
 
 def quasi_strong_convexity(modulus: float) -> GrowthConstants:
-    """Quasi strongly convex losses satisfy asm-noncvx as they are: α = 1, μ the modulus."""
+    """Quasi strongly convex losses satisfy asm-noncvx as they are: α = 1, μ the modulus.
+
+    Args:
+        modulus: μ_QSC.
+
+    Returns:
+        α and μ.
+
+    Raises:
+        InputError: for a modulus that is not a positive number.
+
+    """
     return GrowthConstants(1.0, positive_number("modulus", modulus, "μ_QSC"))
 
 
@@ -46,6 +57,22 @@ def assumption_constants(
     asm-noncvx has that half in front of μ already, so μ = c - μ_WC - αL. ``as_printed=True``
     gives the paper's half of it: valid, and looser in every bound. c_PL/2 is cautious too, since
     Polyak-Łojasiewicz gives quadratic growth with c_PL itself: pass that as ``quadratic_growth``.
+
+    Args:
+        quadratic_growth: c_QG.
+        polyak_lojasiewicz: c_PL.
+        error_bound: c_EB.
+        weak_convexity: μ_WC; 0 for convex losses.
+        smoothness: L.
+        alpha: the α that is wanted.
+        as_printed: with the paper's constants, uncorrected.
+
+    Returns:
+        α and μ.
+
+    Raises:
+        InputError: for none or several growth conditions, or an α that they do not allow.
+
     """
     L = positive_number("smoothness", smoothness, "L")
     weak = _non_negative("weak_convexity", weak_convexity, "0 for convex losses")

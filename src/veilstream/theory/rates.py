@@ -26,6 +26,18 @@ def main_theorem_rate(constants: Constants, *, epsilon: float, delta: float) -> 
 
     A rate says how terms scale, never how large they are. It reads ε and δ instead of the noise:
     the theorem puts in the Toeplitz factorization's row and column norms, O(ln Rτ) each.
+
+    Args:
+        constants: of the losses and the run.
+        epsilon: of the budget.
+        delta: of the budget.
+
+    Returns:
+        The terms.
+
+    Raises:
+        InputError: for a budget that the rules exclude.
+
     """
     c, eta_tilde = constants, constants.effective_step_size
     epsilon = positive_number("epsilon", epsilon, "lower means more private; try 1")
@@ -49,6 +61,16 @@ def advised_step_size(constants: Constants) -> float:
     ``constants.step_size`` is ignored; the η to use is the answer over η_g·τ. As a function of η̃
     the bound is p/η̃ + q·η̃² + s·η̃³ + a constant, convex, with its minimum where
     3s·η̃⁴ + 2q·η̃³ = p. It is the best step for a worst case: real losses often bear more.
+
+    Args:
+        constants: of the losses, the run and its noise.
+
+    Returns:
+        η̃.
+
+    Raises:
+        InputError: where the start is an optimum.
+
     """
     c = constants
     if not c.initial_distance_squared:
@@ -75,7 +97,19 @@ def advised_step_size(constants: Constants) -> float:
 
 
 def step_size_scaling(*, rounds: int, local_steps: int) -> float:
-    """R^(-1/3)·(ln Rτ)^(-2/3): how thm-up lets η̃ shrink with the horizon. A scale, not a step."""
+    """R^(-1/3)·(ln Rτ)^(-2/3): how thm-up lets η̃ shrink with the horizon. A scale, not a step.
+
+    Args:
+        rounds: R.
+        local_steps: τ.
+
+    Returns:
+        The scale.
+
+    Raises:
+        InputError: for a single step, where ln(Rτ) is 0.
+
+    """
     R = positive_integer("rounds", rounds, "R, try 1000")
     tau = positive_integer("local_steps", local_steps, "τ, try 4")
     if R * tau == 1:
@@ -91,6 +125,19 @@ def correlated_beats_independent(
     Sufficient, not necessary, and a comparison of two O() with every constant set to one. Report
     it; never choose a mechanism or a step by it: in the paper's own logistic regression it says
     0.0028, where 0.4 works. Infinite for a single step.
+
+    Args:
+        rounds: R.
+        local_steps: τ.
+        learners: n.
+        server_step_size: η_g.
+
+    Returns:
+        η̃.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
     R = positive_integer("rounds", rounds, "R, try 1000")
     tau = positive_integer("local_steps", local_steps, "τ, try 4")

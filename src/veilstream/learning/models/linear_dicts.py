@@ -38,6 +38,15 @@ class DictEncoder:
     Missing names and None count as 0; True and False as 1 and 0. Each vector is scaled down, by
     itself, to norm at most ``feature_norm`` (None: left as it is). ``salt`` is public; another one
     makes other names share a column.
+
+    Args:
+        dim: columns of a vector, the constant included.
+        feature_norm: largest norm of a vector; None leaves it as it is.
+        salt: public text that decides which names share a column.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
 
     dim: int
@@ -104,6 +113,16 @@ class DictLogistic(_OnDicts, Logistic):
 
     Without ridge, the gradient of a record has norm at most ``feature_norm``: a clip norm of that
     size changes nothing.
+
+    Args:
+        dim: columns of a vector, the constant included.
+        feature_norm: largest norm of a vector; None leaves it as it is.
+        salt: public text that decides which names share a column.
+        ridge: weight of the squared norm in the loss.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
 
     def __init__(
@@ -131,6 +150,16 @@ class DictRegression(_OnDicts, LeastSquares):
 
     Scaling a record to ``feature_norm`` scales what a linear model says about it: choose the norm,
     and public units, so that typical records are not scaled.
+
+    Args:
+        dim: columns of a vector, the constant included.
+        feature_norm: largest norm of a vector; None leaves it as it is.
+        salt: public text that decides which names share a column.
+        ridge: weight of the squared norm in the loss.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
 
     def __init__(

@@ -8,7 +8,7 @@ normalisation does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,19 @@ class PytreeTask(FromLoss):
     ``example`` is a made-up sample, never a client's. With it, loss, gradient and predictions are
     checked here and now. Features then take its shape on their way to the loss (a stream may hold
     them flat), and where it has integers, so will the loss (a stream may hold floats).
+
+    Args:
+        loss: ``loss(params, features, target)`` of one sample, a scalar.
+        init: ``init(seed)`` makes the parameters of x⁰, or is the pytree itself.
+        predict: ``predict(params, features)`` for a batch (first axis).
+        classifies: whether predictions are labels, right or wrong.
+        labels: targets that the loss is written for; records with others are refused.
+        example: a made-up sample.
+
+    Raises:
+        InputError: for a loss, start or prediction that cannot work, or that mixes samples.
+        MissingExtra: without JAX.
+
     """
 
     def __init__(
@@ -57,6 +70,7 @@ class PytreeTask(FromLoss):
         predict: Callable[[Any, Any], Any] | None = None,
         *,
         classifies: bool = False,
+        labels: Sequence[float] | None = None,
         example: Sample | None = None,
     ) -> None:
         _jax()
@@ -68,8 +82,9 @@ class PytreeTask(FromLoss):
                 "pass predict(params, features) -> labels, or classifies=False",
             )  # fmt: skip
         self.classifies = classifies
+        self.labels = None if labels is None else tuple(labels)
         self._loss, self._init, self._predict = loss, init, predict
-        self._example = None if example is None else example_arrays(example)
+        self.example = None if example is None else example_arrays(example)
         self._structure, start, self._unravel = _flatten(self._start(0))
         self.dim = start.size
         if not np.array_equal(start, _flatten(self._start(0))[1]):
@@ -77,8 +92,8 @@ class PytreeTask(FromLoss):
                 "init", "two results for seed 0", "parameters that follow from the seed",
                 "draw them from jax.random.key(seed) or numpy.random.default_rng(seed)",
             )  # fmt: skip
-        if self._example is not None:
-            self._check(start, self._example)
+        if self.example is not None:
+            self._check(start, self.example)
 
     def _start(self, seed: int) -> Any:
         import jax
@@ -115,9 +130,9 @@ class PytreeTask(FromLoss):
         import jax.numpy as jnp
 
         features, target = sample.features, sample.target
-        if self._example is not None:
-            features = like_example("features", features, self._example.features)
-            target = like_example("target", target, self._example.target)
+        if self.example is not None:
+            features = like_example("features", features, self.example.features)
+            target = like_example("target", target, self.example.target)
         value = self._loss(self.unflatten(params), features, target)
         try:
             number = jnp.asarray(value)
@@ -138,9 +153,9 @@ class PytreeTask(FromLoss):
             raise InputError(
                 "predict", None, "a function", "pass predict(params, features) to PytreeTask"
             )
-        if self._example is not None:
+        if self.example is not None:
             batch = features.shape[:1]
-            features = like_example("features", features, self._example.features, batch)
+            features = like_example("features", features, self.example.features, batch)
         answers: Array = self._predict(self.unflatten(params), features)
         return answers
 

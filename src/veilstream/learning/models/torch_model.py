@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +58,19 @@ class TorchTask:
       called;
     - randomness: dropout in train mode (in eval mode it does nothing, and is welcome);
     - trainable parameters that are not float32, or not on the CPU.
+
+    Args:
+        module: the model; it is copied.
+        loss: ``loss(outputs, targets)`` for a batch of one.
+        example: a made-up sample, never a client's.
+        classifies: whether predictions are labels, right or wrong.
+        labels: targets that the loss is written for; records with others are refused.
+        predict: ``predict(outputs)``; the largest of the outputs where the task classifies.
+
+    Raises:
+        InputError: for what is refused above, or an example that the module does not take.
+        MissingExtra: without PyTorch.
+
     """
 
     def __init__(
@@ -67,14 +80,16 @@ class TorchTask:
         *,
         example: Sample,
         classifies: bool = False,
+        labels: Sequence[float] | None = None,
         predict: Callable[[Any], Any] | None = None,
     ) -> None:
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
             raise InputError("module", type(module).__name__, "a torch.nn.Module", "pass one")
-        made = example_arrays(example)
+        self.example = made = example_arrays(example)
         _check_layers(module)
         self.classifies = classifies
+        self.labels = None if labels is None else tuple(labels)
         self._loss = loss
         self._predict = predict
         self._module = copy.deepcopy(module)
