@@ -39,7 +39,7 @@ from tests.support.known_secrets import known_secrets
 import veilstream.deployment.learner
 import veilstream.deployment.ledger.store
 from studies.disk import scratch
-from studies.power_cuts import D, NumpyTask, plan_of, small_snapshots
+from studies.power_cuts import ROUNDS, D, NumpyTask, plan_of, small_snapshots
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.visits import TAG_BYTES
 from veilstream.errors import LedgerError, VeilstreamError
@@ -393,7 +393,9 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
     learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
 
     def copy(point: str = "") -> None:
-        copies.append(Copy(learner._ledger.chain.length, len(_messages(learner)), _read(root)))
+        chain = learner._ledger.chain
+        messages = max(chain.epoch, 0) * ROUNDS + chain.standing.rounds
+        copies.append(Copy(chain.length, messages, _read(root)))
 
     with mock.patch.object(veilstream.deployment.learner, "reached", copy):
         for _ in range(int(rng.integers(4, 14))):
