@@ -199,8 +199,8 @@ def full_horizon(mechanism: str, where: Path | None) -> None:
 
 
 def growth(sizes: list[int], where: Path | None) -> None:
-    print(f"{'steps':>9} {'store':>9} {'open':>8} {'its CPU':>8} {'4 steps':>8} {'message':>8} {'verify':>8} "
-          f"{'memory: opened':>15} {'written':>8} {'verified':>9}")  # fmt: skip
+    print(f"{'steps':>9} {'store':>9} {'open':>8} {'its CPU':>8} {'4 steps':>8} {'message':>8} "
+          f"{'verify':>8} {'memory: opened':>15} {'written':>8} {'verified':>9}")  # fmt: skip
     for steps in sizes:
         with tempfile.TemporaryDirectory(dir=where) as directory:
             store = Path(directory) / "store.db"
