@@ -67,8 +67,8 @@ D, ROUNDS, TAU = 3, 4, 2
 SNAPSHOT_STEPS = 4
 SEGMENT_RECORDS = 5
 CUTS_A_STORE = (5, 40)
-"""Then another store is begun: some early, for beginnings are a matter of their own; others later,
-but not much, since reading a long chain at every start would be most of the work."""
+"""Then another store is begun: some early, for beginnings are a matter of their own; others
+later."""
 
 BROKEN_PROMISES = ("two payloads for a round", "noise row met two gradients", "client used twice")
 LOSSES = ("answered client lost", "sent payload lost", "acknowledgement lost")

@@ -338,11 +338,11 @@ class Ledger:
         if len(message) != 64 or not message.isalnum():
             return False
         with readable(self.path):
-            found = [_record(row) for row in mentions_of(self._db, message)]
-        return any(
-            record.kind == "message" and (record.body["round"], record.body["hash"]) == (r, message)
-            for record in found
-        )
+            return any(
+                (record.kind, record.body["hash"]) == ("message", message)
+                and record.body["round"] == r
+                for record in map(_record, mentions_of(self._db, message))
+            )
 
     def keyed(self, client: bytes) -> bytes:
         """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
