@@ -1,16 +1,23 @@
 """What keeping the promise through crashes costs: a round with the ledger and the same without.
 
     python benchmarks/ledger.py [--rounds 40] [--mechanism buffered] [--dir DIRECTORY]
+    python benchmarks/ledger.py --growth 10000 100000 1000000
 
 The paper's CNN (d = 61,482), four clients a round, T = 6000. Rounds with and without the ledger are
 run in turns in one process; CPU time is the process's own, wall time is compared with that of as
 many bare fsyncs of the same sizes in the same directory. Then a learner with a full horizon behind
 it is started again.
+
+With ``--growth``, something else: stores with so many steps behind them (four a round, d = 3; made
+by a writer that goes round the syncs), and for each, in a process of its own: how
+long it takes to open, to write a round, to find an old message and to verify, and how much memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -21,7 +28,13 @@ from typing import Any
 import numpy as np
 
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger.chain import Chain, Record, Visit
+from veilstream.deployment.ledger.archive import Row, fold_segment, pack, rows_from, segment_is_due
+from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
+from veilstream.deployment.ledger.database import open_sqlite
+from veilstream.deployment.ledger.inspect import verify
+from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.visits import Visit, visit_key
+from veilstream.deployment.ledger.witness import Entry, Witness
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
@@ -107,7 +120,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--mechanism", default="buffered")
     parser.add_argument("--dir", type=Path, default=None)
+    parser.add_argument("--growth", type=int, nargs="+", metavar="STEPS")
     options = parser.parse_args()
+    if options.growth:
+        growth(options.growth, options.dir)
+        return
     plan, task = plan_of(options.mechanism), Cnn()
     rng = np.random.default_rng(0)
     x = np.asarray(task.init(0))
@@ -176,6 +193,136 @@ def full_horizon(mechanism: str, where: Path | None) -> None:
         with Learner(plan, store, task, create=True):
             print(f"Restart at the end of T = {STEPS}: {time.perf_counter() - wall:.2f} s, "
                   f"store {store.stat().st_size / 2**20:.1f} MiB")  # fmt: skip
+
+
+# --- ledgers that have grown ---------------------------------------------------------------------
+
+
+def growth(sizes: list[int], where: Path | None) -> None:
+    print(f"{'steps':>9} {'store':>9} {'open':>8} {'its CPU':>8} {'4 steps':>8} {'message':>8} "
+          f"{'verify':>8} {'memory: opened':>15} {'written':>8} {'verified':>9}")  # fmt: skip
+    for steps in sizes:
+        with tempfile.TemporaryDirectory(dir=where) as directory:
+            store = Path(directory) / "store.db"
+            write_store(store, steps)
+            size = f"{store.stat().st_size / 2**20:.0f} MiB"
+            context = multiprocessing.get_context("spawn")
+            results = []
+            for look in (opened, verified):
+                ours, theirs = context.Pipe()
+                child = context.Process(target=look, args=(store, theirs))
+                child.start()
+                results.append(ours.recv())
+                child.join()
+            (wall, cpu, stepped, found, at_open, after), (checked, at_verify) = results
+            print(f"{steps:>9,} {size:>9} {wall:>6.2f} s {cpu:>6.2f} s {1e3 * stepped:>5.0f} ms "
+                  f"{1e3 * found:>5.0f} ms {checked:>6.1f} s {at_open:>11.1f} MiB "
+                  f"{after:>4.1f} MiB {at_verify:>5.1f} MiB", flush=True)  # fmt: skip
+
+
+def write_store(path: Path, steps: int) -> None:
+    """What a learner with τ = 4 writes in so many steps, one transaction a segment."""
+    Ledger(path, create=True).close()
+    path.with_suffix(".witness").unlink()
+    db = open_sqlite(path)
+    db.execute("PRAGMA synchronous=OFF")
+    db.execute("PRAGMA cache_size=-400000")
+    db.execute("BEGIN")
+    key = tag_key(db)
+    chain, rows, visits = Chain(key), [], []
+    blobs: dict[str, bytes] = {}
+
+    def write(kind: str, body: dict[str, Any], keep: Any = None, destroy: Any = None) -> None:
+        if keep:
+            body["kept"] = {name: digest(content) for name, content in keep.items()}
+        if destroy:
+            body["destroyed"] = destroy
+        if not chain.length:
+            body["tag_key"] = digest(key)
+        if segment_is_due(len(rows), len(chain.kept)):
+            first, content = rows[0].number, pack(rows)
+            body["before"] = chain.summary(fold_segment(chain.archive, first, content))
+            db.execute("INSERT INTO segments VALUES (?, ?)", (first, content))
+            db.executemany("INSERT INTO visits VALUES (?)", visits)
+            db.execute("COMMIT")
+            db.execute("BEGIN")
+            rows.clear()
+            visits.clear()
+        for name in destroy or []:
+            del blobs[name]
+        blobs.update(keep or {})
+        record, text = chain.next(kind, body)
+        chain.follow(record)
+        rows.append(Row(record.number, kind, text, record.hash))
+
+    write("epoch", {"epoch": 0, "settings": {"rounds": steps, "guarantee": {}}})
+    for r in range(steps // TAU):
+        x = os.urandom(12)
+        write("pin", {"epoch": 0, "round": r, "x": digest(x)}, {"x": x})
+        for t in range(TAU):
+            step, tag = r * TAU + t, os.urandom(32)
+            body = {"epoch": 0, "step": step, "tag": tag.hex()}
+            secret = f"seed/0/{step:010d}"
+            write("step", body, {secret: os.urandom(32), f"noisy/{t}": os.urandom(12)})
+            visits.append((visit_key(tag, 0, step),))
+        payload = os.urandom(64)
+        sealed = {"epoch": 0, "round": r, "hash": _message(r), "x": digest(x)}
+        write("message", sealed, {"message": payload})
+        if r % 16 == 15:
+            seeds = [name for name in blobs if name.startswith("seed/")]
+            write("snapshot", {"epoch": 0, "step": step}, {"snapshot": os.urandom(200)}, seeds)
+    db.executemany("INSERT INTO visits VALUES (?)", visits)
+    db.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
+    db.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
+    db.execute("COMMIT")
+    records = (Record(row.number, row.kind, json.loads(row.text), row.hash)
+               for row in rows_from(db))  # fmt: skip
+    Witness.create(path.with_suffix(".witness"), key, map(Entry.of, records)).close()
+    db.close()
+
+
+def _message(r: int) -> str:
+    return digest(b"%d" % r)
+
+
+def _peak() -> float:
+    """The most memory that this process has had since the last call, in MiB (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def opened(store: Path, answer: Any) -> None:
+    _peak()
+    before = _peak()
+    wall, cpu = time.perf_counter(), time.process_time()
+    with Ledger(store) as ledger:
+        opening = time.perf_counter() - wall, time.process_time() - cpu
+        at_open = _peak() - before
+        standing = ledger.chain.standing
+        wall = time.perf_counter()
+        for t in range(TAU):
+            tag = ledger.keyed(os.urandom(8))
+            assert ledger.visit(tag) is None
+            ledger.write("step", {"epoch": 0, "step": standing.steps}, tag=tag,
+                         keep={f"noisy/{t}": os.urandom(12)})  # fmt: skip
+            ledger.witness()
+        stepping = time.perf_counter() - wall
+        wall = time.perf_counter()
+        assert ledger.knows_message(1, _message(1))
+        finding = time.perf_counter() - wall
+        for _ in range(3000):
+            ledger.write("step", {"epoch": 0, "step": standing.steps}, keep={"a": os.urandom(12)})
+            ledger.witness()
+        answer.send((*opening, stepping, finding, at_open, _peak() - before))
+
+
+def verified(store: Path, answer: Any) -> None:
+    _peak()
+    before = _peak()
+    wall = time.perf_counter()
+    verify(store)
+    answer.send((time.perf_counter() - wall, _peak() - before))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def _compare(folder: Path, plan: Plan, names: list[str], report: Report) -> None
         with Ledger(store, create=True) as ledger:
             known = {
                 (record.body["epoch"], record.body["round"]): record.body["hash"]
-                for record in ledger.chain.current
+                for record in ledger.records()
                 if record.kind == "message"
             }
             grid = decode(ledger.blob("message")).grid

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,8 +39,9 @@ from tests.support.known_secrets import known_secrets
 import veilstream.deployment.learner
 import veilstream.deployment.ledger.store
 from studies.disk import scratch
-from studies.power_cuts import D, NumpyTask, plan_of, small_snapshots
+from studies.power_cuts import ROUNDS, D, NumpyTask, plan_of, small_snapshots
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.ledger.visits import TAG_BYTES
 from veilstream.errors import LedgerError, VeilstreamError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
@@ -201,19 +202,31 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
     ledger = learner._ledger
     tables = {
         name: sorted(ledger._db.execute(f"SELECT * FROM {name}").fetchall())
-        for name in ("meta", "records", "tags", "blobs")
+        for name in ("meta", "records", "segments", "visits", "blobs")
     }
     return {
         **tables,
         "by name": {name: ledger.blob(name) for name in sorted(ledger.chain.kept)},
-        "by tag": [ledger.visit(tag) for tag, *_ in tables["tags"]],
-        "messages": dict(ledger.chain.messages),
+        "by tag": [ledger.visit(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
+        "messages": _messages(learner),
+        "standing": asdict(ledger.chain.standing),
         "place": (learner.epoch, learner.round, learner._taken, learner._snapshot_at),
         "models": (learner._pinned, learner._sealed_model, learner._z.reveal().tobytes()),
         "prefix": learner._prefix.tobytes(),
         "noise": learner._noise.snapshot(),
         "release": bytes(learner._last_release().payload) if learner.round else b"",
     }  # fmt: skip
+
+
+def _messages(learner: Learner) -> dict[str, int]:
+    """Hashes of all messages, with their rounds; each must be known when it is asked for."""
+    ledger = learner._ledger
+    found = [record.body for record in ledger.records() if record.kind == "message"]
+    return {
+        body["hash"]: body["round"]
+        for body in found
+        if ledger.knows_message(body["round"], body["hash"])
+    }
 
 
 def _continuation(learner: Learner) -> bytes:
@@ -381,7 +394,8 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
 
     def copy(point: str = "") -> None:
         chain = learner._ledger.chain
-        copies.append(Copy(chain.length, len(chain.messages), _read(root)))
+        messages = max(chain.epoch, 0) * ROUNDS + chain.standing.rounds
+        copies.append(Copy(chain.length, messages, _read(root)))
 
     with mock.patch.object(veilstream.deployment.learner, "reached", copy):
         for _ in range(int(rng.integers(4, 14))):
@@ -391,10 +405,11 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
                 copy()
                 learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
         copy()
+    messages = _messages(learner)
     learner.close()
-    if not learner._ledger.chain.messages:
+    if not messages:
         return _history(root, rng)
-    digest, r = list(learner._ledger.chain.messages.items())[-1]
+    digest, r = list(messages.items())[-1]
     return copies, (r, digest)
 
 

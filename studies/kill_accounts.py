@@ -51,7 +51,10 @@ def check(store: Path, diary: Path, world: World, totals: Counter[str]) -> Count
 
 def _read(store: Path) -> tuple[Records, bytes]:
     with closing(sqlite3.connect(store)) as db:
-        rows = db.execute("SELECT kind, body FROM records ORDER BY number").fetchall()
+        rows = []
+        for (content,) in db.execute("SELECT content FROM segments ORDER BY first"):
+            rows += [line.split("\t")[::2] for line in content.decode().splitlines()]
+        rows += db.execute("SELECT kind, body FROM records ORDER BY number").fetchall()
         (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
     return [(kind, json.loads(body)) for kind, body in rows], key
 

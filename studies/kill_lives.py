@@ -19,6 +19,7 @@ import numpy as np
 from tests.support.known_secrets import unguarded
 
 import veilstream.deployment.learner as learner_module
+import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.crash_points import CRASH_POINTS
@@ -31,10 +32,10 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
 
-DIM, ROUNDS, TAU, SNAPSHOT_STEPS = 5, 6, 3, 6
+DIM, ROUNDS, TAU, SNAPSHOT_STEPS, SEGMENT_RECORDS = 5, 6, 3, 6, 8
 """So few that every few lives end an epoch, and most rounds meet a kill."""
 KILLS_A_HISTORY = 50
-"""A start reads the whole chain: short histories keep lives short, and begin stores often."""
+"""Short histories begin stores often."""
 PATIENCE = 250
 """Commands after which a place that does not come up is given up for this life."""
 STUCK_S = 60.0
@@ -51,15 +52,24 @@ EVERY_START = ("before recovery", "after recovery")
 STEPPING = ("after a secret is drawn",)
 WRITING = (
     "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
-    "after INSERT tags", "after DELETE blobs", "after COMMIT", "after wal_checkpoint",
-    "torn witness", "after witness append",
+    "after INSERT visits", "after INSERT segments", "after DELETE records", "after DELETE blobs",
+    "after COMMIT", "after wal_checkpoint", "torn witness", "after witness append",
 )  # fmt: skip
 PLACES = (*CRASH_POINTS, *STEPPING, *WRITING, *EVERY_START)
 RANDOM = "a random time"
 COMMANDS = ("start", "begin", "observe", "finish", "acknowledge", "new_epoch")
 _OFTEN = (0.2, 0.2, 0.25, 0.2, 0.1, 0.05)
 _VISITS = {"snapshot-stored": 2} | dict.fromkeys(
-    (*FIRST_START[1:], *EVERY_START, "epoch-closed", "after wal_checkpoint", "start", "new_epoch"),
+    (
+        *FIRST_START[1:],
+        *EVERY_START,
+        "epoch-closed",
+        "after wal_checkpoint",
+        "start",
+        "new_epoch",
+        "after INSERT segments",
+        "after DELETE records",
+    ),
     1,
 )
 """How many visits of a place or command a life can outlive at most: 4 where nothing is said."""
@@ -190,6 +200,7 @@ def _live(
 def _place_faults(fate: Fate) -> None:
     learner_module.reached = fate.reached
     learner_module._SNAPSHOT_STEPS = SNAPSHOT_STEPS
+    store_module.segment_is_due = lambda records, kept: records >= SEGMENT_RECORDS
     Ledger._connect = staticmethod(lambda path: CutBetweenStatements(open_sqlite(path), fate))
     append, make = Witness.append, witness_module.write_file
     recover, draw = Learner._recover, learner_module.fresh_secret

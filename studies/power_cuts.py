@@ -36,6 +36,7 @@ import apsw
 import numpy as np
 
 import veilstream.deployment.learner
+import veilstream.deployment.ledger.store
 from studies.disk import Disk, PowerCut, ledger_on, mounted, scratch
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
@@ -64,9 +65,10 @@ __all__ = [
 
 D, ROUNDS, TAU = 3, 4, 2
 SNAPSHOT_STEPS = 4
+SEGMENT_RECORDS = 5
 CUTS_A_STORE = (5, 40)
-"""Then another store is begun: some early, for beginnings are a matter of their own; others later,
-but not much, since reading a long chain at every start would be most of the work."""
+"""Then another store is begun: some early, for beginnings are a matter of their own; others
+later."""
 
 BROKEN_PROMISES = ("two payloads for a round", "noise row met two gradients", "client used twice")
 LOSSES = ("answered client lost", "sent payload lost", "acknowledgement lost")
@@ -97,8 +99,14 @@ def plan_of(rounds: int = ROUNDS, local_steps: int = TAU) -> Plan:
 
 @contextmanager
 def small_snapshots() -> Iterator[None]:
-    """Snapshots within a horizon of a few steps."""
-    with mock.patch.object(veilstream.deployment.learner, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS):
+    """Snapshots within a horizon of a few steps, and segments of a few records."""
+    with (
+        mock.patch.object(veilstream.deployment.learner, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
+        mock.patch.object(
+            veilstream.deployment.ledger.store, "segment_is_due",
+            lambda records, kept: records >= SEGMENT_RECORDS,
+        ),
+    ):  # fmt: skip
         yield
 
 
@@ -201,18 +209,23 @@ def _keyed(key: bytes, who: str) -> bytes:
 
 
 def _stored(db: Any) -> tuple[bytes, set[bytes], set[str], set[str]]:
-    """Key, tags, hashes of messages and of acknowledgements: read from the tables themselves."""
+    """Key, tags, hashes of messages and of acknowledgements: read from the tables themselves.
+
+    Packed records are read here by hand: a line each, kind, hash and body with tabs between.
+    """
     (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
-    tags = {bytes(tag) for (tag,) in db.execute("SELECT tag FROM tags")}
+    tags = {bytes(visit)[:32] for (visit,) in db.execute("SELECT visit FROM visits")}
     messages, acks = set(), set()
-    wanted = "SELECT kind, body FROM records WHERE kind IN ('message', 'ack', 'pin')"
-    for kind, text in db.execute(wanted):
+    records = [tuple(row) for row in db.execute("SELECT kind, body FROM records")]
+    for (content,) in db.execute("SELECT content FROM segments"):
+        records += [tuple(line.split("\t")[::2]) for line in content.decode().splitlines()]
+    for kind, text in records:
         body = json.loads(text)
         if kind == "message":
             messages.add(body["hash"])
         elif kind == "ack":
             acks.add(body["hash"])
-        elif "acknowledged" in body:
+        elif kind == "pin" and "acknowledged" in body:
             acks.add(body["acknowledged"][1])
     return bytes(key), tags, messages, acks
 

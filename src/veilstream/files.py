@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["sync_directory", "write_file"]
 
 
-def write_file(path: Path, content: str | bytes, *, partial: str | None = None) -> None:
+def write_file(
+    path: Path, content: str | bytes | Iterable[bytes], *, partial: str | None = None
+) -> None:
     """Write under another name, then move into place: readers never see half, writers never mix.
 
+    Content in pieces is written as they come, so it may be larger than memory.
     A failure leaves what was there before, and nothing else. A kill may leave the other name; where
     that must not pile up, ``partial`` says what it is (then there must be one writer only).
     """
     data = content.encode() if isinstance(content, str) else content
+    pieces = [data] if isinstance(data, bytes) else data
     path.parent.mkdir(parents=True, exist_ok=True)
     if partial is None:
         handle, other = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)
@@ -26,7 +31,7 @@ def write_file(path: Path, content: str | bytes, *, partial: str | None = None) 
         handle = os.open(other, how, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         Path(other).replace(path)

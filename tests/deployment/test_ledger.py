@@ -1,9 +1,9 @@
-"""The ledger by itself: old schemas, lost files, who writes, what is left of secrets."""
+"""The ledger by itself: other schemas, lost files, who writes, what is left of secrets."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import hmac
 import os
 import sqlite3
 import stat
@@ -35,68 +35,48 @@ def small_ledger(path, steps=3):
             ledger.witness()
 
 
-def first_schema(path):
-    """A store and witness as schema 1 wrote them, from its definition."""
+def second_schema(path):
+    """A store and witness as 0.3.0 wrote them, from their definition."""
     key = bytes(range(32))
     db = sqlite3.connect(path)
     db.executescript(
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
         "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL,"
         "                      hash BLOB NOT NULL);"
-        "CREATE TABLE tags (tag BLOB PRIMARY KEY, number INTEGER NOT NULL, times INTEGER NOT NULL)"
-        "  WITHOUT ROWID;"
-        "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID;"
-        "PRAGMA user_version=1;"
+        "CREATE TABLE tags (tag BLOB PRIMARY KEY, epoch INTEGER NOT NULL, step INTEGER NOT NULL,"
+        "                   times INTEGER NOT NULL) WITHOUT ROWID;"
+        "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL);"
+        "INSERT INTO blobs VALUES ('seed/0', 'ssssssssssssssss');"
+        "PRAGMA user_version=2;"
     )
     db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (key,))
-    tags = [hashlib.sha256(b"%d" % i).digest() for i in range(2)]
-    bodies = [
-        ("epoch", {"epoch": 0, "settings": {"rounds": 5, "guarantee": {}},
-                   "tag_key": hashlib.sha256(key).hexdigest()}),
-        ("step", {"epoch": 0, "step": 0, "tag": tags[0].hex()}),
-        ("step", {"epoch": 0, "step": 1, "tag": tags[1].hex()}),
-    ]  # fmt: skip
-    head, entries = bytes(32), b""
-    for number, (kind, body) in enumerate(bodies):
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-        head = hashlib.sha256(head + json.dumps([number, kind, text]).encode()).digest()
-        db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", (number, kind, text, head))
-        tag = bytes.fromhex(body.get("tag", "00" * 32))
-        entry = struct.pack(">Q32s32s", number, head, tag)
-        entries += entry + hashlib.sha256(entry).digest()[:8]
-        if "tag" in body:
-            db.execute("INSERT INTO tags VALUES (?, ?, 1)", (tag, number))
+    start = b"VEILWIT2" + key + bytes(40)
+    testimony = start + hashlib.sha256(start).digest()[:16]
+    tags = [hmac.new(key, b"client %d" % i, hashlib.sha256).digest() for i in range(2)]
+    for number, tag in enumerate(tags):
+        db.execute("INSERT INTO tags VALUES (?, 4, ?, 1)", (tag, number))
+        entry = struct.pack(">QQ32s32s", number, 4, bytes([number]) * 32, tag)
+        testimony += entry + hashlib.sha256(entry).digest()[:16]
     db.commit()
     db.close()
-    path.with_suffix(".witness").write_bytes(entries)
-    return tags
+    path.with_suffix(".witness").write_bytes(testimony)
 
 
-def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path):
+def test_a_store_of_the_released_version_goes_on_from_its_witness_and_leaves_everyone_out(tmp_path):
     path = tmp_path / "s.db"
-    tags = first_schema(path)
-    with pytest.raises(LedgerError, match="schema 1"):
-        inspect(path)
-    with Ledger(path, create=True) as ledger:
-        assert ledger.visit(tags[1]) == (0, 1, 1)
-        assert ledger.chain.current[-1].kind == "migrated"
-    status = verify(path)
-    assert (status.records, status.witnessed, status.clients) == (4, 4, 2)
-    with Ledger(path, create=True) as ledger:
-        assert ledger.chain.length == 4
-
-
-def test_an_old_copy_of_the_first_schema_is_still_recognised(tmp_path):
-    path = tmp_path / "s.db"
-    first_schema(path)
-    db = sqlite3.connect(path)
-    db.execute("DELETE FROM records WHERE number = 2")
-    db.execute("DELETE FROM tags WHERE number = 2")
-    db.commit()
-    db.close()
-    # The record that says "migrated" takes the number 2, whose hash the witness knows better.
-    with pytest.raises(LedgerError, match="disagree about record 2"):
-        Ledger(path, create=True)
+    second_schema(path)
+    for opened in (inspect, verify, renew_witness, Ledger):
+        with pytest.raises(LedgerError, match=r"schema 2.*epoch --lost"):
+            opened(path)
+    aside, carried = begin_again(path)
+    assert carried == 2
+    assert aside is not None
+    assert not holds_secrets(aside)
+    with Ledger(path) as ledger:
+        assert ledger.visit(ledger.keyed(b"client 0")) == (4, -1, 1)
+        assert ledger.visit(ledger.keyed(b"client 1")) == (4, -1, 1)
+        assert ledger.visit(ledger.keyed(b"client 2")) is None
+        assert ledger.chain.epoch == 4
 
 
 def test_an_unknown_schema_is_refused(tmp_path):

@@ -329,8 +329,7 @@ class Learner:
                 "the server acknowledges what it was sent",
             )  # fmt: skip
         body = {"epoch": self._epoch, "round": r, "hash": digest}
-        recent = self._ledger.chain.current[-4:]
-        if not any(record.kind == "ack" and record.body == body for record in recent):
+        if self._ledger.chain.standing.answered != body:
             self._write("ack", body)
         reached("acknowledged")
 
@@ -484,28 +483,20 @@ class Learner:
 
     def _recover(self) -> None:
         """Bring memory to where the ledger stands."""
-        records = self._ledger.chain.current
-        if not records or any(record.kind in ("next", "recovered") for record in records):
+        standing = self._ledger.chain.standing
+        if standing.between:
             # A store's first epoch, or one that `veilstream ledger epoch` asked for.
             self._forget_or_refuse()
-            self._write_epoch(self._ledger.chain.epoch + 1)
+            self._write_epoch(standing.epoch + 1)
             return
-        stored = records[0].body
-        self._check_settings(stored["settings"])
-        self._begin_epoch(stored["epoch"])
+        assert standing.settings is not None
+        self._check_settings(standing.settings)
+        self._begin_epoch(standing.epoch)
         if self._ledger.names("x"):
             self._model = np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32)
-        steps = 0
-        for record in records:
-            if record.kind == "pin":
-                self._pinned = record.body["x"]
-            elif record.kind == "join":
-                self._run = record.body["run"]
-            elif record.kind == "step":
-                steps += 1
-            elif record.kind == "message":
-                self._round = record.body["round"] + 1
-                self._sealed_model, self._pinned = self._pinned, None
+        steps = standing.steps
+        self._round, self._run = standing.rounds, standing.run
+        self._pinned, self._sealed_model = standing.pinned, standing.sealed_model
         if self._round:
             payload = self._ledger.blob("message")
             message = decode(payload)
@@ -606,7 +597,7 @@ class Learner:
         if acknowledged is None:
             return
         r, digest = checked_acknowledgement(acknowledged)
-        if self._ledger.chain.messages.get(digest) != r:
+        if not self._ledger.knows_message(r, digest):
             raise LedgerError(
                 f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
                 "does not know",

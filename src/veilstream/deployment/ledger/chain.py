@@ -8,33 +8,28 @@ can be destroyed later while the chain stays whole. Bodies have these keys of co
     step, tag   a client (as a keyed hash) took part in this step
     kept        names and hashes of blobs that begin with this record
     destroyed   names of blobs that end with it
+    before      all that one must know of the records before this one (`Chain.summary`)
+
+A record with ``before`` is where opening begins: older ones are packed into segments
+(`veilstream.deployment.ledger.archive`), which its summary commits to. So memory and the records
+that are read one by one stay bounded, however long the chain is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from veilstream.deployment.ledger.archive import NOTHING_PACKED, Row
+from veilstream.deployment.ledger.visits import VisitSum, visit_key
 from veilstream.errors import LedgerError
 
-__all__ = [
-    "GENESIS",
-    "TAG_BYTES",
-    "Chain",
-    "Record",
-    "Visit",
-    "carried_tags",
-    "damaged",
-    "digest",
-    "read_chain",
-    "tag_key",
-]
+__all__ = ["GENESIS", "Chain", "Record", "Standing", "damaged", "digest", "tag_key"]
 
 GENESIS = bytes(32)
-TAG_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -52,46 +47,135 @@ class Record:
         return bytes.fromhex(self.body["tag"]) if "tag" in self.body else None
 
 
-class Visit(NamedTuple):
-    """A client's part so far."""
+@dataclass
+class Standing:
+    """Where the newest epoch stands: all that its records say and that still matters."""
 
-    epoch: int
-    step: int
-    """The last one."""
-    times: int
-    """In this epoch."""
+    epoch: int = -1
+    settings: dict[str, Any] | None = None
+    """What it was begun with; None if there was none, or it was lost with its store."""
+    between: bool = True
+    """Whether an epoch is to be begun: at first, after a loss, and when one was asked for."""
+    ended: bool = False
+    """Whether its secrets are destroyed."""
+    run: str | None = None
+    """The server's run that it belongs to."""
+    steps: int = 0
+    rounds: int = 0
+    """Rounds that are sealed."""
+    pinned: str | None = None
+    """Hash of the open round's model."""
+    sealed_model: str | None = None
+    """Hash of the last sealed round's model."""
+    message: str | None = None
+    """Hash of the last sealed round's message."""
+    acknowledged: int | None = None
+    """The last round that the server is known to have."""
+    answered: dict[str, Any] | None = None
+    """The last record of an acknowledgement."""
+
+    def follow(self, kind: str, body: dict[str, Any]) -> None:
+        """Take the next record into account."""
+        if kind in ("epoch", "recovered"):
+            fresh = Standing(self.epoch, body.get("settings"), between=kind == "recovered")
+            self.__dict__.update(fresh.__dict__)
+        self.epoch = body.get("epoch", self.epoch)
+        match kind:
+            case "join":
+                self.run = body["run"]
+            case "pin":
+                self.pinned = body["x"]
+                if body.get("acknowledged"):
+                    self._has(body["acknowledged"][0])
+            case "step":
+                self.steps += 1
+            case "message":
+                self.rounds = body["round"] + 1
+                self.message = body["hash"]
+                self.sealed_model, self.pinned = self.pinned, None
+            case "ack":
+                self._has(body["round"])
+                self.answered = body
+            case "end":
+                self.ended = True
+            case "next":
+                self.ended = self.between = True
+
+    def _has(self, r: int) -> None:
+        self.acknowledged = r if self.acknowledged is None else max(r, self.acknowledged)
 
 
 @dataclass
 class Chain:
     """Where the chain has come to."""
 
+    tag_key: bytes = b""
     head: bytes = GENESIS
     length: int = 0
-    epoch: int = -1
-    current: list[Record] = field(default_factory=list)
-    """Records since the last epoch began, its own included."""
+    packed: int = 0
+    """Records before this one are in segments."""
+    archive: str = NOTHING_PACKED
+    """Stands for all segments (`archive_digest`)."""
     kept: dict[str, str] = field(default_factory=dict)
     """Hashes of the blobs there are."""
-    messages: dict[str, int] = field(default_factory=dict)
-    """Hashes of all messages of all epochs, with their rounds."""
+    standing: Standing = field(default_factory=Standing)
+    visits: VisitSum = field(init=False)
+    """Stands for all visits."""
+
+    def __post_init__(self) -> None:
+        self.visits = VisitSum(self.tag_key)
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch; -1 before the first."""
+        return self.standing.epoch
 
     @property
     def secrets(self) -> list[str]:
-        """Blobs that an epoch's end destroys: all but its last message and who was carried over."""
-        return [name for name in self.kept if name not in ("message", "carried")]
+        """Blobs that an epoch's end destroys: all but its last message."""
+        return [name for name in self.kept if name != "message"]
+
+    def summary(self, archive: str) -> dict[str, Any]:
+        """All that one must know of the records so far, if they are packed into this archive."""
+        return {
+            "head": self.head.hex(), "length": self.length, "archive": archive,
+            "tag_key": digest(self.tag_key), "visits": self.visits.value(),
+            "kept": dict(self.kept), "standing": asdict(self.standing),
+        }  # fmt: skip
+
+    @classmethod
+    def after(cls, summary: dict[str, Any], key: bytes) -> Chain:
+        """The chain up to a record that has a summary of what was before it."""
+        chain = cls(
+            key, bytes.fromhex(summary["head"]), summary["length"], archive=summary["archive"],
+            kept=dict(summary["kept"]), standing=Standing(**summary["standing"]),
+        )  # fmt: skip
+        chain.visits = VisitSum(key, *summary["visits"])
+        return chain
+
+    def take(self, row: Row) -> Record:
+        """Follow a stored record; a `ValueError` unless it is bound to this chain."""
+        link = _link(self.head, row.number, row.kind, row.text)
+        if row.number != self.length or link != row.hash:
+            raise ValueError(f"record {row.number}")
+        record = Record(row.number, row.kind, json.loads(row.text), row.hash)
+        self.follow(record)
+        return record
 
     def follow(self, record: Record) -> None:
         """Take the next record into account."""
-        if record.kind in ("epoch", "recovered"):
-            self.current = []
-        self.epoch = record.body.get("epoch", self.epoch)
-        if record.kind == "message":
-            self.messages[record.body["hash"]] = record.body["round"]
-        self.current.append(record)
-        for gone in record.body.get("destroyed", []):
+        body = record.body
+        if "before" in body:
+            self.packed, self.archive = record.number, body["before"]["archive"]
+        if record.kind == "recovered":
+            self.visits = VisitSum(self.tag_key, *body["visits"])
+        if record.tag is not None:
+            self.visits.add(visit_key(record.tag, body["epoch"], body["step"]))
+        plain = {key: value for key, value in body.items() if key != "before"}
+        self.standing.follow(record.kind, plain)
+        for gone in body.get("destroyed", []):
             self.kept.pop(gone, None)
-        self.kept |= record.body.get("kept", {})
+        self.kept |= body.get("kept", {})
         self.head, self.length = record.hash, record.number + 1
 
     def next(self, kind: str, body: dict[str, Any]) -> tuple[Record, str]:
@@ -101,47 +185,10 @@ class Chain:
         return Record(self.length, kind, json.loads(text), link), text
 
 
-def read_chain(db: Any, path: Path, *, with_tags: bool = True) -> Chain:
-    """Read every record and all that hangs on it; anything that does not agree is an error."""
-    (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != "ok":  # tables that read well from end to end may still be searched wrongly
-        raise damaged(path, found)
-    chain = Chain()
-    visits: dict[bytes, Visit] = {}
-    rows = db.execute("SELECT number, kind, body, hash FROM records ORDER BY number")
-    for number, kind, text, stored in rows:
-        if number != chain.length or _link(chain.head, number, kind, text) != stored:
-            raise damaged(path, f"record {number}")
-        record = Record(number, kind, json.loads(text), stored)
-        if number == 0 and record.body["tag_key"] != digest(tag_key(db)):
-            raise damaged(path, "the key of tags")
-        if tag := record.tag:
-            epoch, step = record.body["epoch"], record.body["step"]
-            visits[tag] = Visit(epoch, step, visits[tag].times + 1 if tag in visits else 1)
-        if kind == "recovered":
-            visits |= dict.fromkeys(carried_tags(db), Visit(record.body["epoch"], -1, 1))
-        chain.follow(record)
-    blobs = {name: digest(content) for name, content in db.execute("SELECT * FROM blobs")}
-    if blobs != chain.kept:
-        raise damaged(path, "what is kept beside the records")
-    if with_tags:
-        found = db.execute("SELECT tag, epoch, step, times FROM tags")
-        if {tag: Visit(*visit) for tag, *visit in found} != visits:
-            raise damaged(path, "the list of who took part")
-    return chain
-
-
 def tag_key(db: Any) -> bytes:
     """What clients' tags are hashed with."""
     (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
     return bytes(key)
-
-
-def carried_tags(db: Any) -> list[bytes]:
-    """Tags that a store took over from the witness of one that was lost."""
-    row = db.execute("SELECT content FROM blobs WHERE name = 'carried'").fetchone()
-    content = row[0] if row else b""
-    return [content[at : at + TAG_BYTES] for at in range(0, len(content), TAG_BYTES)]
 
 
 def _link(previous: bytes, number: int, kind: str, text: str) -> bytes:

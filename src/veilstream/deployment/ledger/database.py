@@ -8,33 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from veilstream.deployment.ledger.archive import SEGMENTS_TABLE
 from veilstream.deployment.ledger.chain import damaged
+from veilstream.deployment.ledger.visits import VISITS_TABLE
 from veilstream.errors import LedgerError
 
 __all__ = [
     "SCHEMA",
-    "TAGS_TABLE",
-    "TAKE_PART",
     "create_tables",
     "open_sqlite",
+    "other_schema",
     "readable",
     "usable",
 ]
 
-SCHEMA = 2
-TAGS_TABLE = """
-CREATE TABLE tags (tag BLOB PRIMARY KEY, epoch INTEGER NOT NULL, step INTEGER NOT NULL,
-                   times INTEGER NOT NULL) WITHOUT ROWID"""
+SCHEMA = 3
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, "
     "hash BLOB NOT NULL)",
-    TAGS_TABLE,
+    SEGMENTS_TABLE,
+    VISITS_TABLE,
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL)",
 )
-TAKE_PART = """
-INSERT INTO tags VALUES (?, ?, ?, 1) ON CONFLICT (tag)
-DO UPDATE SET epoch = excluded.epoch, step = excluded.step, times = times + 1"""
 
 
 def open_sqlite(path: Path) -> Any:
@@ -57,6 +53,17 @@ def create_tables(db: Any, tag_key: bytes) -> None:
     db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (tag_key,))
     db.execute(f"PRAGMA user_version={SCHEMA}")
     db.execute("COMMIT")
+
+
+def other_schema(path: Path, found: int) -> LedgerError:
+    """The error for a store that another version wrote."""
+    return LedgerError(
+        f"{path} has schema {found}, this program knows {SCHEMA}",
+        "use the version of veilstream that wrote it; to go on with this one, `veilstream ledger "
+        "epoch --lost` begins a new store from the witness, with everyone it knows of left out"
+        if found < SCHEMA
+        else "use the version of veilstream that wrote it, or a newer one",
+    )
 
 
 @contextmanager

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.ledger.chain import read_chain
-from veilstream.deployment.ledger.database import SCHEMA, readable
+from veilstream.deployment.ledger.chain import Chain, Record
+from veilstream.deployment.ledger.check import open_chain, verify_chain
+from veilstream.deployment.ledger.database import SCHEMA, other_schema, readable
 from veilstream.deployment.ledger.lock import holder
 from veilstream.deployment.ledger.paths import lock_path, refuse_links, witness_path
-from veilstream.deployment.ledger.witness import Witness, entries_of, missing_witness
+from veilstream.deployment.ledger.visits import clients_of
+from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError
+from veilstream.progress import progress
 
 __all__ = ["Status", "inspect", "verify"]
 
@@ -56,68 +60,99 @@ class Status:
 
 
 def inspect(store: Path, witness: Path | str | None = None) -> Status:
-    """Read and check the whole chain; the witness is only counted (`verify` compares it)."""
+    """What opening checks; the witness is only counted (`verify` reads everything)."""
     where = witness_path(store, witness)
     refuse_links(store, where)
-    db = _read_only(store)
-    try:
-        with readable(store):
-            db.execute("BEGIN")  # one state, whatever is being written meanwhile
-            chain = read_chain(db, store)
-            (clients,) = db.execute("SELECT count(*) FROM tags").fetchone()
-    finally:
-        db.close()
-    kinds = Counter(record.kind for record in chain.current)
-    epochs = [record.body for record in chain.current if record.kind == "epoch"]
-    settings = epochs[0]["settings"] if epochs else None
-    acks = [
-        record.body["acknowledged"][0] if record.kind == "pin" else record.body["round"]
-        for record in chain.current
-        if record.kind == "ack" or (record.kind == "pin" and record.body.get("acknowledged"))
-    ]
-    seen = _last_witnessed(where)
-    return Status(
-        str(store), str(where), holder(lock_path(store)),
-        records=chain.length, head=chain.head.hex(),
-        epoch=chain.epoch if epochs else None,
-        round=kinds["message"], rounds=settings and settings["rounds"],
-        pinned=kinds["pin"] > kinds["message"] and not kinds["next"],
-        steps=kinds["step"], clients=clients,
-        acknowledged=max(acks, default=None), ended=bool(kinds["end"] or kinds["next"]),
-        secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
-        guarantee=settings and settings["guarantee"], witnessed=seen,
-    )  # fmt: skip
+    with _reading(store) as db:
+        return _status(db, open_chain(db, store), store, where)
 
 
 def verify(store: Path, witness: Path | str | None = None) -> Status:
-    """`inspect`, and every entry of the witness against the chain; raises what is wrong."""
-    status = inspect(store, witness)
+    """Every record, all that hangs on it, and every entry of the witness; raises what is wrong.
+
+    A record at a time, so memory does not grow with the chain; with a progress bar.
+    """
     where = witness_path(store, witness)
-    if not where.exists():
-        raise missing_witness(where, store)
-    witnessing = Witness(where)
-    db = _read_only(store)
+    refuse_links(store, where)
+    # The witness first: whatever it holds by now, the store holds when it is read.
+    witnessing = Witness(where) if where.exists() and store.exists() else None
     try:
-        expected = entries_of(db, 0)
-        found = None if witnessing.outdated else list(witnessing.entries())
+        with _reading(store) as db:
+            compared = _Comparison(store, where, iter(witnessing.entries() if witnessing else ()))
+            total = db.execute("SELECT max(number) FROM records").fetchone()[0] or 0
+            with progress("records verified", total) as tick:
+
+                def seen(record: Record) -> None:
+                    for entry in entries_of(db, record):
+                        compared.next(entry)
+                    tick(1)
+
+                status = _status(db, verify_chain(db, store, seen), store, where)
     finally:
-        db.close()
-        witnessing.close()
-    if found is None:
-        raise LedgerError(f"the witness {where} has its first form", "start the learner once")
-    for place, entry in enumerate(found):
-        if place >= len(expected) or expected[place] != entry:
-            raise LedgerError(
-                f"the witness {where} and {store} disagree about record {entry.number}",
-                "if the witness has more, the store is an old copy: put the newest one back",
-            )
-    if len(expected) - len(found) > 1 and status.holder is None:
-        raise LedgerError(
-            f"the witness {where} lacks {len(expected) - len(found)} records of {store}",
-            "put the newest witness back; if it is lost and this store is the newest there is, "
-            "`veilstream ledger verify --renew-witness` writes it anew",
-        )
+        if witnessing is not None:
+            witnessing.close()
+    if witnessing is None:
+        raise missing_witness(where, store)
+    compared.finish(status.holder)
     return status
+
+
+class _Comparison:
+    """The witness beside the chain, entry by entry; what is wrong is told at the end."""
+
+    def __init__(self, store: Path, where: Path, found: Iterator[Entry]) -> None:
+        self._store, self._where, self._found = store, where, found
+        self._lacking = 0
+        self._problem: LedgerError | None = None
+
+    def next(self, expected: Entry) -> None:
+        """The chain's next entry."""
+        if self._problem is not None:
+            return
+        try:
+            entry = next(self._found, None)
+        except LedgerError as error:
+            self._problem = error
+            return
+        if entry is None:
+            self._lacking += 1
+        elif entry != expected:
+            self._disagree(entry)
+
+    def finish(self, holder: str | None) -> None:
+        """Raise what was found."""
+        if self._problem is None and (more := next(self._found, None)) is not None:
+            self._disagree(more)
+        if self._problem is not None:
+            raise self._problem
+        if self._lacking > 1 and holder is None:
+            raise LedgerError(
+                f"the witness {self._where} lacks {self._lacking} records of {self._store}",
+                "put the newest witness back; if it is lost and this store is the newest there is, "
+                "`veilstream ledger verify --renew-witness` writes it anew",
+            )
+
+    def _disagree(self, entry: Entry) -> None:
+        self._problem = LedgerError(
+            f"the witness {self._where} and {self._store} disagree about record {entry.number}",
+            "if the witness has more, the store is an old copy: put the newest one back",
+        )
+
+
+def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
+    standing, settings = chain.standing, chain.standing.settings
+    return Status(
+        str(store), str(where), holder(lock_path(store)),
+        records=chain.length, head=chain.head.hex(),
+        epoch=None if settings is None else standing.epoch,
+        round=standing.rounds, rounds=None if settings is None else settings["rounds"],
+        pinned=standing.pinned is not None and not standing.between,
+        steps=standing.steps, clients=clients_of(db),
+        acknowledged=standing.acknowledged, ended=standing.ended,
+        secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
+        guarantee=None if settings is None else settings["guarantee"],
+        witnessed=_last_witnessed(where),
+    )  # fmt: skip
 
 
 def _last_witnessed(where: Path) -> int:
@@ -130,16 +165,18 @@ def _last_witnessed(where: Path) -> int:
     return last.number + 1 if last else 0
 
 
-def _read_only(store: Path) -> sqlite3.Connection:
+@contextmanager
+def _reading(store: Path) -> Iterator[Any]:
+    """A connection that changes nothing and sees one state, whatever is being written."""
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
     with readable(store):
         db = sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found != SCHEMA:
+        try:
+            db.execute("BEGIN")
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found != SCHEMA:
+                raise other_schema(store, found)
+            yield db
+        finally:
             db.close()
-            raise LedgerError(
-                f"{store} has schema {found}, this program knows {SCHEMA}",
-                "start the learner once: it brings an older store up to date",
-            )
-        return db

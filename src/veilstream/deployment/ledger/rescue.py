@@ -12,14 +12,26 @@ With both lost, nobody knows who took part: such a learner may only begin again 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.ledger.chain import Chain, digest, read_chain, tag_key
-from veilstream.deployment.ledger.database import create_tables, open_sqlite, readable
+from veilstream.deployment.ledger.archive import hash_at, rows_from
+from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
+from veilstream.deployment.ledger.check import verify_chain
+from veilstream.deployment.ledger.database import (
+    SCHEMA,
+    create_tables,
+    open_sqlite,
+    other_schema,
+    readable,
+)
 from veilstream.deployment.ledger.lock import OneWriter
 from veilstream.deployment.ledger.paths import lock_path, refuse_links, witness_path
 from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.visits import carried_tags, tables_sum, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import sync_directory
@@ -38,14 +50,22 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
         with readable(store):
             db = open_sqlite(store)
             try:
-                length = read_chain(db, store).length
+                found = db.execute("PRAGMA user_version").fetchone()[0]
+                if found != SCHEMA:
+                    raise other_schema(store, found)
+                length = verify_chain(db, store).length
                 _refuse_if_ahead(where, db, store)
-                Witness.create(where, tag_key(db), entries_of(db, 0)).close()
+                Witness.create(where, tag_key(db), _all_entries(db)).close()
             finally:
                 db.close()
     finally:
         lock.close()
     return length
+
+
+def _all_entries(db: Any) -> Iterator[Entry]:
+    for row in rows_from(db):
+        yield from entries_of(db, Record(row.number, row.kind, json.loads(row.text), row.hash))
 
 
 def _refuse_if_ahead(where: Path, db: Any, store: Path) -> None:
@@ -58,8 +78,7 @@ def _refuse_if_ahead(where: Path, db: Any, store: Path) -> None:
     last = old.last()
     if last is None:
         return
-    row = db.execute("SELECT hash FROM records WHERE number = ?", (last.number,)).fetchone()
-    if row is None or row[0] != last.hash:
+    if hash_at(db, last.number) != last.hash:
         raise LedgerError(
             f"the witness {where} saw record {last.number}, which {store} does not have",
             "the witness is right and the store is old: put the newest store back, or give its "
@@ -76,13 +95,12 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
     with Ledger(store, witness) as ledger:
-        chain = ledger.chain
-        kinds = [record.kind for record in chain.current]
-        if not chain.length or kinds[-1] in ("next", "recovered"):
+        chain, standing = ledger.chain, ledger.chain.standing
+        if standing.between:
             _forget(ledger)
             return chain.epoch + 1  # already so
-        rounds = chain.current[0].body["settings"]["rounds"]
-        left = rounds - kinds.count("message")
+        assert standing.settings is not None
+        left = standing.settings["rounds"] - standing.rounds
         if left and not abandon:
             raise InputError(
                 "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
@@ -119,58 +137,52 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
         )  # fmt: skip
     lock = OneWriter(lock_path(store))
     try:
-        key, entries = _testimony(where)
-        tags = list(dict.fromkeys(entry.tag for entry in entries if entry.tag))
-        epoch = max((entry.epoch for entry in entries), default=0)
         fresh = store.with_name(f".{store.name}.new")
         for leftover in _with_logs(fresh):
             leftover.unlink(missing_ok=True)
-        db = open_sqlite(fresh)
+        witnessing = Witness(where)
+        db = None
         try:
+            db = open_sqlite(fresh)
             fresh.chmod(0o600)
-            _fill(db, key, epoch, tags)
-            testimony = entries_of(db, 0)
+            clients = _fill(db, witnessing)
+            aside = _put_aside(store)
+            if aside is not None:
+                _wipe(aside)
+            Witness.create(where, witnessing.tag_key, _all_entries(db)).close()
         finally:
-            db.close()
-        aside = _put_aside(store)
-        if aside is not None:
-            _wipe(aside)
-        Witness.create(where, key, testimony).close()
+            witnessing.close()
+            if db is not None:
+                db.close()
         fresh.replace(store)
         sync_directory(store.parent)
     finally:
         lock.close()
-    return aside, len(tags)
+    return aside, clients
 
 
-def _testimony(where: Path) -> tuple[bytes, list[Entry]]:
-    witness = Witness(where)
-    try:
-        if witness.outdated:
-            raise LedgerError(
-                f"the witness {where} has its first form, which has no key of tags",
-                "begin another store, with other clients only",
-            )
-        return witness.tag_key, list(witness.entries())
-    finally:
-        witness.close()
-
-
-def _fill(db: Any, key: bytes, epoch: int, tags: list[bytes]) -> None:
-    """One record: who took part before."""
+def _fill(db: Any, witness: Witness) -> int:
+    """One record: who took part before. Returns how many they are."""
+    key = witness.tag_key
+    epoch = max((entry.epoch for entry in witness.entries()), default=0)
     create_tables(db, key)
-    carried = b"".join(tags)
+    db.execute("BEGIN IMMEDIATE")
+    tags = (entry.tag for entry in witness.entries() if entry.tag)
+    rows = ((visit_key(tag, epoch, -1),) for tag in tags)
+    db.executemany("INSERT OR IGNORE INTO visits VALUES (?)", rows)
+    carried = hashlib.sha256()
+    for tag in carried_tags(db):
+        carried.update(tag)
+    visits = tables_sum(db, key)
     body = {
-        "epoch": epoch, "clients": len(tags), "kept": {"carried": digest(carried)},
+        "epoch": epoch, "clients": visits[0], "carried": carried.hexdigest(), "visits": visits,
         "tag_key": digest(key),
     }  # fmt: skip
-    record, text = Chain().next("recovered", body)
-    db.execute("BEGIN IMMEDIATE")
+    record, text = Chain(key).next("recovered", body)
     row = (record.number, record.kind, text, record.hash)
     db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
-    db.execute("INSERT INTO blobs VALUES ('carried', ?)", (carried,))
-    db.executemany("INSERT INTO tags VALUES (?, ?, -1, 1)", [(tag, epoch) for tag in tags])
     db.execute("COMMIT")
+    return int(visits[0])
 
 
 def _put_aside(store: Path) -> Path | None:

@@ -2,8 +2,9 @@
 
 Facts are records in a hash chain (`veilstream.deployment.ledger.chain`). Writes are one transaction
 each, durable (WAL, synchronous=FULL) when they return, then witnessed
-(`veilstream.deployment.ledger.witness`). Opening a ledger reads the whole chain and everything that
-hangs on it, and compares it with the witness. Clients are known by keyed hashes of their tags.
+(`veilstream.deployment.ledger.witness`). Opening a ledger checks the chain and everything that
+hangs on it (`veilstream.deployment.ledger.check`), and compares it with the witness. Clients are
+known by keyed hashes of their tags.
 
 A store is created only when that is asked for: a disk that is not mounted must not look like a
 learner's first day. What a running ledger stands on is looked at before every write: the same store
@@ -18,18 +19,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.ledger.chain import Record, Visit, damaged, digest, read_chain, tag_key
+from veilstream.deployment.ledger.archive import (
+    Row,
+    fold_segment,
+    hash_at,
+    mentions_of,
+    pack,
+    rows_from,
+    segment_is_due,
+    tail,
+)
+from veilstream.deployment.ledger.chain import Chain, Record, damaged, digest, tag_key
+from veilstream.deployment.ledger.check import open_chain
 from veilstream.deployment.ledger.database import (
     SCHEMA,
-    TAKE_PART,
     create_tables,
     open_sqlite,
+    other_schema,
     readable,
     usable,
 )
@@ -43,6 +57,7 @@ from veilstream.deployment.ledger.paths import (
     refuse_links,
     witness_path,
 )
+from veilstream.deployment.ledger.visits import Visit, visit_key, visit_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import LedgerError, PrivacyError
 from veilstream.files import sync_directory
@@ -97,7 +112,7 @@ class Ledger:
             self._db = self._connect(self.path)
             self._create_or_check()
             sync_directory(self.path.parent)
-            self.chain = read_chain(self._db, self.path)
+            self.chain = open_chain(self._db, self.path)
             self.tag_key = tag_key(self._db)
             self._witness = self._open_witness()
         self._witness.hold()
@@ -127,15 +142,8 @@ class Ledger:
         if found == 0 and tables == 0:
             self._refuse_empty_store()
             create_tables(self._db, secrets.token_bytes(32))
-        elif found == 1:
-            from veilstream.deployment.ledger.migrate import from_first_schema
-
-            from_first_schema(self._db, self.path)
         elif found != SCHEMA:
-            raise LedgerError(
-                f"{self.path} has schema {found}, this program knows {SCHEMA}",
-                "use the version of veilstream that wrote it, or a newer one",
-            )
+            raise other_schema(self.path, found)
 
     def _open_witness(self) -> Witness:
         """A store behind its witness is an old copy; one record ahead is an interruption."""
@@ -149,17 +157,17 @@ class Ledger:
             if last is not None:
                 self._compare(last)
             seen = last.number + 1 if last else 0
-            if self.chain.length - seen > 1 and not witness.outdated:
+            if self.chain.length - seen > 1:
                 raise LedgerError(
                     f"the witness {self.witness_path} ends before record {seen}, and {self.path} "
                     f"has {self.chain.length}: the witness is an old copy",
                     "put the newest one back; if it is lost and this store is the newest there is, "
                     "`veilstream ledger verify --renew-witness` writes it anew",
                 )
-            if witness.outdated or (last is None and witness.tag_key != self.tag_key):
+            if last is None and witness.tag_key != self.tag_key:
                 witness.close()
                 return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
-            if missing := self._entries_from(seen):
+            if missing := list(self._entries_from(seen)):
                 witness.append(missing)
         except BaseException:
             witness.close()
@@ -174,15 +182,15 @@ class Ledger:
                 "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
                 "a new one, with everyone the witness knows of left out",
             )
-        query = "SELECT hash FROM records WHERE number = ?"
-        if self._db.execute(query, (last.number,)).fetchone()[0] != last.hash:
+        if hash_at(self._db, last.number) != last.hash:
             raise LedgerError(
                 f"{self.path} and its witness disagree about record {last.number}",
                 "they belong to different histories: find the store that this witness saw",
             )
 
-    def _entries_from(self, number: int) -> list[Entry]:
-        return entries_of(self._db, number)
+    def _entries_from(self, number: int) -> Iterator[Entry]:
+        for record in self.records(number):
+            yield from entries_of(self._db, record)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -197,7 +205,8 @@ class Ledger:
     ) -> Record:
         """One record with all that belongs to it, durable when this returns; `witness` it next.
 
-        ``keep`` replaces what was kept under the same name.
+        ``keep`` replaces what was kept under the same name. When there are many unpacked records,
+        they are packed in the same transaction.
         """
         self.check()
         content = dict(body)
@@ -209,13 +218,15 @@ class Ledger:
             content["destroyed"] = destroy
         if not self.chain.length:
             content["tag_key"] = digest(self.tag_key)
-        record, text = self.chain.next(kind, content)
         self._failed = True
         try:
             run = self._db.execute
             self._check_files()
             run("BEGIN IMMEDIATE")
             self._check_head()
+            if segment_is_due(self.chain.length - self.chain.packed, len(self.chain.kept)):
+                content["before"] = self.chain.summary(self._pack())
+            record, text = self.chain.next(kind, content)
             run("INSERT INTO records VALUES (?, ?, ?, ?)", (record.number, kind, text, record.hash))
             for name in destroy or []:
                 run("DELETE FROM blobs WHERE name = ?", (name,))
@@ -226,7 +237,7 @@ class Ledger:
                 else:
                     run("INSERT INTO blobs VALUES (?, ?)", (name, value))
             if tag is not None:
-                run(TAKE_PART, (tag, body["epoch"], body["step"]))
+                run("INSERT INTO visits VALUES (?)", (visit_key(tag, body["epoch"], body["step"]),))
             run("COMMIT")
         except LedgerError:
             with contextlib.suppress(sqlite3.Error):
@@ -240,6 +251,21 @@ class Ledger:
         self.chain.follow(record)
         self._unwitnessed.append(Entry.of(record))
         return record
+
+    def _pack(self) -> str:
+        """Move all records into a segment, if they are those that this process knows."""
+        with readable(self.path):
+            rows = list(tail(self._db))
+            before = json.loads(rows[0].text).get("before")
+            known = Chain.after(before, self.tag_key) if before else Chain(self.tag_key)
+            for row in rows:
+                known.take(row)
+        if known.head != self.chain.head:
+            raise damaged(self.path, "records that were to be packed")
+        first, content = rows[0].number, pack(rows)
+        self._db.execute("INSERT INTO segments VALUES (?, ?)", (first, content))
+        self._db.execute("DELETE FROM records")
+        return fold_segment(self.chain.archive, first, content)
 
     def _check_files(self) -> None:
         """Refuse to write if store or witness are not the files that this process wrote to."""
@@ -298,16 +324,34 @@ class Ledger:
         """Names that begin so."""
         return sorted(name for name in self.chain.kept if name.startswith(prefix))
 
+    def records(self, first: int = 0) -> Iterator[Record]:
+        """Every record from this number on, one at a time."""
+        with readable(self.path):
+            for row in rows_from(self._db, first):
+                yield _record(row)
+
+    def knows_message(self, r: int, message: str) -> bool:
+        """Whether this is the hash of round r's message, in any epoch."""
+        newest = self.chain.standing
+        if (r, message) == (newest.rounds - 1, newest.message):
+            return True
+        if len(message) != 64 or not message.isalnum():
+            return False
+        with readable(self.path):
+            return any(
+                (record.kind, record.body["hash"]) == ("message", message)
+                and record.body["round"] == r
+                for record in map(_record, mentions_of(self._db, message))
+            )
+
     def keyed(self, client: bytes) -> bytes:
         """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
         return hmac.new(self.tag_key, client, hashlib.sha256).digest()
 
     def visit(self, tag: bytes) -> Visit | None:
         """This client's part so far."""
-        query = "SELECT epoch, step, times FROM tags WHERE tag = ?"
         with readable(self.path):
-            row = self._db.execute(query, (tag,)).fetchone()
-        return None if row is None else Visit(*row)
+            return visit_of(self._db, tag)
 
     def forget(self) -> bool:
         """Have what was destroyed gone from the log file too; False while someone reads it."""
@@ -332,3 +376,7 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _record(row: Row) -> Record:
+    return Record(row.number, row.kind, json.loads(row.text), row.hash)

@@ -15,8 +15,7 @@ learner:
             16 bytes checksum
 
 A torn last entry (a cut while it was appended) is no evidence of anything and is dropped: what it
-would have witnessed was not yet let out. (The first form of this file had no start and entries of
-80 bytes, without epochs; it is still read, and replaced.)
+would have witnessed was not yet let out.
 
 Before it appends, a learner looks whether the file is as it left it: the same file under the same
 path, of the same size, with the same last entry. If not, someone else wrote to it (a clone of the
@@ -29,7 +28,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
+import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -37,8 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.ledger.chain import Record, carried_tags
+from veilstream.deployment.ledger.chain import Record
 from veilstream.deployment.ledger.paths import identity
+from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
 
@@ -48,7 +48,8 @@ ENTRY_BYTES = 96
 _MAGIC = b"VEILWIT2"
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")
-_FIRST_FORM = struct.Struct(">Q32s32s8s")
+_AT_ONCE = 4096
+"""Entries that are read and written together."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,10 @@ class Witness:
         path.with_name(f".{path.name}.new").unlink(missing_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self._first_form = self._read(0, 8) != _MAGIC
             self._end = 0
             self._size = os.fstat(self._handle).st_size
-            if self._first_form:
-                self._last = self._last_of_first_form()
-            else:
-                self.tag_key = self._checked_start()
-                self._last = self._find_end()
+            self.tag_key = self._checked_start()
+            self._last = self._find_end()
         except BaseException:
             self.close()
             raise
@@ -103,23 +100,21 @@ class Witness:
     def create(cls, path: Path, tag_key: bytes, entries: Iterable[Entry] = ()) -> Witness:
         """Write a file anew, whole or not at all, and open it."""
         start = _sealed(_MAGIC + tag_key + bytes(40))
-        content = start + b"".join(entry.pack() for entry in entries)
+        content = itertools.chain([start], _packed(entries))
         write_file(path, content, partial=f".{path.name}.new")  # a kill leaves no stray key
         sync_directory(path.parent)
         return cls(path)
 
-    @property
-    def outdated(self) -> bool:
-        """Whether the file has the first form, and is to be written anew."""
-        return self._first_form
-
     def entries(self) -> Iterator[Entry]:
         """All of them; one in the middle that is damaged is an error."""
-        for place in range(ENTRY_BYTES, self._end, ENTRY_BYTES):
-            entry = Entry.unpack(self._read(place, ENTRY_BYTES))
-            if entry is None:
-                raise self._damaged(f"at byte {place}")
-            yield entry
+        piece = _AT_ONCE * ENTRY_BYTES
+        for start in range(ENTRY_BYTES, self._end, piece):
+            data = self._read(start, min(piece, self._end - start))
+            for at in range(0, len(data), ENTRY_BYTES):
+                entry = Entry.unpack(data[at : at + ENTRY_BYTES])
+                if entry is None:
+                    raise self._damaged(f"at byte {start + at}")
+                yield entry
 
     def last(self) -> Entry | None:
         """The newest entry."""
@@ -169,7 +164,7 @@ class Witness:
 
     def _checked_start(self) -> bytes:
         start = self._read(0, ENTRY_BYTES)
-        if _sealed(start[: _BODY.size]) != start:
+        if start[:8] != _MAGIC or _sealed(start[: _BODY.size]) != start:
             raise self._damaged("at its start")
         return start[8:40]
 
@@ -181,18 +176,6 @@ class Witness:
             if last is not None:
                 return last
             self._end -= ENTRY_BYTES  # torn while it was appended
-        return None
-
-    def _last_of_first_form(self) -> Entry | None:
-        size = os.fstat(self._handle).st_size
-        whole = size - size % _FIRST_FORM.size
-        for place in range(whole - _FIRST_FORM.size, -1, -_FIRST_FORM.size):
-            data = self._read(place, _FIRST_FORM.size)
-            number, link, tag, checksum = _FIRST_FORM.unpack(data)
-            if hashlib.sha256(data[:72]).digest()[:8] == checksum:
-                return Entry(number, 0, link, None if tag == _NO_TAG else tag)
-        if size >= _FIRST_FORM.size:
-            raise self._damaged("everywhere")
         return None
 
     def _moved_on(self, how: str) -> LedgerError:
@@ -220,20 +203,22 @@ def missing_witness(path: Path, store: Path) -> LedgerError:
     )
 
 
-def entries_of(db: Any, first: int) -> list[Entry]:
-    """What a witness should hold of a store's records from this number on.
+def entries_of(db: Any, record: Record) -> Iterator[Entry]:
+    """What a witness should hold of a record.
 
-    A record that carries clients over from a lost store has an entry for each of them.
+    One that carries clients over from a lost store has an entry for each of them.
     """
-    entries = []
-    rows = db.execute("SELECT * FROM records WHERE number >= ? ORDER BY number", (first,))
-    for number, kind, body, link in rows.fetchall():
-        record = Record(number, kind, json.loads(body), link)
-        if kind == "recovered":
-            epoch = record.body["epoch"]
-            entries += [Entry(number, epoch, link, tag) for tag in carried_tags(db)]
-        entries.append(Entry.of(record))
-    return entries
+    if record.kind == "recovered":
+        for tag in carried_tags(db):
+            yield Entry(record.number, record.body["epoch"], record.hash, tag)
+    yield Entry.of(record)
+
+
+def _packed(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """Entries as they stand in the file, many at once."""
+    rest = iter(entries)
+    while piece := b"".join(entry.pack() for entry in itertools.islice(rest, _AT_ONCE)):
+        yield piece
 
 
 def _sealed(body: bytes) -> bytes:

@@ -1,0 +1,122 @@
+"""Old records, packed: a million of them are read, hashed and searched as a thousand segments.
+
+A *segment* is a run of records, a line each: kind, hash, and body, with tabs between. It is packed
+when the record after it is written, in one transaction with it, from rows whose links were checked
+once more; that record's body commits to it (`veilstream.deployment.ledger.chain`), so a segment is
+as firmly in the chain as each of its records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+__all__ = [
+    "NOTHING_PACKED",
+    "SEGMENTS_TABLE",
+    "SEGMENT_RECORDS",
+    "Row",
+    "archive_digest",
+    "fold_segment",
+    "hash_at",
+    "mentions_of",
+    "pack",
+    "rows_from",
+    "segment_is_due",
+    "segments",
+    "tail",
+    "unpack",
+]
+
+SEGMENT_RECORDS = 1024
+SEGMENTS_TABLE = "CREATE TABLE segments (first INTEGER PRIMARY KEY, content BLOB NOT NULL)"
+NOTHING_PACKED = "0" * 64
+
+
+class Row(NamedTuple):
+    """A record as stored."""
+
+    number: int
+    kind: str
+    text: str
+    hash: bytes
+
+
+def segment_is_due(records: int, kept: int) -> bool:
+    """Whether so many unpacked records are enough.
+
+    What a segment's successor says of the blobs that are kept must not outgrow the segment.
+    """
+    return records >= max(SEGMENT_RECORDS, 4 * kept)
+
+
+def pack(rows: Iterable[Row]) -> bytes:
+    """Rows as a segment."""
+    return "".join(f"{row.kind}\t{row.hash.hex()}\t{row.text}\n" for row in rows).encode()
+
+
+def unpack(first: int, content: bytes) -> Iterator[Row]:
+    """A segment's rows; a `ValueError` if it is none."""
+    for number, line in enumerate(content.decode().split("\n")[:-1], first):
+        kind, link, text = line.split("\t", 2)
+        yield Row(number, kind, text, bytes.fromhex(link))
+
+
+def fold_segment(before: str, first: int, content: bytes) -> str:
+    """What stands for all segments up to this one."""
+    own = hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(f"{before} {first} {own}".encode()).hexdigest()
+
+
+def archive_digest(db: Any) -> str:
+    """What stands for all segments there are."""
+    found = NOTHING_PACKED
+    for first, content in segments(db):
+        found = fold_segment(found, first, content)
+    return found
+
+
+def segments(db: Any, first: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Number of the first record, and content, from the segment that holds ``first`` on."""
+    query = (
+        "SELECT first, content FROM segments WHERE first >= "
+        "(SELECT coalesce(max(first), 0) FROM segments WHERE first <= ?) ORDER BY first"
+    )
+    yield from db.execute(query, (first,))
+
+
+def tail(db: Any, first: int = 0) -> Iterator[Row]:
+    """Records that are not packed yet."""
+    query = "SELECT number, kind, body, hash FROM records WHERE number >= ? ORDER BY number"
+    for row in db.execute(query, (first,)):
+        yield Row(*row)
+
+
+def rows_from(db: Any, first: int = 0) -> Iterator[Row]:
+    """All records from this number on, one after the other."""
+    for start, content in segments(db, first):
+        for row in unpack(start, content):
+            if row.number >= first:
+                yield row
+    yield from tail(db, first)
+
+
+def hash_at(db: Any, number: int) -> bytes | None:
+    """The hash of this record; None if there is none."""
+    for row in rows_from(db, number):
+        return row.hash if row.number == number else None
+    return None
+
+
+def mentions_of(db: Any, message: str) -> Iterator[Row]:
+    """Records, the newest first, in whose body this hash of a message stands."""
+    words = f'"hash":"{message}"'
+    unpacked = (
+        "SELECT number, kind, body, hash FROM records WHERE instr(body, ?) ORDER BY number DESC"
+    )
+    for row in db.execute(unpacked, (words,)):
+        yield Row(*row)
+    packed = "SELECT first, content FROM segments WHERE instr(content, ?) ORDER BY first DESC"
+    for first, content in db.execute(packed, (words.encode(),)):
+        yield from (row for row in unpack(first, content) if words in row.text)

@@ -1,0 +1,149 @@
+"""Who took part, and when: one row for every visit, never changed and never removed.
+
+A row is one key of 48 bytes: the client's keyed tag (32), the epoch (8), and the step plus one (8;
+zero for a client who was carried over from a store that was lost). All of a client's visits lie
+side by side, the last one last.
+
+A missing row would let a client in twice, so the ledger keeps a *sum of visits* beside its chain:
+how many rows there are, and the sum of a keyed function of each (AES in CBC-MAC form, under a key
+made from the key of tags; 128 bits). It grows by one row at a time, does not depend on their order,
+and is recomputed from the whole table at C speed whenever a ledger is opened. No accident leaves it
+unchanged; for whoever forges rows and knows the key, `veilstream ledger verify` compares each visit
+with its record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "TAG_BYTES",
+    "VISITS_TABLE",
+    "Visit",
+    "VisitSum",
+    "carried_tags",
+    "clients_of",
+    "tables_sum",
+    "visit_key",
+    "visit_of",
+]
+
+TAG_BYTES = 32
+VISITS_TABLE = "CREATE TABLE visits (visit BLOB PRIMARY KEY) WITHOUT ROWID"
+_WHEN = struct.Struct(">QQ")
+_KEY_BYTES = TAG_BYTES + _WHEN.size
+_AT_ONCE = 16384
+_MODULUS = 1 << 64
+
+
+class Visit(NamedTuple):
+    """A client's part so far."""
+
+    epoch: int
+    step: int
+    """The last one; -1 for a client who was carried over."""
+    times: int
+    """In this epoch."""
+
+
+def visit_key(tag: bytes, epoch: int, step: int) -> bytes:
+    """The row of one visit."""
+    return tag + _WHEN.pack(epoch, step + 1)
+
+
+def visit_of(db: Any, tag: bytes) -> Visit | None:
+    """A client's part so far; None for a new one."""
+    mine = "SELECT visit FROM visits WHERE visit BETWEEN ? AND ? ORDER BY visit"
+    rows = db.execute(mine, (tag + bytes(16), tag + b"\xff" * 16)).fetchall()
+    if not rows:
+        return None
+    epoch, after = _WHEN.unpack_from(rows[-1][0], TAG_BYTES)
+    return Visit(epoch, after - 1, len(rows))
+
+
+class VisitSum:
+    """Stands for a set of visits, whatever their order."""
+
+    def __init__(self, tag_key: bytes, count: int = 0, total: str = "0" * 32) -> None:
+        self._key = hashlib.sha256(b"veilstream sum of visits" + tag_key).digest()
+        self._count = count
+        self._total = [int(total[:16], 16), int(total[16:], 16)]
+        self._waiting = bytearray()
+
+    def add(self, keys: bytes) -> None:
+        """One more visit, or several, one after the other."""
+        self._waiting += keys
+        if len(self._waiting) >= _AT_ONCE * _KEY_BYTES:
+            self._settle()
+
+    def value(self) -> list[Any]:
+        """Count and sum, as a record holds them."""
+        self._settle()
+        return [self._count, "".join(f"{half:016x}" for half in self._total)]
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        # Here, since a ledger without visits is looked at without it.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        rows = np.frombuffer(bytes(self._waiting), "<u8").reshape(-1, _KEY_BYTES // 8)
+        state = np.zeros((len(rows), 2), "<u8")
+        for block in range(0, rows.shape[1], 2):
+            encryptor = Cipher(algorithms.AES(self._key), modes.ECB()).encryptor()
+            mixed = encryptor.update((state ^ rows[:, block : block + 2]).tobytes())
+            state = np.frombuffer(mixed, "<u8").reshape(-1, 2)
+        sums = state.sum(axis=0, dtype=np.uint64)  # whole numbers modulo 2^64
+        self._total = [(a + int(b)) % _MODULUS for a, b in zip(self._total, sums, strict=True)]
+        self._count += len(rows)
+        self._waiting.clear()
+
+
+def tables_sum(db: Any, tag_key: bytes) -> list[Any]:
+    """Count and sum of the whole table."""
+    total = VisitSum(tag_key)
+    for keys in _pieces(db):
+        total.add(keys)
+    return total.value()
+
+
+def clients_of(db: Any) -> int:
+    """How many clients there are in the table."""
+    clients, last = 0, b""
+    for keys in _pieces(db):
+        tags = np.frombuffer(keys, f"V{_KEY_BYTES}").view(np.uint8).reshape(-1, _KEY_BYTES)
+        tags = tags[:, :TAG_BYTES]
+        clients += int((tags[1:] != tags[:-1]).any(axis=1).sum()) + (tags[0].tobytes() != last)
+        last = tags[-1].tobytes()
+    return clients
+
+
+def carried_tags(db: Any) -> Iterator[bytes]:
+    """Clients whom a store took over from the witness of one that was lost, in order of tags."""
+    for keys in _pieces(db):
+        for at in range(0, len(keys), _KEY_BYTES):
+            if keys[at + TAG_BYTES + 8 : at + _KEY_BYTES] == bytes(8):
+                yield keys[at : at + TAG_BYTES]
+
+
+def _pieces(db: Any) -> Iterator[bytes]:
+    """The table from end to end, in pieces of many rows; rows that are out of order are an error.
+
+    (SQLite joins the rows, which is several times faster than fetching them.)
+    """
+    piece = (
+        "SELECT CAST(group_concat(visit, '') AS BLOB) FROM "
+        f"(SELECT visit FROM visits WHERE visit > ? ORDER BY visit LIMIT {_AT_ONCE})"
+    )
+    last = b""
+    while keys := db.execute(piece, (last,)).fetchone()[0]:
+        rows = np.frombuffer(keys, f"S{_KEY_BYTES}")
+        if keys[:_KEY_BYTES] <= last or not (rows[1:] > rows[:-1]).all():
+            raise ValueError("the list of who took part is out of order")
+        yield keys
+        last = keys[-_KEY_BYTES:]
