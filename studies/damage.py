@@ -134,8 +134,8 @@ def _advance(learner: Learner, steps: int) -> None:
     for _ in range(steps):
         if learner.horizon_reached:
             learner.new_epoch()
-        number = learner._ledger.chain.length
-        if learner._pinned is None:
+        number = learner.ledger.chain.length
+        if not learner.pinned:
             learner.begin_round(learner.round, _model(number))
         learner.observe(f"client {number}", _sample(number))
         if not learner.clients_wanted:
@@ -198,7 +198,7 @@ def _trees(root: Path, files: Files) -> list[list[int]]:
 
 def _knowledge(learner: Learner) -> dict[str, Any]:
     """Everything, by reading the tables through and by looking up every key."""
-    ledger = learner._ledger
+    ledger, local = learner.ledger, learner.local
     tables = {
         name: sorted(ledger._db.execute(f"SELECT * FROM {name}").fetchall())
         for name in ("meta", "records", "tags", "blobs")
@@ -208,11 +208,11 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
         "by name": {name: ledger.blob(name) for name in sorted(ledger.chain.kept)},
         "by tag": [ledger.visit(tag) for tag, *_ in tables["tags"]],
         "messages": dict(ledger.chain.messages),
-        "place": (learner.epoch, learner.round, learner._taken, learner._snapshot_at),
-        "models": (learner._pinned, learner._sealed_model, learner._z.reveal().tobytes()),
-        "prefix": learner._prefix.tobytes(),
-        "noise": learner._noise.snapshot(),
-        "release": bytes(learner._last_release().payload) if learner.round else b"",
+        "place": (learner.epoch, learner.round, local.taken, learner._snapshot_at),
+        "models": (local.pinned, local.sealed_model, local.model.reveal().tobytes()),
+        "prefix": local.prefix.tobytes(),
+        "noise": local.noise.snapshot(),
+        "release": bytes(learner.sealed_release().payload) if learner.round else b"",
     }  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def _continuation(learner: Learner) -> bytes:
     """The next message, with a client who took part before and one who is new."""
     if learner.horizon_reached:
         learner.new_epoch()
-    if learner._pinned is None:
+    if not learner.pinned:
         learner.begin_round(learner.round, _model(0))
     learner.observe(FIRST_CLIENT, _sample(2))
     learner.observe("someone new", _sample(1))
@@ -380,7 +380,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
     learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
 
     def copy(point: str = "") -> None:
-        chain = learner._ledger.chain
+        chain = learner.ledger.chain
         copies.append(Copy(chain.length, len(chain.messages), _read(root)))
 
     with mock.patch.object(veilstream.deployment.learner, "reached", copy):
@@ -392,9 +392,9 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
                 learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
         copy()
     learner.close()
-    if not learner._ledger.chain.messages:
+    if not learner.ledger.chain.messages:
         return _history(root, rng)
-    digest, r = list(learner._ledger.chain.messages.items())[-1]
+    digest, r = list(learner.ledger.chain.messages.items())[-1]
     return copies, (r, digest)
 
 

@@ -173,7 +173,7 @@ def test_the_desk_takes_records_and_predicts(tmp_path):
                 assert post(api.port, "/observe", bad)[1] == {"answer": "refused"}
             assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})
             assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})  # not used
-            assert daemon._learner.clients_wanted == 1
+            assert daemon.learner.clients_wanted == 1
             assert post(api.port, "/observe", {**ROW, "tag": "u"}) == (200, {"answer": "taken"})
             going.join(10)
             assert post(api.port, "/predict", {"features": [1] * DIM}) == (

@@ -277,7 +277,7 @@ def test_a_reply_of_another_version_does_not_end_the_server(tmp_path):
             if node != "b" or isinstance(what, Failure):
                 return what
             reply = Reply.read(what, world.keys_of("b").identity.public)
-            facts = {"settings": world.daemons["b"]._learner.settings}
+            facts = {"settings": world.daemons["b"].learner.settings}
             return dataclasses.replace(reply, facts=facts).sign(world.keys_of("b").identity)
 
         world.coordinator().go(Tampering(world.transport(), change))
@@ -310,11 +310,11 @@ def test_a_replayed_old_request_seals_nothing(world):
     x = np.zeros(DIM, "<f4").tobytes()
     first = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
     reply = daemon.handle(first)
-    daemon._learner.begin_round(1, np.zeros(DIM, np.float32))
+    daemon.learner.begin_round(1, np.zeros(DIM, np.float32))
     assert daemon.handle(first) == reply
-    assert daemon._learner.pinned
+    assert daemon.learner.pinned
     with pytest.raises(InputError, match="in order"):
-        daemon._learner.begin_round(0, np.zeros(DIM, np.float32))
+        daemon.learner.begin_round(0, np.zeros(DIM, np.float32))
 
 
 # --- what is refused ------------------------------------------------------------------------------

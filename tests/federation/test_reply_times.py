@@ -174,7 +174,7 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_for(lambda: daemon._learner.round == 1)
+        wait_for(lambda: daemon.learner.round == 1)
         world.stop("a")
         asking.join(10)
         assert len(found) == 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
+from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
@@ -16,7 +16,6 @@ from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.services.coordinator import Coordinator, Standing
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
-from veilstream.mechanisms.keystream import Row
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 
@@ -135,10 +134,7 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
-    monkeypatch.setattr(Learner, "_row", _known_row)
-
-
-def _known_row(self: Learner, step: int, secret: bytes) -> Row:
-    """The step's own secret is stored as ever, and not used."""
-    name = self._ledger.path.parent.name
-    return Row(hashlib.sha256(f"{name}/{self._epoch}/{step}".encode()).digest(), step)
+    monkeypatch.setattr(
+        Learner, "new_rounds",
+        lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name),
+    )  # fmt: skip

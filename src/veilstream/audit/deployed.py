@@ -80,7 +80,7 @@ class Unkind:
 class AuditServer:
     """Chooses each next model: always the same one, or the server's own, from what it was sent.
 
-    The server is the deployed one's fold, for one learner of weight one; ``epoch`` is the learner's.
+    The fold is the deployed server's, for one learner of weight one in its epoch ``epoch``.
     """
 
     def __init__(self, terms: Terms, *, adaptive: bool, epoch: int = 0) -> None:

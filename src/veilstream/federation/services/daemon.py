@@ -59,6 +59,11 @@ class Daemon:
         self.rounds_done = 0
         self._listener: socket.socket | None = None
 
+    @property
+    def learner(self) -> Learner:
+        """Whose rounds these are; to look at."""
+        return self._learner
+
     # --- requests --------------------------------------------------------------------------------
 
     def handle(self, data: bytes) -> bytes:
