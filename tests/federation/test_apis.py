@@ -85,7 +85,7 @@ def test_no_field_can_end_a_table(tmp_path):
     assert [tag for tag, sample in taken(FileSource(path), 0, 9) if sample is not None] == ["b"]
 
 
-def test_a_source_that_fails_does_not_show_outside(tmp_path):
+def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
     """The release has the size of any other, and the next round is as usual."""
 
     class Failing:
@@ -96,10 +96,8 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path):
     from veilstream.federation.identity import ServerKeys
     from veilstream.federation.protocol.messages import Reply, Request
 
-    logged: list[str] = []
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
         daemon = world.start("a", source=Failing())
-        daemon._log = logged.append
         keys = ServerKeys.load(world.root / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         replies = [
@@ -109,7 +107,9 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path):
         public = world.keys_of("a").identity.public
         assert [Reply.read(reply, public).kind for reply in replies] == ["release"] * 3
         assert len({len(reply) for reply in replies}) == 1
-        assert logged == ["the data source failed (RuntimeError); the round goes on without"]
+        assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+            ("ERROR", "the data source failed (RuntimeError); the round goes on without")
+        ]
 
 
 def test_sources_that_cannot_be(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.plans.data_source import PlanSource
@@ -54,13 +55,30 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
     )  # fmt: skip
 
 
+class Lines(list[str]):
+    """What a logger says from now on, until `end`."""
+
+    @classmethod
+    def of(cls, logger: str) -> Lines:
+        lines = cls()
+        lines._handler = logging.Handler()
+        lines._handler.emit = lambda record: lines.append(record.getMessage())
+        lines._logger = logging.getLogger(logger)
+        lines._logger.addHandler(lines._handler)
+        lines._logger.setLevel(logging.INFO)
+        return lines
+
+    def end(self) -> None:
+        self._logger.removeHandler(self._handler)
+
+
 class World:
     """Server and learners in one folder; learners are threads behind sockets."""
 
     def __init__(self, root: Path, plan: Plan, names: tuple[str, ...] = ("a", "b", "c")) -> None:
         self.root, self.plan, self.names = root, plan, names
         make_keys(root / "keys", ["127.0.0.1"], list(names))
-        self.notes: list[str] = []
+        self.notes = Lines.of("veilstream.federation.services.coordinator")
         self.daemons: dict[str, Daemon] = {}
 
     def socket(self, name: str) -> Path:
@@ -95,17 +113,12 @@ class World:
 
     def coordinator(self) -> Coordinator:
         keys = ServerKeys.load(self.root / "keys/server")
-        return Coordinator(
-            self.plan, np.zeros(DIM, np.float32), keys, self.root / "run", watch=self._hear
-        )
-
-    def _hear(self, now: Standing) -> None:
-        if now.note:
-            self.notes.append(now.note)
+        return Coordinator(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
 
     def close(self) -> None:
         for name in list(self.daemons):
             self.stop(name)
+        self.notes.end()
 
     def __enter__(self) -> World:
         return self

@@ -1,0 +1,34 @@
+"""What the commands of a federation have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilstream.errors import InputError
+
+__all__ = ["EngineName", "Insecure", "PlanFile", "TrustEngine", "parse_address"]
+
+PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="What carries messages: flower or flare.")
+]
+TrustEngine = Annotated[
+    bool,
+    typer.Option(
+        "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
+    ),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
+]
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise InputError(option, text, "HOST:PORT", "try 127.0.0.1:8400")
+    return host.strip("[]"), int(port)
