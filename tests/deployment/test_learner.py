@@ -411,7 +411,8 @@ def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
                 learner.observe(f"{r}/{t}", client(r, t))
                 seeds |= set(_secrets(learner))
                 noise = learner.local.noise
-                for part in (noise.cells, noise.fraction, noise.state, noise.known):
+                held = np.concatenate([noise.state, noise.known[None]])
+                for part in (noise.cells, noise.fraction, held):
                     states.add(part.tobytes())
             learner.finish_round()
         assert len(seeds) == R * TAU

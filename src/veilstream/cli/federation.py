@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.logs import Format, Level, LogFormat, LogLevel, configure_logs
-from veilstream.cli.service_options import EngineName, Insecure, TrustEngine
+from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, TrustEngine
+from veilstream.federation.services.logs import Format, Level, configure_logs
 
 __all__ = ["app"]
 

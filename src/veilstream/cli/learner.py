@@ -9,15 +9,17 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.logs import Format, Level, LogFormat, LogLevel, configure_logs
 from veilstream.cli.service_options import (
     EngineName,
     Insecure,
+    LogFormat,
+    LogLevel,
     PlanFile,
     TrustEngine,
     parse_address,
 )
 from veilstream.errors import InputError
+from veilstream.federation.services.logs import Format, Level, configure_logs
 
 __all__ = ["learner_command"]
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veilstream.cli.logs import Format, Level, LogFormat, LogLevel, configure_logs
 from veilstream.cli.service_options import (
     EngineName,
     Insecure,
+    LogFormat,
+    LogLevel,
     PlanFile,
     TrustEngine,
     parse_address,
 )
+from veilstream.federation.services.logs import Format, Level, configure_logs
 
 if TYPE_CHECKING:
     from veilstream.federation.services.coordinator import Standing

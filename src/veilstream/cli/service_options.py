@@ -8,8 +8,17 @@ from typing import Annotated
 import typer
 
 from veilstream.errors import InputError
+from veilstream.federation.services.logs import Format, Level
 
-__all__ = ["EngineName", "Insecure", "PlanFile", "TrustEngine", "parse_address"]
+__all__ = [
+    "EngineName",
+    "Insecure",
+    "LogFormat",
+    "LogLevel",
+    "PlanFile",
+    "TrustEngine",
+    "parse_address",
+]
 
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
 EngineName = Annotated[
@@ -23,6 +32,14 @@ TrustEngine = Annotated[
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
+]
+
+
+LogLevel = Annotated[
+    Level, typer.Option("--log-level", help="The least important lines to show on stderr.")
+]
+LogFormat = Annotated[
+    Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")
 ]
 
 

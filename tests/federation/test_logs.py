@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
-from veilstream.cli.logs import Format, Level, configure_logs
 from veilstream.federation.identity import make_keys
+from veilstream.federation.services.logs import Format, Level, configure_logs
 
 NAME = "veilstream.federation.services.coordinator"
 

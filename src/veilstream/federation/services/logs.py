@@ -12,13 +12,11 @@ import sys
 import time
 import warnings
 from enum import StrEnum
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from veilstream.deployment.process_secrecy import shown_without_values
 
-__all__ = ["Format", "Level", "LogFormat", "LogLevel", "configure_logs"]
+__all__ = ["Format", "Level", "configure_logs"]
 
 
 class Level(StrEnum):
@@ -35,14 +33,6 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-
-
-LogLevel = Annotated[
-    Level, typer.Option("--log-level", help="The least important lines to show on stderr.")
-]
-LogFormat = Annotated[
-    Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")
-]
 
 
 def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> None:
