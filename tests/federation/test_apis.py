@@ -131,7 +131,7 @@ def test_people_who_call_wait_for_their_answer_and_nobody_is_put_by():
         args=(0, lambda tag, s: (got.append(tag), Answer.TAKEN)[1], lambda: 3 - len(got)),
     )
     serving.start()
-    wait_for(lambda: source._open)
+    wait_for(lambda: source.is_open)
     for tag in ("a", "b", "c"):
         assert source.offer(tag, ROW) is Answer.TAKEN
     serving.join(5)
@@ -168,7 +168,7 @@ def test_the_desk_takes_records_and_predicts(tmp_path):
                 target=coordinator.go, args=(world.transport(), 1), daemon=True
             )
             going.start()
-            wait_for(lambda: source._open)
+            wait_for(lambda: source.is_open)
             for bad in (b"not json", b"[]", {"features": ["x"]}, {**ROW, "target": 7}):
                 assert post(api.port, "/observe", bad)[1] == {"answer": "refused"}
             assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})

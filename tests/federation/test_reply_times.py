@@ -63,7 +63,7 @@ def replied_after(tmp_path, at_s, *, replies=None) -> list[float]:
     times = ReplyTimes(WINDOW_S + SEAL_S, clock) if replies is None else replies(clock)
     world = World(tmp_path, plan_of(learners=1), names=("a",))
     server = ServerKeys.load(tmp_path / "keys/server")
-    learner = Learner(world.plan, tmp_path / "a.db", Plain())
+    learner = Learner(world.plan, tmp_path / "a.db", Plain(), create=True)
     daemon = Held(learner, world.keys_of("a"), Callers(clock, at_s), replies=times)
     took = []
     try:
@@ -143,7 +143,7 @@ def test_a_live_learner_answers_at_the_end_of_its_window_full_or_empty(tmp_path,
         asking = [threading.Thread(target=ask) for _ in range(2)]
         began = time.monotonic()
         asking[0].start()
-        wait_for(lambda: source._open)
+        wait_for(lambda: source.is_open)
         for i in range(callers):
             assert source.offer(f"{i}", Sample(np.full(DIM, 0.1), 1.0)) is Answer.TAKEN
         asking[1].start()
@@ -157,9 +157,8 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
     from veilstream.federation.protocol import frames
 
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
-        world.start("a", source=LiveSource(patience_s=0.05))
-        daemon = world.daemons["a"]
-        daemon._replies = ReplyTimes(60.0)
+        source = LiveSource(patience_s=0.05)
+        daemon = world.start("a", source=source, replies=ReplyTimes(60.0))
         keys = ServerKeys.load(tmp_path / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
@@ -184,7 +183,7 @@ def test_answering_when_full_says_what_is_visible(tmp_path, caplog):
     World(tmp_path, plan_of(learners=1), names=("a",))
     service = LearnerService(
         plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
-        ("127.0.0.1", 1), engine="none", reply_when_full=True,
+        ("127.0.0.1", 1), engine="none", reply_when_full=True, new_store=True,
     )  # fmt: skip
     with pytest.raises(InputError, match="engine"):
         service.run()

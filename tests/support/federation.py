@@ -56,17 +56,14 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
 
 
 class Lines(list[str]):
-    """What a logger says from now on, until `end`."""
+    """What a logger warns of from now on, until `end`."""
 
-    @classmethod
-    def of(cls, logger: str) -> Lines:
-        lines = cls()
-        lines._handler = logging.Handler()
-        lines._handler.emit = lambda record: lines.append(record.getMessage())
-        lines._logger = logging.getLogger(logger)
-        lines._logger.addHandler(lines._handler)
-        lines._logger.setLevel(logging.INFO)
-        return lines
+    def __init__(self, logger: str) -> None:
+        super().__init__()
+        self._handler = logging.Handler(logging.WARNING)
+        self._handler.emit = lambda record: self.append(record.getMessage())
+        self._logger = logging.getLogger(logger)
+        self._logger.addHandler(self._handler)
 
     def end(self) -> None:
         self._logger.removeHandler(self._handler)
@@ -78,7 +75,7 @@ class World:
     def __init__(self, root: Path, plan: Plan, names: tuple[str, ...] = ("a", "b", "c")) -> None:
         self.root, self.plan, self.names = root, plan, names
         make_keys(root / "keys", ["127.0.0.1"], list(names))
-        self.notes = Lines.of("veilstream.federation.services.coordinator")
+        self.notes = Lines("veilstream.federation.services.coordinator")
         self.daemons: dict[str, Daemon] = {}
 
     def socket(self, name: str) -> Path:
@@ -90,11 +87,11 @@ class World:
     def keys_of(self, name: str) -> LearnerKeys:
         return LearnerKeys.load(self.root / "keys/learners" / name)
 
-    def start(self, name: str, plan: Plan | None = None, source=None) -> Daemon:
+    def start(self, name: str, plan: Plan | None = None, source=None, **options) -> Daemon:
         plan = self.plan if plan is None else plan
         learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
-        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source)
+        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
         threading.Thread(target=daemon.serve, args=(self.socket(name),), daemon=True).start()
         wait_for(self.socket(name).exists)
         return daemon

@@ -327,11 +327,11 @@ class Coordinator:
         self._files.close_round(self._fold, closed, seconds)
         self._published = self._fold.round
         if closed.missing:
-            _log.warning(
-                "round %d closed without %s", closed.round, ", ".join(closed.missing)
-            )  # fmt: skip
+            without = ", ".join(closed.missing)
+            done, rounds = self._fold.round, self.terms.rounds
+            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
         else:
-            _log.info("round %d of %d closed", closed.round, self.terms.rounds)
+            _log.info("%d of %d rounds closed", self._fold.round, self.terms.rounds)
         self._tell()
 
     def _tell(self) -> None:
