@@ -35,6 +35,7 @@ import veilstream as vs
 from veilstream.audit.disposable import Disposable
 from veilstream.audit.statistics.law import law_of
 from veilstream.audit.statistics.many_run import clopper_pearson
+from veilstream.deployment.local_rounds import NoisySum
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.learning.tasks import Sample
@@ -217,7 +218,7 @@ class Float32Noise(GridNoise):
 
 def planted() -> Any:
     """Put the hole back."""
-    return patch("veilstream.deployment.learner.GridNoise", Float32Noise)
+    return patch.object(NoisySum, "noise_type", Float32Noise)
 
 
 def study(runs: int, mechanisms: list[str], dim: int = DIM) -> list[Case]:

@@ -135,8 +135,8 @@ def _advance(learner: Learner, steps: int) -> None:
     for _ in range(steps):
         if learner.horizon_reached:
             learner.new_epoch()
-        number = learner._ledger.chain.length
-        if learner._pinned is None:
+        number = learner.ledger.chain.length
+        if not learner.pinned:
             learner.begin_round(learner.round, _model(number))
         learner.observe(f"client {number}", _sample(number))
         if not learner.clients_wanted:
@@ -199,7 +199,7 @@ def _trees(root: Path, files: Files) -> list[list[int]]:
 
 def _knowledge(learner: Learner) -> dict[str, Any]:
     """Everything, by reading the tables through and by looking up every key."""
-    ledger = learner._ledger
+    ledger, local = learner.ledger, learner.local
     tables = {
         name: sorted(ledger._db.execute(f"SELECT * FROM {name}").fetchall())
         for name in ("meta", "records", "segments", "visits", "blobs")
@@ -210,11 +210,11 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
         "by tag": [ledger.visit(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
         "messages": _messages(learner),
         "standing": asdict(ledger.chain.standing),
-        "place": (learner.epoch, learner.round, learner._taken, learner._snapshot_at),
-        "models": (learner._pinned, learner._sealed_model, learner._z.reveal().tobytes()),
-        "prefix": learner._prefix.tobytes(),
-        "noise": learner._noise.snapshot(),
-        "release": bytes(learner._last_release().payload) if learner.round else b"",
+        "place": (learner.epoch, learner.round, local.taken, learner._snapshot_at),
+        "models": (local.pinned, local.sealed_model, local.model.reveal().tobytes()),
+        "prefix": local.prefix.tobytes(),
+        "noise": local.noise.snapshot(),
+        "release": bytes(learner.sealed_release().payload) if learner.round else b"",
     }  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _continuation(learner: Learner) -> bytes:
     """The next message, with a client who took part before and one who is new."""
     if learner.horizon_reached:
         learner.new_epoch()
-    if learner._pinned is None:
+    if not learner.pinned:
         learner.begin_round(learner.round, _model(0))
     learner.observe(FIRST_CLIENT, _sample(2))
     learner.observe("someone new", _sample(1))
@@ -393,7 +393,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
     learner = Learner(plan_of(), root / STORE, NumpyTask(), create=True)
 
     def copy(point: str = "") -> None:
-        chain = learner._ledger.chain
+        chain = learner.ledger.chain
         messages = max(chain.epoch, 0) * ROUNDS + chain.standing.rounds
         copies.append(Copy(chain.length, messages, _read(root)))
 

@@ -146,11 +146,11 @@ def listening(tally: Tally) -> Iterator[None]:
 
 def stand(learner: Learner) -> tuple[Any, ...]:
     """All that a refused message must leave as it is."""
+    local = learner.local
     return (
-        learner.epoch, learner.round, learner._taken, learner._pinned, learner._sealed_model,
-        learner._prefix.tobytes(), learner._z.reveal().tobytes(),
-        learner._noise.snapshot(),
-        learner._ledger.chain.length, learner._broken,
+        local.epoch, local.round, local.taken, local.pinned, local.sealed_model,
+        local.prefix.tobytes(), local.model.reveal().tobytes(), local.noise.snapshot(),
+        learner.ledger.chain.length, learner.broken,
     )  # fmt: skip
 
 
@@ -180,10 +180,10 @@ class Fuzzer:
 
     def restart(self) -> None:
         """The same learner from its store."""
-        taken, round_ = self.learner._taken, self.learner.round
+        taken, round_ = self.learner.local.taken, self.learner.round
         self.learner.close()
         self.learner = self._open()
-        if (self.learner._taken, self.learner.round) != (taken, round_):
+        if (self.learner.local.taken, self.learner.round) != (taken, round_):
             self.tally.violated("a restart lost steps")
 
     def message(self) -> None:
@@ -196,7 +196,7 @@ class Fuzzer:
         (send,) = self.rng.choices([k for k, _ in kinds], [weight for _, weight in kinds])
         self.tally.messages[send.__name__.strip("_").replace("_", " ")] += 1
         send()
-        if self.learner._broken or self.learner._ledger._failed:
+        if self.learner.broken or self.learner.ledger._failed:
             self.tally.violated("a message broke the learner", send.__name__)
             self.restart()
 
@@ -248,19 +248,19 @@ class Fuzzer:
         if not learner.clients_wanted:
             self._observe(tag, good_record(rng, behaviour), Answer.TAKEN)
             return
-        taken, prefix = learner._taken, learner._prefix.copy()
-        noise = learner._noise.cells
+        taken, prefix = learner.local.taken, learner.local.prefix.copy()
+        noise = learner.local.noise.cells
         try:
             answer = learner.observe(tag, good_record(rng, behaviour))
         except Exception as error:
             self._client_error(error, allowed=False)
             return
-        if answer is not Answer.TAKEN or learner._taken != taken + 1:
+        if answer is not Answer.TAKEN or learner.local.taken != taken + 1:
             self.tally.violated("an admitted client was not taken once", (answer, behaviour))
             return
         self._used.append(tag)
-        made = learner._noise.cells - noise
-        self._check_gradient(learner._prefix - prefix - made, behaviour)
+        made = learner.local.noise.cells - noise
+        self._check_gradient(learner.local.prefix - prefix - made, behaviour)
 
     def _check_gradient(self, units: np.ndarray, behaviour: int) -> None:
         """What entered the prefix besides noise: within the clip norm, or nothing."""
@@ -276,7 +276,7 @@ class Fuzzer:
     def _bad_server(self) -> None:
         rng, learner = self.rng, self.learner
         r: Any = learner.round
-        x: Any = self._x if learner._pinned is not None else _x(rng)
+        x: Any = self._x if learner.pinned else _x(rng)
         acknowledged: Any = None
         wrong = rng.randrange(4)
         if wrong == 0:
@@ -285,7 +285,7 @@ class Fuzzer:
             x = rng.choice(BAD_MODELS)(rng)
         elif wrong == 2:
             acknowledged = rng.choice(BAD_ACKNOWLEDGEMENTS)(rng)
-        elif learner._pinned is not None:
+        elif learner.pinned:
             x = _x(rng)  # a second model for a pinned round
         else:
             r, x = r - 1, _x(rng)  # a second model for a sealed one
@@ -321,7 +321,7 @@ class Fuzzer:
 
     def _odd_server(self) -> None:
         learner = self.learner
-        if learner._pinned is not None or learner.horizon_reached:
+        if learner.pinned or learner.horizon_reached:
             return
         x = self.rng.choice(ODD_MODELS)(self.rng)
         try:
@@ -330,8 +330,8 @@ class Fuzzer:
             self._server_error(error)
             return
         self._x = x
-        held = learner._z.reveal()
-        if type(held) is not np.ndarray or learner._ledger.blob("x") != held.tobytes():
+        held = learner.local.model.reveal()
+        if type(held) is not np.ndarray or learner.ledger.blob("x") != held.tobytes():
             self.tally.violated("a learner uses another model than it stores", type(x))
 
     def _acknowledge(self) -> None:
@@ -373,7 +373,7 @@ class Fuzzer:
             if learner.horizon_reached:
                 learner.new_epoch()
                 self._release = None
-            elif learner._pinned is None:
+            elif not learner.pinned:
                 self._begin()
             elif not learner.clients_wanted or self.rng.random() < 0.3:
                 self._finish()

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-import veilstream.deployment.learner as learner_module
 from studies.kill_lives import DIM, _sha
 from studies.kill_world import World
 from veilstream.deployment.ledger.inspect import verify
+from veilstream.deployment.local_rounds import pack_step
 from veilstream.deployment.release import decode
 from veilstream.errors import VeilstreamError
 
@@ -143,7 +143,7 @@ def _wrong_prefixes(records: Records, pairings: list[Any], world: World) -> int:
     content = {}
     for secret, _, (epoch, step), noisy in pairings:
         units = np.array(noisy, np.int64)
-        content[epoch, step, frozenset({secret, _sha(learner_module._pack(units))})] = units
+        content[epoch, step, frozenset({secret, _sha(pack_step(units))})] = units
     wrong, prefix = 0, np.zeros(DIM, np.int64)
     for kind, body in records:
         if kind == "epoch":

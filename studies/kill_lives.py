@@ -21,12 +21,14 @@ from tests.support.known_secrets import unguarded
 import veilstream.deployment.learner as learner_module
 import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
+import veilstream.deployment.local_rounds as local_rounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.crash_points import CRASH_POINTS
 from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import Witness
-from veilstream.deployment.release import encode
+from veilstream.deployment.local_rounds import LocalRounds
+from veilstream.deployment.recovery import secret_name
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms.keystream import Row
@@ -234,20 +236,19 @@ def _place_faults(fate: Fate) -> None:
 
 def _keep_diary(learner: Learner, diary: Diary) -> None:
     """Note every pairing before anything can come of it."""
-    row_of, add_noise = learner._row, learner_module.add_noise
+    row_of, add_noise = LocalRounds.row, local_rounds.add_noise
 
-    def row(step: int, secret: bytes) -> Row:
+    def row(self: LocalRounds, step: int, secret: bytes) -> Row:
         diary.secret = _sha(secret)
-        return row_of(step, secret)
+        return row_of(self, step, secret)
 
     def added(gradient: Any, noise: Any) -> Any:
         noisy = add_noise(gradient, noise)
-        step = learner._round * TAU + learner._taken
+        step = learner.local.step
         diary.pairing([learner.epoch, step], gradient.reveal().tobytes(), noisy)
         return noisy
 
-    learner._row = row
-    learner_module.add_noise = added
+    LocalRounds.row, local_rounds.add_noise = row, added
 
 
 def _stands(learner: Learner) -> tuple[int, bool]:
@@ -280,12 +281,12 @@ def _begin(learner: Learner, r: int, x: Any, acknowledged: Any) -> tuple[str, An
 
 def _observe(learner: Learner, name: str, sample: Sample) -> tuple[str, Any]:
     """With the step that took this client, if one did just now."""
-    before, step = learner._taken, learner._round * TAU + learner._taken
+    before, step = learner.local.taken, learner.local.step
     try:
         answer = learner.observe(name, sample)
     except InputError as error:  # the round is full, or none is open
         return "not now", str(error)
-    fresh = learner._taken > before
+    fresh = learner.local.taken > before
     return answer.value, (learner.epoch, step) if fresh else None
 
 
@@ -314,7 +315,7 @@ _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
 
 
 def _would_take(learner: Learner, name: str) -> bool:
-    spent = learner._spent([learner._ledger.keyed(name.encode())])
+    spent = learner._spent([learner.ledger.keyed(name.encode())])
     return bool(learner.clients_wanted) and not spent
 
 
@@ -332,8 +333,8 @@ def _same_secrets(learner: Learner) -> None:
     """A step's secret follows from the store and the step: computed again, it is the same."""
 
     def derived() -> bytes:
-        place = learner._secret_name(learner._noise.position)
-        return hashlib.sha256(learner._ledger.tag_key + place.encode()).digest()
+        place = secret_name(learner.epoch, learner.local.noise.position)
+        return hashlib.sha256(learner.ledger.tag_key + place.encode()).digest()
 
     learner_module.fresh_secret = derived
 
@@ -350,11 +351,8 @@ def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
 
     def reached(point: str) -> None:
         if point == "message-computed":
-            steps = (learner.round + 1) * TAU
-            payload = encode(
-                learner.epoch, learner.round, steps, learner.grid.step, learner._prefix
-            )
-            world.send(("message", bytes(payload), *_stands(learner)))
+            release = learner.local.message()
+            world.send(("message", bytes(release.payload), *_stands(learner)))
             learner.sent_first = True
             fate.reached(point)
             for kind, body, more in late:

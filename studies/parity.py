@@ -3,10 +3,11 @@
     python -m studies.parity
 
 A plan is simulated (`vs.run`, and a `Simulation` that is stopped after every round to see x^r).
-Then the same learners run as deployed ones, on the plan's own clients, with a server loop of
-Algorithm 1: x ← x - η·η_g·(1/n)·Σ (difference of two prefixes). The only thing that is
-replaced, in this study alone, is where a row of normals comes from: row `step` of learner i is its
-part of the simulation's row, from the same keystream, with the further bits that a learner reads.
+Then the same learners run as deployed ones, on the plan's own clients, and the server's own fold
+makes models of what they send: x ← x - η·η_g·(1/n)·Σ (difference of two prefixes). The only thing
+that is replaced, in this study alone, is where a row of normals comes from: row `step` of learner i
+is its part of the simulation's row, from the same keystream, with the further bits that a learner
+reads.
 
 **Why they may differ at all, and by how much** (`Allowance`; all norms are Euclidean, s is the
 grid). After step t a learner's prefix differs from the simulation's sum of noisy gradients by
@@ -44,7 +45,9 @@ from numpy.typing import NDArray
 
 import veilstream as vs
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.release import decode
+from veilstream.deployment.local_rounds import LocalRounds
+from veilstream.deployment.terms import Terms
+from veilstream.federation.protocol.fold import ServerFold
 from veilstream.learning.admission import Answer
 from veilstream.learning.algorithm import StepRule, local_round
 from veilstream.learning.tasks import Sample, Task
@@ -200,22 +203,35 @@ class GivenNormals(GridNoise):
         yield slice(0, len(out))
 
 
+class GivenRounds(LocalRounds):
+    """Rounds whose normals are the simulation's, at one learner's place."""
+
+    noise_type = GivenNormals
+
+    def __init__(self, terms: Terms, epoch: int, place: int) -> None:
+        super().__init__(terms, epoch)
+        self.place = place
+
+    def row(self, step: int, secret: bytes) -> Given:
+        key = NoiseKey.from_seed(noise_seed(SEED, self.terms.mechanism.name))
+        row = fine_row(Row(key.secret, step), LEARNERS * DIM)
+        return Given(row.reshape(LEARNERS, DIM)[self.place])
+
+
 class GivenNoise(Learner):
     """A learner whose normals are the simulation's. **Study only**: such noise protects no one."""
 
-    place: int
+    place = 0
     """Which of the learners it is."""
+    Rounds = GivenRounds
 
-    def _begin_epoch(self, epoch: int) -> None:
-        super()._begin_epoch(epoch)
-        self._noise = GivenNormals(
-            self._mechanism.program, std=self.noise_std, grid=self.grid, dim=DIM
-        )
+    @classmethod
+    def at(cls, place: int) -> type[GivenNoise]:
+        """Such learners at this place."""
+        return type(cls.__name__, (cls,), {"place": place})
 
-    def _row(self, step: int, secret: bytes) -> Given:
-        key = NoiseKey.from_seed(noise_seed(SEED, self._mechanism.name))
-        row = fine_row(Row(key.secret, step), LEARNERS * DIM)
-        return Given(row.reshape(LEARNERS, DIM)[self.place])
+    def new_rounds(self, epoch: int) -> GivenRounds:
+        return self.Rounds(self.terms, epoch, self.place)
 
 
 @dataclass(frozen=True)
@@ -231,32 +247,31 @@ class Deployed:
     grid: float
 
 
-def deploy(
-    plan: Plan, folder: Path, task: Task, make: Callable[..., GivenNoise] = GivenNoise
-) -> Deployed:
-    """Learners with stores of their own, and a server that takes differences of prefixes."""
+def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenNoise) -> Deployed:
+    """Learners with stores of their own, and the server's fold of what they send."""
     stream, tau = stream_of(plan), plan.learning.local_steps
-    learners = [make(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
-    for place, learner in enumerate(learners):
-        learner.place = place
-    x = np.asarray(task.init(SEED), np.float32)
-    models, prefixes = [x], [np.zeros((LEARNERS, DIM))]
+    learners = [
+        make.at(place)(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)
+    ]
+    start = np.asarray(task.init(SEED), np.float32)
+    names = [str(place) for place in range(LEARNERS)]
+    fold = ServerFold(learners[0].terms, start, names)
+    models, prefixes = [start], []
     try:
         for r in range(plan.learning.rounds):
             met = stream.round(SEED, r)
             for i, learner in enumerate(learners):
-                learner.begin_round(r, x)
+                learner.begin_round(r, fold.announce(names[i]).x)
                 for t in range(tau):
                     client = Sample(met.features[i, t], met.target[i, t])
                     assert learner.observe(f"{r}/{t}", client) is Answer.TAKEN
-            messages = [decode(learner.finish_round().payload) for learner in learners]
-            prefixes.append(np.array([m.prefix * m.grid for m in messages]))
-            mean = (prefixes[-1] - prefixes[-2]).mean(axis=0)
-            x = (x - STEP_SIZE * SERVER_STEP_SIZE * mean).astype(np.float32)
-            models.append(x)
+                fold.accept(names[i], learner.finish_round().payload)
+            fold.close_round()
+            models.append(fold.published)
+            prefixes.append([seat.prefix * learners[0].grid.step for seat in fold.seats.values()])
         noise = np.stack([_program_noise(learner) for learner in learners], axis=1)
         return Deployed(
-            np.array(models, np.float64), np.array(prefixes[1:]), noise, learners[0].grid.step
+            np.array(models, np.float64), np.array(prefixes), noise, learners[0].grid.step
         )
     finally:
         for learner in learners:
@@ -265,11 +280,11 @@ def deploy(
 
 def _program_noise(learner: GivenNoise) -> Floats:
     """The increments of a learner's program once more, (T, d)."""
-    learner._begin_epoch(learner.epoch)  # in memory only
+    again = learner.new_rounds(learner.epoch)
     prefixes = [np.zeros(DIM)]
-    for step in range(learner._mechanism.horizon):
-        learner._noise.step(learner._row(step, b""))
-        prefixes.append((learner._noise.cells + learner._noise._fraction) * learner.grid.step)
+    for step in range(again.terms.mechanism.horizon):
+        again.noise.step(again.row(step, b""))
+        prefixes.append((again.noise.cells + again.noise.fraction) * again.grid.step)
     return np.diff(np.array(prefixes), axis=0)
 
 

@@ -40,11 +40,11 @@ import veilstream.deployment.ledger.store
 from studies.disk import Disk, PowerCut, ledger_on, mounted, scratch
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import Release
 from veilstream.errors import InputError, PrivacyError, VeilstreamError
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
-from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
 from veilstream.progress import progress
 
@@ -235,19 +235,28 @@ class WatchedLearner(Learner):
 
     outside: Outside
     visitor: str | None = None
-    _meeting: Any = None
+    meeting: str | None = None
+    """The visitor whose gradient is to be paired; None for a step without a client."""
 
     def _step(self, gradient: Any, tag: bytes | None) -> None:
-        self._meeting = gradient, self.visitor if tag else None
+        self.meeting = self.visitor if tag else None
         super()._step(gradient, tag)
 
-    def _row(self, step: int, secret: bytes) -> Row:
-        if self._meeting is not None:  # else a restart goes over rows that were used before
-            gradient, who = self._meeting
-            self._meeting = None
-            place = (self._epoch, step)
-            self.outside.pairing(secret, gradient.reveal().tobytes(), place, who)
-        return super()._row(step, secret)
+    def new_rounds(self, epoch: int) -> WatchedRounds:
+        rounds = WatchedRounds(self.terms, epoch)
+        rounds.learner = self
+        return rounds
+
+
+class WatchedRounds(LocalRounds):
+    """Tells of every pairing before anything can come of it."""
+
+    learner: WatchedLearner
+
+    def noisy(self, gradient: Any, secret: bytes) -> Any:
+        place, who = (self.epoch, self.step), self.learner.meeting
+        self.learner.outside.pairing(secret, gradient.reveal().tobytes(), place, who)
+        return super().noisy(gradient, secret)
 
 
 def learner_class(ledger: type[Ledger], outside: Outside) -> type[WatchedLearner]:
@@ -292,7 +301,7 @@ class Visitor:
     def _begin(self, learner: WatchedLearner) -> None:
         """Another x first; if the learner holds an earlier one, those that were asked before."""
         asked = self._asked.setdefault((learner.epoch, learner.round), [])
-        pinned = learner._pinned is not None
+        pinned = learner.pinned
         told = self._last if self._rng.random() < 0.5 else None
         asked.append(self._rng.standard_normal(D).astype(np.float32))
         for x in reversed(asked):

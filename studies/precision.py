@@ -138,12 +138,12 @@ def sent(
     gradient = RawGradient(np.array([raw], np.float32))
     nothing = RawGradient(np.zeros(1, np.float32))
     before = prefix = Noised(np.zeros_like(noise.cells))
-    earlier = now = noise.cells + noise._fraction
+    earlier = now = noise.cells + noise.fraction
     for t in range(at + 1):
         clipped = clip_onto_grid(gradient if t == at else nothing, grid)
         noisy = add_noise(clipped, noise.step(Row(secret, t)))
         before, prefix = prefix, Noised(prefix + noisy)
-        earlier, now = now, noise.cells + noise._fraction
+        earlier, now = now, noise.cells + noise.fraction
     received = decode(encode(0, at, at + 1, grid.step, prefix))
     clipped32 = vs.clip(gradient.reveal(), setting.clip_norm).astype(np.float32)
     increment = ((now - earlier) * grid.step).astype(np.float32)

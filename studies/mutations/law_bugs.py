@@ -21,7 +21,9 @@ from veilstream.audit.small_runs import small_checks
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment import learner as learner_module
+from veilstream.deployment import local_rounds
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.gradient_types import add_noise
@@ -38,7 +40,7 @@ def without_noise(*coordinates: int):
         units[[k for k in coordinates if k < len(units)]] = 0
         return add_noise(gradient, units)
 
-    return patch.object(learner_module, "add_noise", planted)
+    return patch.object(local_rounds, "add_noise", planted)
 
 
 def sharing(first: int, second: int, sign: int = 1):
@@ -50,7 +52,7 @@ def sharing(first: int, second: int, sign: int = 1):
             units[second] = sign * units[first]
         return add_noise(gradient, units)
 
-    return patch.object(learner_module, "add_noise", planted)
+    return patch.object(local_rounds, "add_noise", planted)
 
 
 _SECRET = secrets.token_bytes(32)
@@ -59,11 +61,18 @@ _SECRET = secrets.token_bytes(32)
 def every_epoch_alike():
     """Secrets derived from one of the store and the step, the epoch left out."""
 
-    def derived(self, step, secret):
-        store = str(self._ledger.path).encode()
-        return Row(hashlib.sha256(_SECRET + store).digest(), step)
+    class Derived(LocalRounds):
+        store = b""
 
-    return patch.object(Learner, "_row", derived)
+        def row(self, step, secret):
+            return Row(hashlib.sha256(_SECRET + self.store).digest(), step)
+
+    def derived(self, epoch):
+        rounds = Derived(self.terms, epoch)
+        rounds.store = str(self.ledger.path).encode()
+        return rounds
+
+    return patch.object(Learner, "new_rounds", derived)
 
 
 def weak_seeds(bits: int = 16):

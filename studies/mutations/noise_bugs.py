@@ -21,6 +21,7 @@ from veilstream.audit.statistics import Law, one_run
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment import learner as learner_module
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds, NoisySum
 from veilstream.deployment.release import Payload, Release, decode, encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import HorizonExhausted, PrivacyError
@@ -43,7 +44,7 @@ def redrawn(self, step, secret):
 
 def redrawn_after_a_restart() -> Finding:
     plan, terms = both()
-    with patch.object(Learner, "_row", redrawn):
+    with patch.object(LocalRounds, "row", redrawn):
         found = one_run(listen(plan, terms, restarts={5, 11}).residuals, law_of_terms(terms))
     return Finding(
         "noise redrawn after a restart", "conformance", found.stranger,
@@ -61,10 +62,10 @@ def renoised(self):
         self._asked = first.round
         return first
     message = decode(first.payload)
-    norm = np.sqrt(self._mechanism.row_norms_squared()[message.steps - 1])
+    norm = np.sqrt(self.terms.mechanism.row_norms_squared()[message.steps - 1])
     fresh = np.random.default_rng(message.round).standard_normal(len(message.prefix))
     other = np.rint(self.noise_std * norm * fresh / self.grid.step).astype(np.int64)
-    prefix = Noised(message.prefix - self._noise.cells + other)
+    prefix = Noised(message.prefix - self.local.noise.cells + other)
     payload = encode(message.epoch, message.round, message.steps, message.grid, prefix)
     return Release(message.epoch, message.round, Payload(payload), "")
 
@@ -122,7 +123,7 @@ class Late(GridNoise):
 
 def row_shifted() -> Finding:
     plan, terms = both()
-    with patch.object(learner_module, "GridNoise", Late):
+    with patch.object(NoisySum, "noise_type", Late):
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
         "noise row shifted by one", "one run", found.violation,
@@ -158,7 +159,7 @@ def clamped_past_the_horizon() -> Finding:
     longer = dataclasses.replace(terms, rounds=17)
     with (
         patch.object(Terms, "of", classmethod(lambda cls, plan, dim, task=None: longer)),
-        patch.object(learner_module, "GridNoise", Clamped),
+        patch.object(NoisySum, "noise_type", Clamped),
     ):
         transcript = listen(plan, longer, rounds=17)
     found = one_run(transcript.residuals, Law(np.tril(np.ones((17, 17))), 2.0, CLAIM))
@@ -186,23 +187,16 @@ def twice_the_horizon() -> Finding:
     )  # fmt: skip
 
 
-def raw_step(self, gradient, tag):
+def raw_step(self, gradient, secret):
     """Local steps on raw gradients, noise on the round's sum."""
-    secret, made = fresh_secret(), np.zeros(self._task.dim, np.int64)
-    if self._taken == self._tau - 1:
-        made = self._noise.step(Row(secret, self._noise.position))
-    noisy = add_noise(gradient, made)
-    step = self._round * self._tau + self._taken
-    kept = {
-        self._secret_name(step): secret, f"noisy/{self._taken}": learner_module._pack(noisy)
-    }  # fmt: skip
-    self._write("step", {"epoch": self._epoch, "step": step}, tag=tag, keep=kept)
-    self._apply(noisy)
+    if self.taken < self.terms.local_steps - 1:
+        return add_noise(gradient, np.zeros(self.dim, np.int64))
+    return add_noise(gradient, self.noise.step(Row(secret, self.noise.position)))
 
 
 def one_draw_a_round() -> Finding:
     plan, terms = both(1, "independent", rounds=4, local_steps=4)
-    with patch.object(Learner, "_step", raw_step):
+    with patch.object(LocalRounds, "noisy", raw_step):
         found = canary_runs(plan, terms, 4000, others="echo", seed=0)
     best = max(g.mu_surely for g in found.guesses)
     return Finding(

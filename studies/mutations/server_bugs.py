@@ -11,7 +11,7 @@ import numpy as np
 from tests.support.federation import World, plan_of
 
 from studies.mutations.findings import Finding
-from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.protocol.fold import ServerFold
 
 
 def _deviation() -> float:
@@ -32,19 +32,18 @@ def _deviation() -> float:
 
 
 def by_who_answered() -> Finding:
-    original = Coordinator._move
+    original = ServerFold.close_round
 
-    def moved(self, here):
-        plan = self._plan
-        learning = dataclasses.replace(plan.learning, learners=len(here.increments))
-        self._plan = dataclasses.replace(plan, learning=learning)
+    def closed(self):
+        terms = self.terms
+        self.terms = dataclasses.replace(terms, learners=len(self.answered))
         try:
-            original(self, here)
+            return original(self)
         finally:
-            self._plan = plan
+            self.terms = terms
 
     right = _deviation()
-    with patch.object(Coordinator, "_move", moved):
+    with patch.object(ServerFold, "close_round", closed):
         wrong = _deviation()
     return Finding(
         "weights 1/(who answered)", "conformance", right < 1e-5 < 1e-2 < wrong,

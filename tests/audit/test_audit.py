@@ -34,7 +34,7 @@ from veilstream.audit.statistics.cells import cell_fit
 from veilstream.audit.statistics.check import alarming
 from veilstream.audit.transcript import law_of_terms
 from veilstream.audit.twins import twin_runs
-from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import HEADER_BYTES, decode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
@@ -127,7 +127,7 @@ def test_apart_is_as_many_learners_of_dimension_one():
         return Row(bytes([step]) * 32, step)
 
     sent = {}
-    with patch.object(Learner, "_row", fixed_row):
+    with patch.object(LocalRounds, "row", fixed_row):
         for taken in (False, True):
             with Apart(plan, task) as learner:
                 for r in range(4):
@@ -148,7 +148,7 @@ def test_an_audits_learner_cannot_be_deployed():
     plan, terms = both(5)
     for make in (Apart, lambda plan, task: Twin(plan, task, bytes(32))):
         learner = make(plan, Unkind(terms))
-        store = Path(learner._ledger.path)
+        store = Path(learner.ledger.path)
         assert store.exists()
         with pytest.raises(InputError, match="audit"):
             learner.join("a run")

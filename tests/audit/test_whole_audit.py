@@ -17,6 +17,7 @@ from studies.mutations.noise_bugs import Late, halved, raw_step, redrawn, renois
 from tests.support.known_secrets import known_secrets, unguarded
 from veilstream.audit import audit
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds, NoisySum
 from veilstream.privacy import gradient_types, grid
 from veilstream.reports.audit_figure import draw_audit
 
@@ -24,13 +25,13 @@ LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.deployment.learner"
 
 PLANTED = {
     "noise redrawn after a restart": (
-        1, "not the noise", [patch.object(Learner, "_row", redrawn)],
+        1, "not the noise", [patch.object(LocalRounds, "row", redrawn)],
     ),
     "a round re-sent with fresh noise": (
         1, "answered twice", [patch.object(Learner, "_last_release", renoised)],
     ),
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
-    "noise row shifted by one": (1, "mu is at least", [patch(f"{LEARNER}.GridNoise", Late)]),
+    "noise row shifted by one": (1, "mu is at least", [patch.object(NoisySum, "noise_type", Late)]),
     "the same client twice": (
         1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)],
     ),
@@ -40,7 +41,7 @@ PLANTED = {
          patch.object(grid, "_square_norm", lambda units, bound: 0)],
     ),
     "one noise draw per round, raw local steps": (
-        4, "runs: mu is at least", [patch.object(Learner, "_step", raw_step)],
+        4, "runs: mu is at least", [patch.object(LocalRounds, "noisy", raw_step)],
     ),
     "float release without the grid": (
         1, "finer than the grid", [patch(f"{LAW}.grid_for", fine)],

@@ -81,4 +81,4 @@ def test_a_lost_witness_is_named_and_renewed_on_demand(store):
     assert done.returncode == 0, done.stderr
     with Learner(plan_of(), store, Still(), create=True) as learner:
         assert learner.round == 1
-        assert learner._task.dim == D
+        assert learner.task.dim == D

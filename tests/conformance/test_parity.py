@@ -99,30 +99,33 @@ def test_a_learners_noise_prefix_is_the_streams_to_float32_rounding(name):
 
 
 class SlightlyMoreNoise(parity.GivenNoise):
-    def _row(self, step, secret):
-        return parity.Given(super()._row(step, secret).draws * 1.001)
+    class Rounds(parity.GivenRounds):
+        def row(self, step, secret):
+            return parity.Given(super().row(step, secret).draws * 1.001)
 
 
 class AnotherRow(parity.GivenNoise):
     """Mixes up the last two rows."""
 
-    def _row(self, step, secret):
-        last = self._rounds * self._tau - 1
-        return super()._row({last: last - 1, last - 1: last}.get(step, step), secret)
+    class Rounds(parity.GivenRounds):
+        def row(self, step, secret):
+            last = self.terms.rounds * self.terms.local_steps - 1
+            return super().row({last: last - 1, last - 1: last}.get(step, step), secret)
 
 
 class AnotherModel(parity.GivenNoise):
     """Takes its steps from a model that is slightly off."""
 
-    def _pin(self, r, model, *rest):
-        super()._pin(r, model + np.float32(1e-3), *rest)
+    class Rounds(parity.GivenRounds):
+        def pin(self, model, digest):
+            super().pin(model + np.float32(1e-3), digest)
 
 
 class ForgetsClients(parity.GivenNoise):
     """Looks at the first client of a round only."""
 
     def observe(self, client, sample):
-        if self._taken:
+        if self.local.taken:
             sample = Sample(np.zeros(parity.DIM), 1.0)
         return super().observe(client, sample)
 

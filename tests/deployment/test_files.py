@@ -206,11 +206,11 @@ def test_a_witness_that_moves_between_store_and_witness_is_not_overwritten(store
     """The narrow case: after the store's write, before the witness's."""
     witness = store.with_suffix(".witness")
     with learner_at(store) as learner:
-        learner._ledger.write("ack", {"epoch": 0, "round": 0, "hash": ""})
+        learner.ledger.write("ack", {"epoch": 0, "round": 0, "hash": ""})
         harm_longer(witness, tmp_path)
         left = witness.read_bytes()
         with pytest.raises(LedgerError, match="moved on"):
-            learner._ledger.witness()
+            learner.ledger.witness()
         with pytest.raises(PrivacyError, match="nothing was released"):
             learner.finish_round()
     assert witness.read_bytes() == left
@@ -247,7 +247,7 @@ def test_a_store_that_moved_on_or_was_replaced_stops_a_running_learner(store, tm
         (replaced, "another file has taken its place"),
     ]:  # fmt: skip
         with learner_at(store) as learner:
-            harm(learner._ledger)
+            harm(learner.ledger)
             with pytest.raises(LedgerError, match=said):
                 learner.begin_round(1, model(1))
             with pytest.raises(PrivacyError, match="nothing was released"):

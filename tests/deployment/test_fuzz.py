@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from studies import fuzz
 
-from veilstream.deployment import learner as learner_module
+from veilstream.deployment import local_rounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import Payload
 from veilstream.learning.admission import Answer
@@ -60,9 +60,9 @@ class Talkative(Learner):
     """Tells a client what became of its gradient."""
 
     def observe(self, client, sample):
-        before = self._prefix.copy()
+        before = self.local.prefix.copy()
         answer = super().observe(client, sample)
-        moved = np.abs(self._prefix - before).max() > 2**18
+        moved = np.abs(self.local.prefix - before).max() > 2**18
         return "clipped" if moved else answer
 
 
@@ -71,15 +71,21 @@ class Choosy(Learner):
 
     def observe(self, client, sample):
         answer = super().observe(client, sample)
-        return Answer.REFUSED if self._prefix[0] % 2 else answer
+        return Answer.REFUSED if self.local.prefix[0] % 2 else answer
 
 
 class LetsErrorsOut(Learner):
     """A loss that raises, raises."""
 
-    def _raw_gradient(self, sample):
-        self._task.host_gradient(self._z.reveal(), sample)
-        return super()._raw_gradient(sample)
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        quiet = self._gradients.raw
+
+        def raw(model, sample):
+            self.task.host_gradient(model.reveal(), sample)
+            return quiet(model, sample)
+
+        self._gradients.raw = raw
 
 
 class AsksClientsFirst(Learner):
@@ -108,12 +114,12 @@ def test_the_study_finds_gradients_that_are_not_clipped(monkeypatch):
         units = np.nan_to_num(raw.reveal().astype(np.float64), posinf=0.0, neginf=0.0) / grid.step
         return ClippedGradient(OnGrid(np.clip(units, -(2.0**60), 2.0**60).astype(np.int64)))
 
-    monkeypatch.setattr(learner_module, "clip_onto_grid", unclipped)
+    monkeypatch.setattr(local_rounds, "clip_onto_grid", unclipped)
     assert fuzz.run_batch(0, 1_500).violations["a gradient exceeds the clip norm"] > 0
 
 
 def test_the_study_finds_messages_whose_length_depends_on_the_data(monkeypatch):
-    original = learner_module.encode
+    original = local_rounds.encode
 
     def shorter(epoch, round_, steps, grid, prefix):
         whole = original(epoch, round_, steps, grid, prefix)
@@ -122,7 +128,7 @@ def test_the_study_finds_messages_whose_length_depends_on_the_data(monkeypatch):
     def lenient(payload):
         return original_decode(payload[: fuzz.HEADER_BYTES + 8 * fuzz.D])
 
-    original_decode = learner_module.decode
-    monkeypatch.setattr(learner_module, "encode", shorter)
-    monkeypatch.setattr(learner_module, "decode", lenient)
+    original_decode = local_rounds.decode
+    monkeypatch.setattr(local_rounds, "encode", shorter)
+    monkeypatch.setattr(local_rounds, "decode", lenient)
     assert len(fuzz.run_batch(0, 1_500).forms) > 1

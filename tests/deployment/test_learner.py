@@ -71,7 +71,11 @@ def test_releases_are_the_literal_algorithm_on_the_grid(mechanism, tmp_path, mon
     monkeypatch.setattr(Ledger, "write", recorded)
     with Learner(plan_of(mechanism), tmp_path / "s.db", Logistic(D), create=True) as learner:
         releases = [run_round(learner, r) for r in range(R)]
-        step, std, N = learner.grid.step, learner.noise_std, learner._mechanism.noising_matrix()
+        step, std, N = (
+            learner.grid.step,
+            learner.noise_std,
+            learner.terms.mechanism.noising_matrix(),
+        )
     secrets = [kept[f"seed/0/{s:010d}"] for s in range(R * TAU)]
     assert len(set(secrets)) == R * TAU
     draws = np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
@@ -101,11 +105,11 @@ def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
             with Learner(plan_of(), store, Logistic(D), create=True) as learner:
                 learner.begin_round(r, model(r))
                 learner.observe(f"{r}/{t}", client(r, t))
-                before = learner._prefix.copy()
+                before = learner.local.prefix.copy()
             with Learner(plan_of(), store, Logistic(D), create=True) as learner:
-                np.testing.assert_array_equal(learner._prefix, before)
+                np.testing.assert_array_equal(learner.local.prefix, before)
                 assert learner.observe(f"{r}/{t}", client(r, t)) is Answer.TAKEN  # not used again
-                np.testing.assert_array_equal(learner._prefix, before)
+                np.testing.assert_array_equal(learner.local.prefix, before)
         with Learner(plan_of(), store, Logistic(D), create=True) as learner:
             sent[r] = learner.finish_round()
         with Learner(plan_of(), store, Logistic(D), create=True) as learner:
@@ -113,14 +117,14 @@ def test_a_restart_anywhere_repeats_what_is_stored_to_the_bit(tmp_path):
             learner.acknowledge(r, sent[r].hash)
     with Learner(plan_of(), store, Logistic(D), create=True) as learner:
         assert learner.horizon_reached
-        assert learner._ledger.names("seed/") == []
+        assert learner.ledger.names("seed/") == []
         with pytest.raises(PrivacyError, match="horizon"):
             learner.begin_round(R, model(R))
         learner.new_epoch()
         assert (learner.epoch, learner.round) == (1, 0)
         learner.begin_round(0, model(0))
         assert learner.observe("0/0", client(0, 0)) is Answer.TAKEN
-        assert learner._taken == 0  # took part in epoch 0: never again
+        assert learner.local.taken == 0  # took part in epoch 0: never again
 
 
 @pytest.mark.parametrize("mechanism", list(vs.mechanisms.MECHANISMS))
@@ -138,7 +142,7 @@ def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path):
     ):
         sent = [prefix_of(run_round(learner, r)) * learner.grid.step for r in range(R)]
         step, std = learner.grid.step, learner.noise_std
-        B = np.cumsum(learner._mechanism.noising_matrix(), axis=0)
+        B = np.cumsum(learner.terms.mechanism.noising_matrix(), axis=0)
     noise = std * B @ np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
     np.testing.assert_allclose(sent, noise[TAU - 1 :: TAU], atol=step / 2 + 1e-9 * std, rtol=0)
 
@@ -160,7 +164,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
     monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
     with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0))
-        assert drawn == learner._ledger.names("seed/") == []
+        assert drawn == learner.ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
         with monkeypatch.context() as patch:
             patch.setattr("veilstream.deployment.learner.reached", killed)
@@ -176,7 +180,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
 
 
 def _secrets(learner: Learner) -> list[bytes]:
-    return [learner._ledger.blob(name) for name in sorted(learner._ledger.names("seed/"))]
+    return [learner.ledger.blob(name) for name in sorted(learner.ledger.names("seed/"))]
 
 
 def test_what_a_server_may_not_ask(tmp_path):
@@ -200,8 +204,8 @@ def test_what_is_pinned_is_what_is_used(tmp_path):
         with pytest.raises(InputError, match="norm"):
             learner.begin_round(0, hidden)
         learner.begin_round(0, np.ma.masked_array(model(0), mask=[True] + [False] * (D - 1)))
-        assert type(learner._z.reveal()) is np.ndarray
-        np.testing.assert_array_equal(learner._z.reveal(), model(0))
+        assert type(learner.local.model.reveal()) is np.ndarray
+        np.testing.assert_array_equal(learner.local.model.reveal(), model(0))
 
 
 @pytest.mark.parametrize(
@@ -227,11 +231,16 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
         learner.begin_round(0, model(0))
         for i, sample in enumerate(bad):
             assert learner.observe(f"bad {i}", sample) is Answer.REFUSED
-        assert learner._taken == 0
-        learner._gradient = lambda z, sample: np.full(D, np.nan, np.float32)
+        assert learner.local.taken == 0
+
+    class NotANumber(Logistic):
+        def host_gradient(self, z, sample):
+            return np.full(D, np.nan, np.float32)
+
+    with Learner(plan_of(), tmp_path / "s.db", NotANumber(D)) as learner:
         assert learner.observe("nan", client(0, 0)) is Answer.TAKEN
-        assert learner._taken == 1
-        assert np.isfinite(learner._z.reveal()).all()
+        assert learner.local.taken == 1
+        assert np.isfinite(learner.local.model.reveal()).all()
 
 
 def test_one_writer_and_old_copies(tmp_path):
@@ -259,15 +268,15 @@ def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
         release = run_round(learner, 0)
         learner.begin_round(1, model(1))
         learner.observe("x", client(1, 0))
-        prefix = learner._prefix.copy()
+        prefix = learner.local.prefix.copy()
     content = bytearray(store.read_bytes())
     rng = np.random.default_rng(seed)
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
     store.write_bytes(bytes(content))
     try:
         with Learner(plan_of(), store, Logistic(D), create=True) as learner:
-            np.testing.assert_array_equal(learner._prefix, prefix)
-            assert learner._last_release() == release
+            np.testing.assert_array_equal(learner.local.prefix, prefix)
+            assert learner.sealed_release() == release
     except LedgerError:
         pass
 
@@ -300,9 +309,9 @@ def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
         for r in range(R):
             learner.begin_round(r, model(r))
             while learner.clients_wanted:
-                before = learner._taken
+                before = learner.local.taken
                 assert learner.observe("often", client(0, 0)) is Answer.TAKEN
-                if learner._taken > before:
+                if learner.local.taken > before:
                     steps.append(r * TAU + before)
                 else:
                     learner.observe(f"{r}/{before}", client(0, 0))
@@ -322,7 +331,6 @@ def test_an_epoch_under_another_law_of_noise_is_not_continued(tmp_path, monkeypa
         sealed = learner.finish_round()
     with monkeypatch.context() as patch:
         patch.setattr("veilstream.deployment.terms.NOISE_LAW", "another")
-        patch.setattr("veilstream.deployment.learner.NOISE_LAW", "another")
         with pytest.raises(InputError, match=r"noise law .*'another'.*ledger epoch --abandon"):
             Learner(plan_of(), store, Still())
     with Learner(plan_of(), store, Still()) as learner:
@@ -402,7 +410,9 @@ def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
             for t in range(TAU):
                 learner.observe(f"{r}/{t}", client(r, t))
                 seeds |= set(_secrets(learner))
-                for part in (learner._noise.cells, learner._noise._fraction, learner._noise._held):
+                noise = learner.local.noise
+                held = np.concatenate([noise.state, noise.known[None]])
+                for part in (noise.cells, noise.fraction, held):
                     states.add(part.tobytes())
             learner.finish_round()
         assert len(seeds) == R * TAU
@@ -427,7 +437,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
         for r in range(R):
             with Learner(plan_of("optimal"), store, Still(), create=True) as learner:
                 sent.append(run_round(learner, r).payload)
-                held = len(learner._ledger.names("seed/"))
+                held = len(learner.ledger.names("seed/"))
                 assert held == (0 if steps == 1 or r == R - 1 else (r + 1) * TAU)
         payloads.append(sent)
     assert payloads[0] == payloads[1]

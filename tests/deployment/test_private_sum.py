@@ -19,6 +19,7 @@ from veilstream.deployment.release import HEADER_BYTES
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.fine_normals import fine_row
 from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.privacy.grid_noise import GridNoise
 
 T, D = 7, 5
 BUDGET = vs.Budget(2.0, 1e-3)
@@ -177,7 +178,7 @@ def test_an_interrupted_step_ends_it(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(private._noise, "_round", interrupted)
+        patch.setattr(GridNoise, "_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             private.add(np.zeros(D))
     with pytest.raises(PrivacyError, match="half-way"):

@@ -63,7 +63,7 @@ def test_what_is_no_tag_is_refused_before_its_data_are_looked_at(tag, tmp_path):
 
 def as_before(learner, tag, step):
     """A visit as versions before 0.4 stored it: under the text as it came."""
-    ledger = learner._ledger
+    ledger = learner.ledger
     ledger.write("step", {"epoch": 0, "step": step}, tag=ledger.keyed(tag.encode()))
     ledger.witness()
 

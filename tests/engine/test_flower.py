@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.addresses import free_port, wait_until_free
@@ -40,7 +40,6 @@ from veilstream.federation.transports.flower.superlink import (
     LongPoll,
 )
 from veilstream.federation.transports.loopback import Loopback
-from veilstream.mechanisms.keystream import Row
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -64,12 +63,11 @@ NAMES = ("a", "b")
 def known_draws():
     """The noise depends on the learner and the step alone, so that two runs can be compared."""
 
-    def known(self, step, secret):
-        name = f"{self.label}/{self._secret_name(step)}"
-        return Row(hashlib.sha256(name.encode()).digest(), step)
+    def named(self, epoch):
+        return NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_row", known)
+        patch.setattr(Learner, "new_rounds", named)
         yield
 
 
@@ -87,7 +85,6 @@ def daemons(folder: Path, keys: Path):
         sockets = {}
         for index, name in enumerate(NAMES):
             learner = Learner(PLAN, folder / name / "store.db", task_of(PLAN), create=True)
-            learner.label = name
             daemon = Daemon(
                 learner, LearnerKeys.load(keys / "learners" / name), PlanSource(PLAN, index)
             )

@@ -39,8 +39,7 @@ def simulated(tmp_path_factory):
 def start_daemons(root: Path, plan, stack: ExitStack) -> dict[str, Path]:
     sockets = {}
     for place, name in enumerate(NAMES):
-        learner = GivenNoise(plan, root / name / "s.db", task_of(plan), create=True)
-        learner.place = place
+        learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
         keys = LearnerKeys.load(root / "keys/learners" / name)
         daemon = Daemon(learner, keys, PlanSource(plan, place))
         sockets[name] = root / f"{name}.sock"

@@ -85,7 +85,7 @@ def test_no_field_can_end_a_table(tmp_path):
     assert [tag for tag, sample in taken(FileSource(path), 0, 9) if sample is not None] == ["b"]
 
 
-def test_a_source_that_fails_does_not_show_outside(tmp_path):
+def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
     """The release has the size of any other, and the next round is as usual."""
 
     class Failing:
@@ -96,10 +96,8 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path):
     from veilstream.federation.identity import ServerKeys
     from veilstream.federation.protocol.messages import Reply, Request
 
-    logged: list[str] = []
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
         daemon = world.start("a", source=Failing())
-        daemon._log = logged.append
         keys = ServerKeys.load(world.root / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         replies = [
@@ -109,7 +107,9 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path):
         public = world.keys_of("a").identity.public
         assert [Reply.read(reply, public).kind for reply in replies] == ["release"] * 3
         assert len({len(reply) for reply in replies}) == 1
-        assert logged == ["the data source failed (RuntimeError); the round goes on without"]
+        assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+            ("ERROR", "the data source failed (RuntimeError); the round goes on without")
+        ]
 
 
 def test_sources_that_cannot_be(tmp_path):
@@ -131,7 +131,7 @@ def test_people_who_call_wait_for_their_answer_and_nobody_is_put_by():
         args=(0, lambda tag, s: (got.append(tag), Answer.TAKEN)[1], lambda: 3 - len(got)),
     )
     serving.start()
-    wait_for(lambda: source._open)
+    wait_for(lambda: source.is_open)
     for tag in ("a", "b", "c"):
         assert source.offer(tag, ROW) is Answer.TAKEN
     serving.join(5)
@@ -168,12 +168,12 @@ def test_the_desk_takes_records_and_predicts(tmp_path):
                 target=coordinator.go, args=(world.transport(), 1), daemon=True
             )
             going.start()
-            wait_for(lambda: source._open)
+            wait_for(lambda: source.is_open)
             for bad in (b"not json", b"[]", {"features": ["x"]}, {**ROW, "target": 7}):
                 assert post(api.port, "/observe", bad)[1] == {"answer": "refused"}
             assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})
             assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})  # not used
-            assert daemon._learner.clients_wanted == 1
+            assert daemon.learner.clients_wanted == 1
             assert post(api.port, "/observe", {**ROW, "tag": "u"}) == (200, {"answer": "taken"})
             going.join(10)
             assert post(api.port, "/predict", {"features": [1] * DIM}) == (

@@ -126,7 +126,7 @@ def test_weights_stay_constant_when_a_learner_is_away_and_its_rounds_are_its_own
         world.start("c")
         wait_for(lambda: "c" in world.transport().nodes())
         coordinator.go(world.transport())
-        rounds = {name: seat.round for name, seat in coordinator._position.seats.items()}
+        rounds = {name: seat.round for name, seat in coordinator.fold.seats.items()}
         assert rounds["a"] == rounds["b"] == 6
         assert rounds["c"] in (2, 3)  # it counts those it took part in
         model = finished(world)
@@ -154,9 +154,9 @@ def test_a_late_reply_is_made_good_by_the_next(tmp_path):
         world.start("c", source=Slow(PlanSource(plan, 2)))
         coordinator = world.coordinator()
         coordinator.go(world.transport())
-        seat = coordinator._position.seats["c"]
+        seat = coordinator.fold.seats["c"]
         assert 1 <= seat.round < 8
-        prefixes = {n: s.prefix.copy() for n, s in coordinator._position.seats.items()}
+        prefixes = {n: s.prefix.copy() for n, s in coordinator.fold.seats.items()}
         world.close()
         total = sum(p * coordinator.terms.grid.step for p in prefixes.values())
         np.testing.assert_allclose(
@@ -197,7 +197,7 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     world.start("b", source=FileSource(source))
     coordinator = world.coordinator()
     coordinator.go(world.transport())
-    seat = coordinator._position.seats["b"]
+    seat = coordinator.fold.seats["b"]
     assert (seat.epoch, seat.round) == (1, 3)
     assert verify(world.store("b")).clients == 6 + 6
 
@@ -225,14 +225,10 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
             going.start()
             wait_for(lambda: coordinator.round >= rounds_before)
         else:  # enrolled in epoch 0, and no release accepted yet
-            from veilstream.federation.services.coordinator import _Round
-
-            here = _Round(time.monotonic())
-            coordinator._call_on(transport, here)
             until = time.monotonic() + 10
-            while len(coordinator._places) < 3 and time.monotonic() < until:
-                for node, data in transport.receive(0.1):
-                    coordinator._take(node, data, here)
+            while len(coordinator.seated) < 3 and time.monotonic() < until:
+                coordinator.enrol(transport)
+            assert coordinator.round == 0
         world.stop("b")
         ask_for_epoch(world.store("b"), abandon=True)
         world.start("b", source=others(tmp_path / "others.jsonl"))
@@ -241,7 +237,7 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
         going.join(60)
         assert not going.is_alive()
         assert coordinator.finished
-        assert coordinator._position.seats["b"].epoch == 1
+        assert coordinator.fold.seats["b"].epoch == 1
 
 
 def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
@@ -281,7 +277,7 @@ def test_a_reply_of_another_version_does_not_end_the_server(tmp_path):
             if node != "b" or isinstance(what, Failure):
                 return what
             reply = Reply.read(what, world.keys_of("b").identity.public)
-            facts = {"settings": world.daemons["b"]._learner.settings}
+            facts = {"settings": world.daemons["b"].learner.settings}
             return dataclasses.replace(reply, facts=facts).sign(world.keys_of("b").identity)
 
         world.coordinator().go(Tampering(world.transport(), change))
@@ -314,11 +310,11 @@ def test_a_replayed_old_request_seals_nothing(world):
     x = np.zeros(DIM, "<f4").tobytes()
     first = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
     reply = daemon.handle(first)
-    daemon._learner.begin_round(1, np.zeros(DIM, np.float32))
+    daemon.learner.begin_round(1, np.zeros(DIM, np.float32))
     assert daemon.handle(first) == reply
-    assert daemon._learner.pinned
+    assert daemon.learner.pinned
     with pytest.raises(InputError, match="in order"):
-        daemon._learner.begin_round(0, np.zeros(DIM, np.float32))
+        daemon.learner.begin_round(0, np.zeros(DIM, np.float32))
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -57,14 +57,14 @@ class Held(Daemon):
         return False
 
 
-def replied_after(tmp_path, at_s, *, replies=None, log=lambda _: None) -> list[float]:
+def replied_after(tmp_path, at_s, *, replies=None) -> list[float]:
     """Seconds from request to reply, of two rounds and of one that is asked for again."""
     clock = Clock()
     times = ReplyTimes(WINDOW_S + SEAL_S, clock) if replies is None else replies(clock)
     world = World(tmp_path, plan_of(learners=1), names=("a",))
     server = ServerKeys.load(tmp_path / "keys/server")
-    learner = Learner(world.plan, tmp_path / "a.db", Plain())
-    daemon = Held(learner, world.keys_of("a"), Callers(clock, at_s), log, replies=times)
+    learner = Learner(world.plan, tmp_path / "a.db", Plain(), create=True)
+    daemon = Held(learner, world.keys_of("a"), Callers(clock, at_s), replies=times)
     took = []
     try:
         for r in (0, 1, 1):
@@ -84,14 +84,13 @@ def test_a_reply_leaves_at_the_same_time_whoever_came(tmp_path, at_s):
     assert replied_after(tmp_path, at_s) == [WINDOW_S + SEAL_S, WINDOW_S + SEAL_S, 0.0]
 
 
-def test_work_that_takes_longer_leaves_at_a_whole_slot_and_is_logged(tmp_path):
-    logged: list[str] = []
-    times = replied_after(
-        tmp_path, (0.0, 32.25), replies=lambda clock: ReplyTimes(31.0, clock), log=logged.append
-    )
+def test_work_that_takes_longer_leaves_at_a_whole_slot_and_is_logged(tmp_path, caplog):
+    times = replied_after(tmp_path, (0.0, 32.25), replies=lambda clock: ReplyTimes(31.0, clock))
     assert times[:2] == [33.0, 33.0]
-    assert logged[0].startswith("round 0 is answered 2 s late")
-    assert "--reply-after more than 33 seconds" in logged[0]
+    first = caplog.records[0]
+    assert first.levelname == "WARNING"
+    assert first.getMessage().startswith("round 0 is answered 2 s late")
+    assert "--reply-after more than 33 seconds" in first.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,7 @@ def test_a_live_learner_answers_at_the_end_of_its_window_full_or_empty(tmp_path,
         asking = [threading.Thread(target=ask) for _ in range(2)]
         began = time.monotonic()
         asking[0].start()
-        wait_for(lambda: source._open)
+        wait_for(lambda: source.is_open)
         for i in range(callers):
             assert source.offer(f"{i}", Sample(np.full(DIM, 0.1), 1.0)) is Answer.TAKEN
         asking[1].start()
@@ -158,9 +157,8 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
     from veilstream.federation.protocol import frames
 
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
-        world.start("a", source=LiveSource(patience_s=0.05))
-        daemon = world.daemons["a"]
-        daemon._replies = ReplyTimes(60.0)
+        source = LiveSource(patience_s=0.05)
+        daemon = world.start("a", source=source, replies=ReplyTimes(60.0))
         keys = ServerKeys.load(tmp_path / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
@@ -174,20 +172,20 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_for(lambda: daemon._learner.round == 1)
+        wait_for(lambda: daemon.learner.round == 1)
         world.stop("a")
         asking.join(10)
         assert len(found) == 1
         assert isinstance(found[0], OSError)
 
 
-def test_answering_when_full_says_what_is_visible(tmp_path):
+def test_answering_when_full_says_what_is_visible(tmp_path, caplog):
     World(tmp_path, plan_of(learners=1), names=("a",))
-    said: list[str] = []
     service = LearnerService(
         plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
-        ("127.0.0.1", 1), engine="none", reply_when_full=True,
+        ("127.0.0.1", 1), engine="none", reply_when_full=True, new_store=True,
     )  # fmt: skip
     with pytest.raises(InputError, match="engine"):
-        service.run(said.append)
-    assert any("can tell from their time whether clients came" in line for line in said)
+        service.run()
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("can tell from their time whether clients came" in line for line in warned)

@@ -51,23 +51,23 @@ def test_every_cell_is_that_of_exact_arithmetic(mechanism):
     """⌊h + c + a·z + ½⌋ of what is held, with the ideal draw; V rounded up, c as float64 has it."""
     noise = noise_of(mechanism)
     scale = Fraction(STD) / Fraction(grid_for(1.0, STD).step)
-    assert scale <= Fraction(noise._scale) <= scale * (1 + 2 * ROUNDOFF)
+    assert scale <= Fraction(noise.scale) <= scale * (1 + 2 * ROUNDOFF)
     for step in range(STEPS):
         *output, feed = [Fraction(float(entry)) for entry in mechanism.program.matrix(step)[0]]
-        states, fractions = noise._held[:-1].copy(), noise._fraction.copy()
+        states, fractions = noise.state.copy(), noise.fraction.copy()
         before = noise.cells
         moved = noise.step(rows(step)).copy()
         np.testing.assert_array_equal(noise.cells - before, moved)
-        known = noise._held[-1]
+        known = noise.known
         for i in range(DIM):
             parts = [o * Fraction(float(s)) for o, s in zip(output, states[:, i], strict=True)]
             slack = (len(parts) + 1) * ROUNDOFF * sum(map(abs, parts))
             assert abs(Fraction(float(known[i])) - sum(parts)) <= slack
-            a = feed * Fraction(noise._scale)
+            a = feed * Fraction(noise.scale)
             value = Fraction(float(fractions[i])) + Fraction(float(known[i]))
             value += a * exact_draw(step, DIM, i)
             assert moved[i] == math.floor(value + Fraction(1, 2))
-            assert abs(Fraction(float(noise._fraction[i])) - (value - int(moved[i]))) < 1e-7
+            assert abs(Fraction(float(noise.fraction[i])) - (value - int(moved[i]))) < 1e-7
 
 
 def test_prefixes_are_the_mechanisms_own_of_the_ideal_draws(mechanism):
@@ -77,12 +77,12 @@ def test_prefixes_are_the_mechanisms_own_of_the_ideal_draws(mechanism):
     draws = np.array(
         [[float(exact_draw(step, DIM, i)) for i in range(DIM)] for step in range(STEPS)]
     )
-    exact = noise._scale * decoder @ draws
+    exact = noise.scale * decoder @ draws
     for step in range(STEPS):
         noise.step(rows(step))
-        held = noise.cells + noise._fraction
-        np.testing.assert_allclose(held, exact[step], atol=1e-9 * noise._scale, rtol=0)
-        assert np.abs(noise._fraction).max() <= 0.5 + 1e-7
+        held = noise.cells + noise.fraction
+        np.testing.assert_allclose(held, exact[step], atol=1e-9 * noise.scale, rtol=0)
+        assert np.abs(noise.fraction).max() <= 0.5 + 1e-7
 
 
 def test_deciding_every_cell_exactly_changes_none(mechanism, monkeypatch):
@@ -115,11 +115,11 @@ def test_cells_that_float64_cannot_tell_are_decided_by_further_bits(name, monkey
         noise = noise_of(mechanism, dim)
         expected = []
         for i in range(dim):
-            fresh = feed * Fraction(noise._scale) * exact_draw(0, dim, i)
+            fresh = feed * Fraction(noise.scale) * exact_draw(0, dim, i)
             whole = math.floor(fresh)
             # float64 has spare bits here: fractions near zero are finer than those near a half
             noise._fraction[i] = float(Fraction(1, 2) - (fresh - whole) + Fraction(i - 30, 10**13))
-            value = Fraction(float(noise._fraction[i])) + fresh
+            value = Fraction(float(noise.fraction[i])) + fresh
             expected.append(math.floor(value + Fraction(1, 2)))
         return noise, expected
 
@@ -144,13 +144,13 @@ def test_the_stated_uncertainty_covers_what_float64_gets_wrong(mechanism):
     noise._uncertainty = noted
     for step in range(STEPS):
         feed = Fraction(float(mechanism.program.matrix(step)[0, -1]))
-        fractions, before = noise._fraction.copy(), noise.cells
+        fractions, before = noise.fraction.copy(), noise.cells
         noise.step(rows(step))
-        moved, known = noise.cells - before, noise._held[-1]
+        moved, known = noise.cells - before, noise.known
         for i in range(DIM):
-            value = feed * Fraction(noise._scale) * exact_draw(step, DIM, i)
+            value = feed * Fraction(noise.scale) * exact_draw(step, DIM, i)
             value += Fraction(float(fractions[i])) + Fraction(float(known[i]))
-            held = Fraction(float(noise._fraction[i])) + int(moved[i])
+            held = Fraction(float(noise.fraction[i])) + int(moved[i])
             assert abs(value - held) < Fraction(stated[-1]) / 2
     assert max(stated) < 1e-6  # or exact decisions would be frequent
 
@@ -162,7 +162,7 @@ def test_tiles_are_rounded_alike():
     feed = Fraction(float(noise._program.matrix(0)[0, -1]))
     moved = noise.step(rows(0))
     for i in (0, TILE // 2 - 1, TILE // 2, TILE - 1, TILE, TILE + 1, TILE + 2):
-        value = feed * Fraction(noise._scale) * exact_draw(0, dim, i)
+        value = feed * Fraction(noise.scale) * exact_draw(0, dim, i)
         assert moved[i] == math.floor(value + Fraction(1, 2))
 
 

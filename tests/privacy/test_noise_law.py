@@ -85,14 +85,14 @@ class Replay:
         self.steps, self.dim = steps, dim
         grid = grid_for(1.0, std)
         self.noise = GridNoise(self.mechanism.program, std=std, grid=grid, dim=dim)
-        self.scale = mpmath.mpf(self.noise._scale)
+        self.scale = mpmath.mpf(self.noise.scale)
         self.increment_errors: list[list[float]] = []
         """ρ of every step and coordinate, in units of V."""
         self.state_errors: list[np.ndarray] = []
         """ε of every step: the largest over coordinates, for each state."""
         self.increments = np.zeros((steps, dim))
         """As they ran, less the exact ones, in units of V."""
-        self._states = [[mpmath.mpf(0)] * dim for _ in range(len(self.noise._held) - 1)]
+        self._states = [[mpmath.mpf(0)] * dim for _ in range(len(self.noise.state))]
 
     def run(self) -> Replay:
         with mpmath.workdps(50):
@@ -105,9 +105,9 @@ class Replay:
         matrix = [[mpmath.mpf(float(entry)) for entry in row] for row in program.matrix(step)]
         read = row_words.cipher(SECRET, step)
         draws = [self.scale * row_words.draw(read, self.dim, i) for i in range(self.dim)]
-        states, fractions = self.noise._held[:-1].copy(), self.noise._fraction.copy()
+        states, fractions = self.noise.state.copy(), self.noise.fraction.copy()
         moved = self.noise.step(Row(SECRET, step)).copy()
-        after, left = self.noise._held[:-1], self.noise._fraction
+        after, left = self.noise.state, self.noise.fraction
         rho, epsilon = [], np.zeros(len(states))
         for i in range(self.dim):
             held = [mpmath.mpf(float(s)) for s in states[:, i]] + [draws[i]]

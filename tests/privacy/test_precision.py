@@ -8,6 +8,7 @@ from studies import precision
 from studies.precision import HORIZON, SETTINGS, Float32Noise, Setting, attack, sent
 
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import decode
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms.keystream import NoiseKey, Row
@@ -84,7 +85,7 @@ def test_the_study_sends_what_a_learner_sends(mechanism, at, tmp_path, monkeypat
         methods=[{"name": "ours", "mechanism": mechanism, "step_size": 0.1}],
     )
     key = NoiseKey.from_seed(at)
-    monkeypatch.setattr(Learner, "_row", lambda self, step, secret: Row(key.secret, step))
+    monkeypatch.setattr(LocalRounds, "row", lambda self, step, secret: Row(key.secret, step))
     with Learner(plan, tmp_path / "s.db", OneNumber(), create=True) as learner:
         assert (learner.grid, learner.noise_std) == (setting.grid, setting.noise_std)
         for r in range(at + 1):

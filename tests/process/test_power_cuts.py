@@ -34,6 +34,7 @@ from studies.power_cuts import (
 from tests.support.known_secrets import known_secrets
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.witness import Entry, Witness
+from veilstream.deployment.recovery import secret_name
 from veilstream.errors import PrivacyError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.admission import Answer
@@ -71,7 +72,7 @@ def test_the_study_sees_secrets_that_follow_from_the_store_and_the_step(monkeypa
     step = WatchedLearner._step
 
     def placed(self, gradient, tag):
-        place[0] = self._ledger.tag_key + self._secret_name(self._noise.position).encode()
+        place[0] = self.ledger.tag_key + secret_name(self.epoch, self.local.step).encode()
         step(self, gradient, tag)
 
     def derived():
@@ -206,7 +207,7 @@ CALLS: dict[str, tuple[Callable[[Learner], None], Callable[[Learner], object]]] 
     "finish_round, last": (lambda ln: begun(ln, ROUNDS - 1, TAU), lambda ln: ln.finish_round()),
     "acknowledge": (
         lambda ln: begun(ln, 1, -1),
-        lambda ln: ln.acknowledge(0, ln._last_release().hash),
+        lambda ln: ln.acknowledge(0, ln.sealed_release().hash),
     ),
     "new_epoch": (lambda ln: begun(ln, ROUNDS, -1), lambda ln: ln.new_epoch()),
 }
@@ -229,8 +230,8 @@ class Place:
         visitor = Visitor(self.outside, np.random.default_rng(0))
         for _ in range(2):
             with closing(self.open()) as learner:
-                self.outside.compare(learner._ledger._db)
-                if learner._pinned is not None:
+                self.outside.compare(learner.ledger._db)
+                if learner.pinned:
                     visitor._take(learner, learner.finish_round())
                 for _ in range(ROUNDS + 1):
                     visitor.some_round(learner)
@@ -264,7 +265,7 @@ def test_a_failing_disk_lets_nothing_out(call, fault, place):
     with closing(place.open()) as learner:
         before(learner)
         place.outside.answered.update(f"0/{t}" for t in range(TAU))
-        place.outside.sent.add(learner._last_release().hash)
+        place.outside.sent.add(learner.sealed_release().hash)
         place.disk.fault = FAULTS[fault]()
         with pytest.raises(PrivacyError):
             during(learner)
@@ -361,6 +362,6 @@ def test_a_client_who_was_answered_stays_answered_after_a_fault(place):
             learner.observe("new", sample())
         place.disk.fault = None
     with closing(place.open()) as learner:
-        assert learner._taken == 1
+        assert learner.local.taken == 1
         assert learner.observe("0/0", sample(5)) is Answer.TAKEN
-        assert learner._taken == 1
+        assert learner.local.taken == 1

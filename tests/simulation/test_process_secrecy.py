@@ -42,7 +42,7 @@ def test_a_learner_s_exceptions_carry_no_values(tmp_path, monkeypatch):
     """A failure in the deepest place, reported with locals: neither record, tag, seed nor key."""
     with Learner(plan_of(), tmp_path / "s.db", Still(), create=True) as learner:
         learner.begin_round(0, model(0))
-        key = learner._ledger.tag_key
+        key = learner.ledger.tag_key
 
         def fails(*_):
             seed, record = key, SECRET

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
+from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
-from veilstream.mechanisms.keystream import Row
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 
@@ -55,13 +55,27 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
     )  # fmt: skip
 
 
+class Lines(list[str]):
+    """What a logger warns of from now on, until `end`."""
+
+    def __init__(self, logger: str) -> None:
+        super().__init__()
+        self._handler = logging.Handler(logging.WARNING)
+        self._handler.emit = lambda record: self.append(record.getMessage())
+        self._logger = logging.getLogger(logger)
+        self._logger.addHandler(self._handler)
+
+    def end(self) -> None:
+        self._logger.removeHandler(self._handler)
+
+
 class World:
     """Server and learners in one folder; learners are threads behind sockets."""
 
     def __init__(self, root: Path, plan: Plan, names: tuple[str, ...] = ("a", "b", "c")) -> None:
         self.root, self.plan, self.names = root, plan, names
         make_keys(root / "keys", ["127.0.0.1"], list(names))
-        self.notes: list[str] = []
+        self.notes = Lines("veilstream.federation.services.coordinator")
         self.daemons: dict[str, Daemon] = {}
 
     def socket(self, name: str) -> Path:
@@ -73,11 +87,11 @@ class World:
     def keys_of(self, name: str) -> LearnerKeys:
         return LearnerKeys.load(self.root / "keys/learners" / name)
 
-    def start(self, name: str, plan: Plan | None = None, source=None) -> Daemon:
+    def start(self, name: str, plan: Plan | None = None, source=None, **options) -> Daemon:
         plan = self.plan if plan is None else plan
         learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
-        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source)
+        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
         threading.Thread(target=daemon.serve, args=(self.socket(name),), daemon=True).start()
         wait_for(self.socket(name).exists)
         return daemon
@@ -96,17 +110,12 @@ class World:
 
     def coordinator(self) -> Coordinator:
         keys = ServerKeys.load(self.root / "keys/server")
-        return Coordinator(
-            self.plan, np.zeros(DIM, np.float32), keys, self.root / "run", watch=self._hear
-        )
-
-    def _hear(self, now: Standing) -> None:
-        if now.note:
-            self.notes.append(now.note)
+        return Coordinator(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
 
     def close(self) -> None:
         for name in list(self.daemons):
             self.stop(name)
+        self.notes.end()
 
     def __enter__(self) -> World:
         return self
@@ -135,10 +144,7 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
-    monkeypatch.setattr(Learner, "_row", _known_row)
-
-
-def _known_row(self: Learner, step: int, secret: bytes) -> Row:
-    """The step's own secret is stored as ever, and not used."""
-    name = self._ledger.path.parent.name
-    return Row(hashlib.sha256(f"{name}/{self._epoch}/{step}".encode()).digest(), step)
+    monkeypatch.setattr(
+        Learner, "new_rounds",
+        lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name),
+    )  # fmt: skip

@@ -6,11 +6,26 @@ them before any noise is made; it is taken away with them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from veilstream.deployment import learner as learner_module
+from veilstream.deployment.local_rounds import LocalRounds
+from veilstream.mechanisms.keystream import Row
+
+
+class NamedRounds(LocalRounds):
+    """Whose draws follow from a name, the epoch and the step; secrets are stored and not used."""
+
+    def __init__(self, terms, epoch: int, name: str) -> None:
+        super().__init__(terms, epoch)
+        self.name = name
+
+    def row(self, step: int, secret: bytes) -> Row:
+        text = f"{self.name}/{self.epoch}/{step}"
+        return Row(hashlib.sha256(text.encode()).digest(), step)
 
 
 def unguarded(draw: Callable[[], bytes]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from veilstream.audit.deployed import server_of
+from veilstream.audit.deployed import AuditServer
 from veilstream.audit.disposable import Apart
 from veilstream.audit.statistics import Law, ManyRun, many_run
 from veilstream.audit.statistics.law import patterns
@@ -133,7 +133,8 @@ def _epoch(
     epoch: int,
 ) -> Iterator[Floats]:
     """The messages of a batch, round by round, less what others are known to have said."""
-    server = server_of(dataclasses.replace(terms, dim=task.dim), adaptive=adaptive)
+    own = dataclasses.replace(terms, dim=task.dim)
+    server = AuditServer(own, adaptive=adaptive, epoch=epoch)
     tau, B = terms.local_steps, terms.grid.clip_norm
     nothing = np.zeros((), np.float32)
     known = np.zeros(task.dim)

@@ -123,7 +123,7 @@ def learner_cells(
 def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tuple[int, Integers]]:
     """Prefixes of the wanted rounds, read from the bytes."""
     found: list[tuple[int, Integers]] = []
-    x = np.zeros(learner._task.dim, np.float32)
+    x = np.zeros(learner.task.dim, np.float32)
     nothing = np.zeros((), np.float32)
     for r in range(wanted[-1] + 1):
         learner.begin_round(r, x)

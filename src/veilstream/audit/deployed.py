@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 from veilstream.audit.statistics.differencing import clipped_by_hand
 from veilstream.audit.transcript import Transcript
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
+from veilstream.federation.protocol.fold import ServerFold
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
-__all__ = ["AuditServer", "Unkind", "listen", "server_of"]
+__all__ = ["AuditServer", "Unkind", "listen"]
+
+_ONE = "learner"
 
 Float32s = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -75,26 +78,26 @@ class Unkind:
 
 
 class AuditServer:
-    """Chooses each next model: always the same one, or by Algorithm 1 from what it was sent."""
+    """Chooses each next model: always the same one, or the server's own, from what it was sent.
 
-    def __init__(self, dim: int, step_size: float, *, adaptive: bool) -> None:
-        self.x = np.zeros(dim, np.float32)
-        self._size, self._adaptive = step_size, adaptive
-        self._last: Integers = np.zeros(dim, np.int64)
+    The fold is the deployed server's, for one learner of weight one in its epoch ``epoch``.
+    """
+
+    def __init__(self, terms: Terms, *, adaptive: bool, epoch: int = 0) -> None:
+        self._start = np.zeros(terms.dim, np.float32)
+        self._fold = ServerFold(replace(terms, learners=1), self._start, [_ONE])
+        self._fold.enrol(_ONE, epoch, 0)
+        self._adaptive = adaptive
+
+    @property
+    def x(self) -> Float32s:
+        """What the learner is asked to start from."""
+        return self._fold.announce(_ONE).x if self._adaptive else self._start
 
     def take(self, payload: bytes) -> None:
         """Move the model by what came."""
-        message = decode(payload)
-        if self._adaptive:
-            moved = self._size * message.grid * (message.prefix - self._last)
-            self.x = (self.x - moved).astype(np.float32)
-        self._last = message.prefix
-
-
-def server_of(terms: Terms, *, adaptive: bool) -> AuditServer:
-    """The server of these terms, for one learner."""
-    method = terms.method
-    return AuditServer(terms.dim, method.step_size * method.server_step_size, adaptive=adaptive)
+        self._fold.accept(_ONE, payload)
+        self._fold.close_round()
 
 
 def listen(
@@ -113,7 +116,7 @@ def listen(
     ``restarts`` names rounds after whose first step the learner is closed and opened anew.
     """
     task = Unkind(terms) if task is None else task
-    server = server_of(terms, adaptive=adaptive)
+    server = AuditServer(terms, adaptive=adaptive)
     tau = terms.local_steps
     payloads: list[bytes] = []
     known: list[Integers] = []

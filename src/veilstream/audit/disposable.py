@@ -22,12 +22,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds
+from veilstream.deployment.recovery import secret_name
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Task
 from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import ClippedGradient, RawGradient, clip_onto_grid
-from veilstream.privacy.grid import Grid, OnGrid
+from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
+from veilstream.privacy.grid import OnGrid
 
 __all__ = ["Apart", "Disposable", "Twin", "in_memory"]
 
@@ -77,8 +80,6 @@ class Apart(Disposable):
     else (ledger, witness, seeds, noise stream, grid, messages) is inherited.
     """
 
-    _held: RawGradient | None = None
-
     def __init__(self, plan: Plan, task: Task) -> None:
         if plan.learning.projection_radius is not None:
             raise InputError(
@@ -87,21 +88,18 @@ class Apart(Disposable):
             )  # fmt: skip
         super().__init__(plan, task)
 
-    def _raw_gradient(self, sample: Sample) -> RawGradient:
-        """Kept until the step, which is where a vector of no length then takes its place."""
-        self._held = super()._raw_gradient(sample)
-        return RawGradient(np.zeros(self._task.dim, np.float32))
-
-    def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
-        held, self._held = self._held, None
-        super()._step(gradient if held is None else _one_by_one(held, self.grid), tag)
+    def new_rounds(self, epoch: int) -> LocalRounds:
+        """Whose gradients are clipped number by number."""
+        return _OneByOne(self.terms, epoch)
 
 
-def _one_by_one(raw: RawGradient, grid: Grid) -> ClippedGradient:
-    """`clip_onto_grid` of each number as the vector of one that it is."""
-    different, where = np.unique(raw.reveal(), return_inverse=True)
-    each = [clip_onto_grid(RawGradient(value.reshape(1)), grid).reveal()[0] for value in different]
-    return ClippedGradient(OnGrid(np.array(each, np.int64)[where]))
+class _OneByOne(LocalRounds):
+    def clip(self, raw: RawGradient) -> ClippedGradient:
+        """`clip_onto_grid` of each number as the vector of one that it is."""
+        different, where = np.unique(raw.reveal(), return_inverse=True)
+        clip = super().clip
+        each = [clip(RawGradient(value.reshape(1))).reveal()[0] for value in different]
+        return ClippedGradient(OnGrid(np.array(each, np.int64)[where]))
 
 
 class Twin(Disposable):
@@ -111,7 +109,17 @@ class Twin(Disposable):
         self._pair = pair
         super().__init__(plan, task)
 
-    def _row(self, step: int, secret: bytes) -> Row:
+    def new_rounds(self, epoch: int) -> LocalRounds:
+        """Whose draws are the pair's."""
+        return _Paired(self.terms, epoch, self._pair)
+
+
+class _Paired(LocalRounds):
+    def __init__(self, terms: Terms, epoch: int, pair: bytes) -> None:
+        super().__init__(terms, epoch)
+        self._pair = pair
+
+    def row(self, step: int, secret: bytes) -> Row:
         """From the pair's key instead of the step's secret, which is there and is not used."""
-        own = hashlib.sha256(self._pair + self._secret_name(step).encode()).digest()
+        own = hashlib.sha256(self._pair + secret_name(self.epoch, step).encode()).digest()
         return Row(own, step)

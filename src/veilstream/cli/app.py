@@ -12,8 +12,9 @@ import typer
 
 from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, plan
+from veilstream.cli.learner import learner_command
 from veilstream.cli.run import reproduce_command, run_command
-from veilstream.cli.server import learner_command, server_command
+from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
 
 __all__ = ["main"]

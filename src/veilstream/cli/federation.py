@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, TrustEngine
+from veilstream.federation.services.logs import Format, Level, configure_logs
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -20,21 +23,14 @@ app = typer.Typer(
 def demo_command(
     learners: Annotated[int, typer.Option(min=1, max=64, help="How many learners.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 30,
-    engine: Annotated[
-        str, typer.Option("--engine", help="What carries messages: flower or flare.")
-    ] = "flower",
-    trust_engine: Annotated[
-        bool,
-        typer.Option(
-            "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
-        ),
-    ] = False,
+    engine: EngineName = "flower",
+    trust_engine: TrustEngine = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything.", show_default="runs/federation")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS (FLARE keeps its own).")
-    ] = False,
+    insecure: Insecure = False,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:
     """Make keys, start a server and learners as processes of their own, and run to the end.
@@ -46,8 +42,12 @@ def demo_command(
     from veilstream.federation.services.demo import run_demo
     from veilstream.federation.services.supervision import check_trusted
 
+    configure_logs(log_level, log_format)
     check_trusted(engine, trusted=trust_engine)
-    result = run_demo(out or Path("runs/federation"), engine, learners, rounds, insecure=insecure)
+    options = ["--log-level", log_level.value, "--log-format", log_format.value]
+    result = run_demo(
+        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure, options=options
+    )
     if json:
         print_json(result.as_dict())
         return

@@ -13,17 +13,17 @@ clipped gradients and correlated noise on a common grid (`veilstream.privacy.gri
 does not depend on the data. Noise comes from seeds that the operating system drew; nothing lets an
 operator choose them.
 
-Order of durable writes (`veilstream.deployment.ledger`): the pinned model; for every step, in one
-transaction, the client's tag, the secret its noise was drawn from, fresh from the operating system,
-and the noisy step; the message. Each is witnessed before anything that depends on it leaves. After
-a crash, a step that was not stored is as if it had never been, secret and all, so no row of noise
-ever meets two gradients; stored ones are repeated to the bit.
+What a round computes is `veilstream.deployment.local_rounds`; here it is written down in this order
+(`veilstream.deployment.ledger`): the pinned model; for every step, in one transaction, the client's
+tag, the secret its noise was drawn from, fresh from the operating system, and the noisy step; the
+message. Each is witnessed before anything that depends on it leaves. After a crash, a step that was
+not stored is as if it had never been, secret and all, so no row of noise ever meets two gradients;
+stored ones are repeated to the bit.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,29 +31,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.deployment.client_gradients import ClientGradients
 from veilstream.deployment.ledger.crash_points import reached
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.tags import tag_forms
+from veilstream.deployment.local_rounds import LocalRounds, model_hash, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
-from veilstream.deployment.release import Payload, Release, decode, encode
-from veilstream.deployment.server_input import checked_acknowledgement, checked_model, checked_round
-from veilstream.deployment.terms import NOISE_LAW, Terms, differences
+from veilstream.deployment.recovery import recover, secret_name
+from veilstream.deployment.release import Release
+from veilstream.deployment.server_input import (
+    check_known,
+    checked_acknowledgement,
+    checked_model,
+    checked_round,
+)
+from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission, Answer
-from veilstream.learning.algorithm import moved, step_size
-from veilstream.learning.purity import check_pure
 from veilstream.learning.tasks import Sample, Task, TaskDetails
-from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import (
-    ClippedGradient,
-    Hidden,
-    Noised,
-    RawGradient,
-    add_noise,
-    clip_onto_grid,
-)
-from veilstream.privacy.grid_noise import GridNoise
+from veilstream.privacy.gradient_types import ClippedGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 
 __all__ = ["Learner"]
@@ -88,17 +86,9 @@ class Learner:
 
     """
 
-    _epoch: int
-    _round: int
-    _taken: int  # steps of the open round that are stored
+    _local: LocalRounds
     _snapshot_at: int
     _run: str | None  # the server's run that this epoch belongs to
-    _pinned: str | None  # hash of the open round's model
-    _sealed: Release | None  # the last finished round
-    _sealed_model: str | None  # hash of its model
-    _z: Hidden[Float32s]  # the local model
-    _prefix: Noised  # all noisy steps of the epoch, in units of the grid
-    _noise: GridNoise
 
     @without_values
     def __init__(
@@ -106,16 +96,13 @@ class Learner:
         create: bool = False,
     ) -> None:  # fmt: skip
         no_core_dumps()
-        self._plan, self._task = plan, task
+        self._plan, self.task = plan, task
         self._admission = Admission.of(task)
-        self._terms = terms = Terms.of(plan, task.dim, task)
-        self._method, self._mechanism = terms.method, terms.mechanism
-        self._tau, self._rounds = terms.local_steps, terms.rounds
+        self.terms = terms = Terms.of(plan, task.dim, task)
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
-        self._gradient = _gradient_of(task)
-        self._checked_pure = False
+        self._gradients = ClientGradients(task)
         if TaskDetails.of(task).host_gradient is not None:
-            self._check_pure()
+            self._gradients.check_pure()
         check_generator_once(fresh_secret)
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
@@ -134,27 +121,42 @@ class Learner:
     @property
     def epoch(self) -> int:
         """Which mechanism is running, from 0."""
-        return self._epoch
+        return self._local.epoch
 
     @property
     def round(self) -> int:
         """The round that is open, or is to be begun next."""
-        return self._round
+        return self._local.round
 
     @property
     def pinned(self) -> bool:
         """Whether a round has been begun and not sealed."""
-        return self._pinned is not None
+        return self._local.pinned is not None
 
     @property
     def clients_wanted(self) -> int:
         """How many clients the open round can still take."""
-        return 0 if self._pinned is None else self._tau - self._taken
+        return self._local.clients_wanted
 
     @property
     def horizon_reached(self) -> bool:
         """Whether every round of this epoch has been sealed."""
-        return self._round == self._rounds
+        return self._local.horizon_reached
+
+    @property
+    def local(self) -> LocalRounds:
+        """The epoch's rounds as they are in memory, to look at; the learner alone moves them."""
+        return self._local
+
+    @property
+    def ledger(self) -> Ledger:
+        """The store, to look at; the learner alone writes to it."""
+        return self._ledger
+
+    @property
+    def broken(self) -> bool:
+        """Whether a call was interrupted half-way, so that only a restart may go on."""
+        return self._broken
 
     @property
     def notices(self) -> list[str]:
@@ -164,7 +166,7 @@ class Learner:
     @property
     def settings(self) -> dict[str, Any]:
         """All that the guarantee rests on; a store keeps to it, and so must the server."""
-        return self._terms.settings
+        return self.terms.settings
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -188,27 +190,11 @@ class Learner:
         """
         r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
-        model = checked_model(x, self._task.dim, self._plan.learning.model_norm_cap)
-        digest = hashlib.sha256(model.tobytes()).hexdigest()
-        if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
-            return  # asked again for what is sealed: finish_round repeats it
-        if self.horizon_reached and r >= self._rounds:
-            raise PrivacyError(
-                f"round {r} is past the horizon of {self._rounds} rounds: nothing was released "
-                "(new_epoch() starts a fresh mechanism with new clients)"
-            )
-        if r != self._round:
-            raise InputError(
-                "round", r, f"round {self._round}, which comes next", "rounds come in order, once"
-            )
-        if self._pinned is not None:
-            if self._pinned != digest:
-                raise PrivacyError(
-                    f"round {r} was begun with another model: nothing was released "
-                    "(a learner answers one model a round)"
-                )
-            return
-        self._check_pure()
+        model = checked_model(x, self.task.dim, self._plan.learning.model_norm_cap)
+        digest = model_hash(model)
+        if not self._local.wants(r, digest):
+            return  # open already, or sealed: finish_round repeats it
+        self._gradients.check_pure()
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
@@ -240,18 +226,18 @@ class Learner:
         tags = [self._ledger.keyed(name) for name in names]
         if self._spent(tags):
             return Answer.TAKEN
-        if self._pinned is None:
+        if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        if self._taken == self._tau:
-            raise InputError(
-                "client", "<not shown>", f"at most {self._tau} clients a round", "finish_round"
-            )
+        if not self.clients_wanted:
+            most = f"at most {self.terms.local_steps} clients a round"
+            raise InputError("client", "<not shown>", most, "finish_round")
         admitted = self._admission.admitted(sample)
         if admitted is None:
             return Answer.REFUSED
-        self._check_pure()
+        self._gradients.check_pure()
         with self._whole_or_broken():
-            self._step(clip_onto_grid(self._raw_gradient(admitted), self.grid), tags[0])
+            raw = self._gradients.raw(self._local.model, admitted)
+            self._step(self._local.clip(raw), tags[0])
         return Answer.TAKEN
 
     @without_values
@@ -267,7 +253,7 @@ class Learner:
             InputError: where no round has been begun or finished.
 
         """
-        if self._pinned is not None:
+        if self.pinned:
             with self._whole_or_broken():
                 self._seal()
         return self._last_release()
@@ -328,7 +314,7 @@ class Learner:
                 "acknowledged", (r, digest[:64]), f"round {release.round} and its hash",
                 "the server acknowledges what it was sent",
             )  # fmt: skip
-        body = {"epoch": self._epoch, "round": r, "hash": digest}
+        body = {"epoch": self.epoch, "round": r, "hash": digest}
         if self._ledger.chain.standing.answered != body:
             self._write("ack", body)
         reached("acknowledged")
@@ -340,18 +326,18 @@ class Learner:
         """
         if self._model is None or features.shape != self._admission.shape:
             return None
-        return np.asarray(self._task.predict(self._model, features)).tolist()
+        return np.asarray(self.task.predict(self._model, features)).tolist()
 
     @without_values
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server; another run is refused until the next epoch."""
         if self._run is None:
             with self._whole_or_broken():
-                self._write("join", {"epoch": self._epoch, "run": run})
+                self._write("join", {"epoch": self.epoch, "run": run})
             self._run = run
         elif self._run != run:
             raise InputError(
-                "run", run, f"run {self._run!r}, which this learner's epoch {self._epoch} is for",
+                "run", run, f"run {self._run!r}, which this learner's epoch {self.epoch} is for",
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
             )  # fmt: skip
 
@@ -360,14 +346,14 @@ class Learner:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
         if not self.horizon_reached:
             raise PrivacyError(
-                f"epoch {self._epoch} has {self._rounds - self._round} rounds left: nothing was "
+                f"epoch {self.epoch} has {self.terms.rounds - self.round} rounds left: nothing was "
                 "released (a new one may start when its horizon has ended; "
                 "`veilstream ledger epoch --abandon` gives it up)"
             )
         if not self._forgotten:
             self._forget_or_refuse()
         with self._whole_or_broken():
-            self._write_epoch(self._epoch + 1)
+            self._write_epoch(self.epoch + 1)
 
     def _forget_or_refuse(self) -> None:
         """No epoch begins while secrets of the last one may lie in the log file."""
@@ -405,69 +391,40 @@ class Learner:
     def _pin(
         self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None
     ) -> None:
-        body: dict[str, Any] = {"epoch": self._epoch, "round": r, "x": digest}
+        body: dict[str, Any] = {"epoch": self.epoch, "round": r, "x": digest}
         if acknowledged is not None:
             body["acknowledged"] = list(acknowledged)
         self._write("pin", body, keep={"x": model.tobytes()})
         reached("pinned")
-        self._pinned, self._z, self._model = digest, Hidden(model), model
-
-    def _check_pure(self) -> None:
-        """Once a process; with JAX only when a gradient is needed, so that a restart is quick."""
-        if not self._checked_pure:
-            check_pure(self._task, self._gradient)
-            self._checked_pure = True
-
-    def _raw_gradient(self, sample: Sample) -> RawGradient:
-        """Never raises: what cannot be used becomes zero, and uses up its step."""
-        zero = np.zeros(self._task.dim, np.float32)
-        try:
-            with np.errstate(all="ignore"):
-                z = self._z.reveal().view()
-                z.flags.writeable = False  # a task that wrote to it would carry data along
-                raw = np.asarray(self._gradient(z, sample))
-                usable = raw.shape == zero.shape and raw.dtype.kind == "f"
-                return RawGradient(raw.astype(np.float32) if usable else zero)
-        except Exception:  # a client's data must not be able to stop or steer a learner
-            return RawGradient(zero)
+        self._local.pin(model, digest)
+        self._model = model
 
     def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
-        step = self._round * self._tau + self._taken
+        local, step = self._local, self._local.step
         secret = checked_seed(fresh_secret())
-        noisy = add_noise(gradient, self._noise.step(self._row(step, secret)))
+        noisy = local.noisy(gradient, secret)
         reached("step-computed")
         self._write(
-            "step", {"epoch": self._epoch, "step": step}, tag=tag, points="step",
-            keep={self._secret_name(step): secret, f"noisy/{self._taken}": _pack(noisy)},
+            "step", {"epoch": local.epoch, "step": step}, tag=tag, points="step",
+            keep={secret_name(local.epoch, step): secret, f"noisy/{local.taken}": pack_step(noisy)},
         )  # fmt: skip
-        self._apply(noisy)
-
-    def _apply(self, noisy: Noised) -> None:
-        """Move the local model and the prefix by a noisy step."""
-        size = step_size(self._method.step_size, self._method.step_decay, self._round)
-        radius = self._plan.learning.projection_radius
-        self._z = Hidden(moved(self._z.reveal(), self.grid.value(noisy), np.float32(size), radius))
-        self._prefix = Noised(self._prefix + noisy)
-        self._taken += 1
+        local.apply(noisy)
 
     def _seal(self) -> None:
-        while self._taken < self._tau:
-            nothing = RawGradient(np.zeros(self._task.dim, np.float32))
-            self._step(clip_onto_grid(nothing, self.grid), None)
-        r, steps = self._round, (self._round + 1) * self._tau
-        payload = encode(self._epoch, r, steps, self.grid.step, self._prefix)
-        digest = hashlib.sha256(payload).hexdigest()
+        local = self._local
+        while local.clients_wanted:
+            self._step(local.nothing(), None)
+        release = local.message()
+        body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
         reached("message-computed")
         self._write(
-            "message", {"epoch": self._epoch, "round": r, "hash": digest, "x": self._pinned},
-            keep={"message": payload}, points="message",
+            "message", body | {"x": local.pinned}, keep={"message": release.payload},
+            points="message",
         )  # fmt: skip
-        self._sealed = Release(self._epoch, r, payload, digest)
-        self._sealed_model, self._pinned = self._pinned, None
-        self._round, self._taken = r + 1, 0
+        local.seal(release)
         if self.horizon_reached:
             self._destroy_secrets()
-        elif steps - self._snapshot_at >= _SNAPSHOT_STEPS:
+        elif local.step - self._snapshot_at >= _SNAPSHOT_STEPS:
             self._keep_snapshot()
 
     def _write(self, kind: str, body: dict[str, Any], *, points: str = "", **more: Any) -> None:
@@ -490,43 +447,21 @@ class Learner:
             self._write_epoch(standing.epoch + 1)
             return
         assert standing.settings is not None
-        self._check_settings(standing.settings)
+        check_settings(self.settings, standing.settings)
         self._begin_epoch(standing.epoch)
-        if self._ledger.names("x"):
-            self._model = np.frombuffer(self._ledger.blob("x"), "<f4").astype(np.float32)
-        steps = standing.steps
-        self._round, self._run = standing.rounds, standing.run
-        self._pinned, self._sealed_model = standing.pinned, standing.sealed_model
-        if self._round:
-            payload = self._ledger.blob("message")
-            message = decode(payload)
-            self._prefix = message.prefix
-            self._sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
+        found = recover(self._ledger, self._local)
+        self._run, self._model, self._snapshot_at = standing.run, found.model, found.snapshot_step
         if self.horizon_reached:
             self._destroy_secrets()
-            return
-        self._restore_noise(steps)
-        if self._pinned is not None:
-            assert self._model is not None
-            self._z = Hidden(self._model)
-            for t in range(steps - self._round * self._tau):
-                self._apply(_unpack(self._ledger.blob(f"noisy/{t}")))
-
-    def _restore_noise(self, steps: int) -> None:
-        if self._ledger.names("snapshot"):
-            self._noise.restore(self._ledger.blob("snapshot"))
-            self._snapshot_at = self._noise.position
-        for step in range(self._noise.position, steps):
-            self._noise.step(self._row(step, self._ledger.blob(self._secret_name(step))))
 
     def _keep_snapshot(self) -> None:
         """Noise state, so that a restart is quick and old secrets can go."""
-        position = self._noise.position
+        noise = self._local.noise
         self._write(
-            "snapshot", {"epoch": self._epoch, "step": position},
-            keep={"snapshot": self._noise.snapshot()}, destroy=self._ledger.names("seed/"),
+            "snapshot", {"epoch": self.epoch, "step": noise.position},
+            keep={"snapshot": noise.snapshot()}, destroy=self._ledger.names("seed/"),
         )  # fmt: skip
-        self._snapshot_at = position
+        self._snapshot_at = noise.position
         reached("snapshot-stored")
 
     def _destroy_secrets(self) -> None:
@@ -536,7 +471,7 @@ class Learner:
         is started, and before a new epoch.
         """
         if secret := self._ledger.chain.secrets:
-            self._write("end", {"epoch": self._epoch}, destroy=secret)
+            self._write("end", {"epoch": self.epoch}, destroy=secret)
         self._forgotten = self._ledger.forget()
         reached("epoch-closed")
 
@@ -550,95 +485,31 @@ class Learner:
         self._begin_epoch(epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
-        dim = self._task.dim
-        self._epoch, self._round, self._taken, self._snapshot_at = epoch, 0, 0, 0
-        self._run = self._pinned = self._sealed_model = self._sealed = None
-        self._z = Hidden(np.zeros(dim, np.float32))
-        self._prefix = Noised(np.zeros(dim, np.int64))
-        self._noise = GridNoise(
-            self._mechanism.program, std=self.noise_std, grid=self.grid, dim=dim
-        )
+        self._local = self.new_rounds(epoch)
+        self._snapshot_at, self._run = 0, None
 
-    def _row(self, step: int, secret: bytes) -> Row:
-        """Keystream of a step's own secret; studies that need known draws replace this."""
-        return Row(secret, step)
+    def new_rounds(self, epoch: int) -> LocalRounds:
+        """The rounds of an epoch; audits and studies put others in their place."""
+        return LocalRounds(self.terms, epoch)
 
     def _spent(self, tags: list[bytes]) -> bool:
         """Whether this client, under all its tags together, may not take the next step."""
         visits = [visit for tag in tags if (visit := self._ledger.visit(tag)) is not None]
-        step = self._round * self._tau + self._taken
+        step = self._local.step
         allowed = self._plan.participation
         return bool(visits) and (
-            any(visit.epoch != self._epoch for visit in visits)
+            any(visit.epoch != self.epoch for visit in visits)
             or sum(visit.times for visit in visits) >= allowed.times
             or any(step - visit.step < allowed.min_separation for visit in visits)
         )
 
-    def _check_settings(self, stored: dict[str, Any]) -> None:
-        changed = differences(self.settings, stored)
-        if "noise_law" in changed:
-            raise InputError(
-                "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
-                f"one under {NOISE_LAW!r}, which this version runs",
-                "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
-                "clients; or go on with the version that began it",
-            )  # fmt: skip
-        if changed:
-            then = {key: stored for key, (_, stored) in changed.items()}
-            raise InputError(
-                "plan", {key: ours for key, (ours, _) in changed.items()},
-                f"what this store was begun with: {then}",
-                "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
-                "another plan",
-            )  # fmt: skip
-
     def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
         """Refuse to go on if the server has accepted what this store does not know."""
-        if acknowledged is None:
-            return
-        r, digest = checked_acknowledgement(acknowledged)
-        if not self._ledger.knows_message(r, digest):
-            raise LedgerError(
-                f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
-                "does not know",
-                "this store and its witness are old copies: put the newest ones back; if they are "
-                "lost, begin another store, with other clients only",
-            )
+        if acknowledged is not None:
+            check_known(checked_acknowledgement(acknowledged), self._ledger.knows_message)
 
     def _last_release(self) -> Release:
         self._ledger.check()
-        if self._sealed is None:
+        if self._local.sealed is None:
             raise InputError("round", None, "a round that has been finished", "begin_round first")
-        return self._sealed
-
-    def _secret_name(self, step: int) -> str:
-        return f"seed/{self._epoch}/{step:010d}"
-
-
-def _pack(noisy: Noised) -> bytes:
-    """In four bytes a number where they are enough, as they nearly always are."""
-    small = noisy.astype("<i4")
-    return small.tobytes() if (small == noisy).all() else b"\0" + noisy.astype("<i8").tobytes()
-
-
-def _unpack(content: bytes) -> Noised:
-    if len(content) % 4:
-        return Noised(np.frombuffer(content, "<i8", offset=1).astype(np.int64))
-    return Noised(np.frombuffer(content, "<i4").astype(np.int64))
-
-
-def _gradient_of(task: Task) -> Callable[[Float32s, Sample], Any]:
-    """The task's own NumPy gradient if it has one (`host_gradient`), else JAX's, compiled."""
-    host = TaskDetails.of(task).host_gradient
-    if host is not None:
-        return host
-    compiled: list[Any] = []
-
-    def gradient(z: Float32s, sample: Sample) -> Any:
-        if not compiled:  # a restart need not wait for JAX
-            import jax
-
-            compiled.append(jax.jit(task.gradient))
-        return compiled[0](z, sample)
-
-    return gradient
+        return self._local.sealed

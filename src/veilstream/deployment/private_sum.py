@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.release import Payload, encode
+from veilstream.deployment.local_rounds import NoisySum
+from veilstream.deployment.release import Payload
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.factorization import Factorization
-from veilstream.mechanisms.keystream import Row, fresh_secret
+from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.mechanisms.participation import Participation
-from veilstream.privacy.gradient_types import Noised, RawGradient, add_noise, clip_onto_grid
-from veilstream.privacy.grid_noise import GridNoise
+from veilstream.privacy.gradient_types import RawGradient
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.seeds import check_generator_once, checked_seed
@@ -72,14 +72,13 @@ class PrivateSum:
         self.guarantee, self.grid, self.noise_std = noise.guarantee, noise.grid, noise.std
         check_generator_once(fresh_secret)
         self._dim = dim
-        self._noise = GridNoise(noise.mechanism.program, std=noise.std, grid=noise.grid, dim=dim)
-        self._prefix = Noised(np.zeros(dim, np.int64))
+        self._sum = NoisySum(noise.mechanism.program, std=noise.std, grid=noise.grid, dim=dim)
         self._process = os.getpid()
 
     @property
     def position(self) -> int:
         """How many vectors have been added."""
-        return self._noise.position
+        return self._sum.noise.position
 
     def add(self, gradient: NDArray[Any]) -> Payload:
         """Clip a vector, add it to the sum with its step's noise, and return what may leave.
@@ -107,13 +106,12 @@ class PrivateSum:
                 "gradient", f"{raw.dtype} of shape {raw.shape}",
                 f"float32 or float64 of shape ({self._dim},)", "flatten and cast it",
             )  # fmt: skip
-        step, horizon = self._noise.position, self.guarantee.horizon
+        step, horizon = self.position, self.guarantee.horizon
         if step == horizon:
             raise HorizonExhausted(horizon, step)
-        clipped = clip_onto_grid(RawGradient(raw), self.grid)
-        noisy = add_noise(clipped, self._noise.step(Row(checked_seed(fresh_secret()), step)))
-        self._prefix = Noised(self._prefix + noisy)
-        return encode(0, step, step + 1, self.grid.step, self._prefix)
+        secret = checked_seed(fresh_secret())
+        self._sum.add(self._sum.noisy(self._sum.clip(RawGradient(raw)), secret))
+        return self._sum.payload(0, step, step + 1)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateSum cannot be copied: its noise would be used twice")

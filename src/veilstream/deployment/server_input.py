@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, LedgerError
 
-__all__ = ["checked_acknowledgement", "checked_model", "checked_round"]
+__all__ = ["check_known", "checked_acknowledgement", "checked_model", "checked_round"]
 
 
 def checked_round(field: str, r: Any) -> int:
@@ -27,6 +28,18 @@ def checked_acknowledgement(acknowledged: Any) -> tuple[int, str]:
     if type(digest) is not str:
         raise InputError("acknowledged", type(digest).__name__, "a hash as text", "or None")
     return checked_round("acknowledged", r), digest
+
+
+def check_known(acknowledged: tuple[int, str], known: Callable[[int, str], bool]) -> None:
+    """Refuse to go on if the server has accepted what this store (``known``) does not know."""
+    r, digest = acknowledged
+    if not known(r, digest):
+        raise LedgerError(
+            f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
+            "does not know",
+            "this store and its witness are old copies: put the newest ones back; if they are "
+            "lost, begin another store, with other clients only",
+        )
 
 
 def checked_model(x: Any, dim: int, norm_cap: float) -> NDArray[np.float32]:

@@ -26,7 +26,15 @@ from veilstream.privacy import Guarantee
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 
-__all__ = ["NOISE_LAW", "SAME_TERMS", "Terms", "both_sides", "differences", "program_digest"]
+__all__ = [
+    "NOISE_LAW",
+    "SAME_TERMS",
+    "Terms",
+    "both_sides",
+    "check_settings",
+    "differences",
+    "program_digest",
+]
 
 NOISE_LAW = "rounded Gaussian prefix sums, 2"
 """Version of the law of what is sent. It changes with anything that makes the same seeds give other
@@ -157,6 +165,26 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
     if len(found) > 1:
         found.pop("digest", None)
     return found
+
+
+def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Refuse to go on with an epoch under other settings than it was begun with."""
+    changed = differences(ours, stored)
+    if "noise_law" in changed:
+        raise InputError(
+            "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
+            f"one under {NOISE_LAW!r}, which this version runs",
+            "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
+            "clients; or go on with the version that began it",
+        )  # fmt: skip
+    if changed:
+        then = {key: before for key, (_, before) in changed.items()}
+        raise InputError(
+            "plan", {key: now for key, (now, _) in changed.items()},
+            f"what this store was begun with: {then}",
+            "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
+            "another plan",
+        )  # fmt: skip
 
 
 def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:

@@ -1,7 +1,7 @@
 """Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
 
 Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
-and its server (`deployment.learner`, `federation.services.coordinator`) clip, round and sum on
+and its server (`deployment.local_rounds`, `federation.protocol.fold`) clip, round and sum on
 whole numbers, where rounding is part of the promise; how sizes fall (`step_size`, `blend`) and how
 a model moves (`moved`) they take from here, with NumPy arrays instead of JAX's.
 """

@@ -88,6 +88,26 @@ class GridNoise:
         """The noise prefix, rounded: whole numbers of grid units. Secret."""
         return self._cells.copy()
 
+    @property
+    def fraction(self) -> Floats:
+        """What rounding left of the noise prefix, in units of the grid. Secret; to look at."""
+        return _shown(self._fraction)
+
+    @property
+    def state(self) -> Floats:
+        """The program's state vectors, times V in grid units. Secret; to look at."""
+        return _shown(self._held[:-1])
+
+    @property
+    def known(self) -> Floats:
+        """The part of the last increment that earlier draws decided. Secret; to look at."""
+        return _shown(self._held[-1])
+
+    @property
+    def scale(self) -> float:
+        """V in units of the grid, rounded up."""
+        return self._scale
+
     def step(self, row: Row) -> Int64s:
         """What this step adds to the rounded prefix: the difference of two of them. Secret."""
         if self._broken:
@@ -190,6 +210,12 @@ class GridNoise:
         self._fraction[...] = floats[d : 2 * d]
         self._held[:-1] = floats[2 * d :].reshape(k, d)
         self._position, self._broken = position, False
+
+
+def _shown(values: Floats) -> Floats:
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _largest(values: Floats) -> float:

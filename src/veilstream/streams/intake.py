@@ -103,6 +103,11 @@ class LiveSource:
         self._answer: Answer | None = None
         self._open = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a learner is waiting for someone now."""
+        return self._open
+
     def offer(self, tag: str | bytes, sample: Any, timeout_s: float = 10.0) -> Answer | None:
         """Answer to a caller; None if no learner is waiting for anyone now."""
         with self._turn, self._changed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,23 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.federation.protocol.fold import Seat
 from veilstream.files import sync_directory, write_file
 
-__all__ = ["ModelFile", "Position", "Seat"]
-
-
-@dataclass
-class Seat:
-    """A learner, as the server knows it."""
-
-    name: str
-    prefix: NDArray[np.int64]
-    """Sum of its noisy steps so far, in units of the grid, as last accepted."""
-    epoch: int = 0
-    round: int = 0
-    """Its own next round."""
-    accepted: tuple[int, str] | None = None
-    """Round and hash of its last accepted message."""
+__all__ = ["ModelFile", "Position"]
 
 
 @dataclass
@@ -45,7 +33,7 @@ class Position:
     x: NDArray[np.float64]
     average: NDArray[np.float64]
     """What is published: x itself, or an average of all so far."""
-    seats: dict[str, Seat]
+    seats: Mapping[str, Seat]
 
     def save(self, path: Path) -> None:
         """Durable when it returns."""

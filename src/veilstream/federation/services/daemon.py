@@ -8,10 +8,10 @@ no loss, no count of refused clients; a reply has one size whatever the data, an
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ from veilstream.streams.intake import ClientSource, LiveSource
 
 __all__ = ["Daemon"]
 
+_log = logging.getLogger(__name__)
+
 _STOPPED = "it has stopped (its own log says why)"
 
 
@@ -42,12 +44,11 @@ class Daemon:
         learner: Learner,
         keys: LearnerKeys,
         source: ClientSource,
-        log: Callable[[str], None] = lambda _: None,
         *,
         replies: ReplyTimes | Literal["by source", "when done"] = "by source",
     ) -> None:
         """``replies`` says when releases leave; by default at a fixed time if people call."""
-        self._learner, self._keys, self._source, self._log = learner, keys, source, log
+        self._learner, self._keys, self._source = learner, keys, source
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
         self._closing = threading.Event()
@@ -58,6 +59,11 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
         self._listener: socket.socket | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """Whose rounds these are; to look at."""
+        return self._learner
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -71,10 +77,10 @@ class Daemon:
         except _Closing:
             raise
         except VeilstreamError as error:
-            self._log(str(error))
+            _log.error("request refused: %s", error)
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
-            self._log(f"{type(error).__name__} while answering")
+            _log.error("%s while answering; this is a defect", _kind(error))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
@@ -133,10 +139,10 @@ class Daemon:
         due = self._replies.due(arrived, done)
         late = due - arrived - self._replies.after_s
         if late > 0:
-            self._log(
-                f"round {r} is answered {late:g} s late, and how late may depend on clients: give "
-                f"--reply-after more than {self._replies.after_s + late:g} seconds"
-            )
+            _log.warning(
+                "round %d is answered %g s late, and how late may depend on clients: give "
+                "--reply-after more than %g seconds", r, late, self._replies.after_s + late,
+            )  # fmt: skip
         if self._wait(due - done):
             raise _Closing
 
@@ -161,7 +167,7 @@ class Daemon:
         except Exception as error:
             if failed:
                 raise failed[0] from None
-            self._log(f"the data source failed ({type(error).__name__}); the round goes on without")
+            _log.error("the data source failed (%s); the round goes on without", _kind(error))
 
     def _model(self, body: bytes) -> np.ndarray[Any, Any]:
         if len(body) % 4:
@@ -210,6 +216,11 @@ class Daemon:
 
 class _Closing(Exception):
     """The daemon is closed while a reply waits for its time."""
+
+
+def _kind(error: Exception) -> str:
+    """What may be logged of an error that is not ours: its text might quote data."""
+    return type(error).__name__
 
 
 def _outside(error: VeilstreamError) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 
 __all__ = ["DemoResult", "demo_plan", "run_demo"]
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _PLAN = """
@@ -85,9 +89,13 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 
 def run_demo(
-    folder: Path, engine: str, learners: int, rounds: int, *, insecure: bool = False
-) -> DemoResult:
-    """Keys, a server, learners; to the end of the horizon, then everything is checked."""
+    folder: Path, engine: str, learners: int, rounds: int, *, insecure: bool = False,
+    options: Sequence[str] = (),
+) -> DemoResult:  # fmt: skip
+    """Keys, a server, learners; to the end of the horizon, then everything is checked.
+
+    ``options`` go to every process as they are.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     plan = demo_plan(learners, rounds)
@@ -99,11 +107,13 @@ def run_demo(
 
         provision(folder / "keys", "localhost", port)
     write_file(folder / "plan.toml", plan.to_toml())
-    children = _children(folder, engine, port, names, insecure=insecure)
+    given = [*options, *(["--insecure"] if insecure else [])]
+    children = _children(folder, engine, port, names, given)
     began = time.monotonic()
     try:
         for child in children:
             child.start()
+        _log.info("a server and %d learners run; their logs are in %s", learners, folder / "logs")
         _wait(children, folder / "run/rounds.csv", rounds)
     finally:
         for child in reversed(children[1:]):
@@ -114,13 +124,12 @@ def run_demo(
 
 
 def _children(
-    folder: Path, engine: str, port: int, names: list[str], *, insecure: bool
+    folder: Path, engine: str, port: int, names: list[str], options: list[str]
 ) -> list[Child]:
     """The server first."""
     host = "localhost" if engine == "flare" else "127.0.0.1"
     veilstream = [sys.executable, "-m", "veilstream"]
-    common = ["--plan", str(folder / "plan.toml"), "--engine", engine]
-    common += ["--insecure"] if insecure else []
+    common = ["--plan", str(folder / "plan.toml"), "--engine", engine, *options]
     common += ["--trust-engine"] if engine in TRUST_NEEDED else []  # asked for before this
     server = [
         *veilstream, "server", *common, "--keys", str(folder / "keys/server"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import LiveSource
 
 __all__ = ["LearnerService", "learner_node"]
+
+_log = logging.getLogger(__name__)
 
 
 def learner_node(
@@ -62,12 +65,7 @@ class LearnerService:
     """When releases leave after their request; None: by the source (`reply_times`)."""
     reply_when_full: bool = False
 
-    def run(
-        self,
-        say: Callable[[str], None] = lambda _: None,
-        stop: threading.Event | None = None,
-        on_round: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
@@ -75,17 +73,17 @@ class LearnerService:
         window_s = source.window_s if isinstance(source, LiveSource) else None
         times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
         if self.reply_when_full:
-            say(f"warning: {WHEN_FULL}")
+            _log.warning("%s", WHEN_FULL)
         task = task_of(self.plan) if self.task is None else self.task
         with ExitStack() as stack:
             learner = Learner(
                 self.plan, self.store, task, witness=self.witness, create=self.new_store
             )
             stack.callback(learner.close)
-            say(str(learner.guarantee))
+            _log.info("guarantee: %s", learner.guarantee)
             for notice in learner.notices:
-                say(f"warning: {notice}")
-            daemon = Daemon(learner, keys, source, log=say, replies=times or "when done")
+                _log.warning("%s", notice)
+            daemon = Daemon(learner, keys, source, replies=times or "when done")
             socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
             daemon.listen(socket)
             threading.Thread(target=daemon.serve, daemon=True).start()
@@ -94,21 +92,21 @@ class LearnerService:
                 live = source if isinstance(source, LiveSource) else None
                 api = LearnerApi(daemon, live, self.learner_api)
                 stack.callback(api.close)
-                say(f"learner API at http://{self.learner_api[0]}:{api.port}/")
+                _log.info("learner API at http://%s:%d/", self.learner_api[0], api.port)
             state = self.store.with_suffix(".engine")
             node = learner_node(
                 self.engine, self.keys, socket, state, self.server, insecure=self.insecure
             )
             stack.callback(node.close)
             node.start()
-            say(f"{keys.name} at epoch {learner.epoch}, round {learner.round}")
-            seen = -1
-            with supervised([node], say) as check:
+            rounds, seen = self.plan.learning.rounds, learner.round
+            _log.info("learner %s: epoch %d, round %d", keys.name, learner.epoch, seen)
+            with supervised([node]) as check:
                 while not stop.wait(0.1):
                     check()
                     if learner.round != seen:
                         seen = learner.round
-                        on_round(seen)
+                        _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Nothing here imports noise or clients' data.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
 __all__ = ["ServerService", "server_engine"]
+
+_log = logging.getLogger(__name__)
 
 
 def server_engine(
@@ -52,11 +55,7 @@ class ServerService:
     insecure: bool = False
     task: Task | None = None
 
-    def run(
-        self,
-        watch: Callable[[Standing], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> Coordinator:
+    def run(self, watch: Callable[[Standing], None] = lambda _: None) -> Coordinator:
         """Run to the end of the horizon; started again after a kill, go on."""
         keys = ServerKeys.load(self.keys)
         task = task_of(self.plan) if self.task is None else self.task
@@ -64,14 +63,15 @@ class ServerService:
         coordinator = Coordinator(
             self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
         )
-        say(str(coordinator.terms.guarantee))
+        _log.info("guarantee: %s", coordinator.terms.guarantee)
         with ExitStack() as stack:
             if self.model_api is not None:
                 tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
                 page = ModelApi(coordinator, self.model_api, tls)
                 stack.callback(page.close)
                 scheme = "http" if tls is None else "https"
-                say(f"models at {scheme}://{self.model_api[0]}:{page.port}/model/latest")
+                at = f"{scheme}://{self.model_api[0]}:{page.port}"
+                _log.info("models are published at %s/model/latest", at)
             if not coordinator.finished:
                 engine = server_engine(
                     self.engine, self.keys, self.folder / "engine", self.address,
@@ -79,11 +79,7 @@ class ServerService:
                 )  # fmt: skip
                 stack.callback(engine.close)
                 engine.start()
-                say(f"run {coordinator.run} waits for learners at {_shown(self.address)}")
-                with supervised([engine], say) as check:
+                _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
+                with supervised([engine]) as check:
                     coordinator.go(engine, look=check)
         return coordinator
-
-
-def _shown(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"

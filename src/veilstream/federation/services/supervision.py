@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from veilstream.federation.protocol.transport import Transport
 
 __all__ = ["ENGINES", "TRUST_NEEDED", "Address", "Engine", "Node", "check_trusted", "supervised"]
 
+
+_log = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 
@@ -63,12 +66,10 @@ class Node(Protocol):
 
 
 @contextmanager
-def supervised(
-    sides: Sequence[Engine | Node], say: Callable[[str], None] = lambda _: None
-) -> Iterator[Callable[[], None]]:
+def supervised(sides: Sequence[Engine | Node]) -> Iterator[Callable[[], None]]:
     """Look after engines while something else runs.
 
-    Yields a function that raises what could not be repaired.
+    Yields a function that raises what could not be repaired; repairs are logged.
     """
     ended = threading.Event()
     problems: list[Exception] = []
@@ -82,7 +83,7 @@ def supervised(
                     problems.append(error)
                     return
                 if note:
-                    say(note)
+                    _log.warning("%s", note)
 
     def check() -> None:
         if problems:

@@ -1,0 +1,107 @@
+"""`veilstream learner`: the command of a machine beside the data."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilstream.cli.service_options import (
+    EngineName,
+    Insecure,
+    LogFormat,
+    LogLevel,
+    PlanFile,
+    TrustEngine,
+    parse_address,
+)
+from veilstream.errors import InputError
+from veilstream.federation.services.logs import Format, Level, configure_logs
+
+__all__ = ["learner_command"]
+
+
+def learner_command(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    plan: PlanFile,
+    data: Annotated[
+        str,
+        typer.Option(help="A .csv or .jsonl file, `live` (people call its API), plan:INDEX."),
+    ],
+    id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")
+    ] = None,
+    store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="ID.db")] = None,
+    witness: Annotated[
+        Path | None, typer.Option(help="The ledger's witness, best on another device.")
+    ] = None,
+    new_store: Annotated[
+        bool,
+        typer.Option(
+            "--new-store",
+            help="Begin a ledger if there is none: for the first start. Without it a missing "
+            "ledger is an error, since a disk may only not be mounted.",
+        ),
+    ] = False,
+    learner_api: Annotated[
+        str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
+    ] = None,
+    reply_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Replies leave so many seconds after their request, whoever came.",
+            show_default="live: federation.patience_s + 1; else when computed",
+        ),
+    ] = None,
+    reply_when_full: Annotated[
+        bool,
+        typer.Option(
+            "--reply-when-full",
+            help="Live: reply as soon as a round is full; its time shows whether clients came.",
+        ),
+    ] = False,
+    engine: EngineName = "flower",
+    trust_engine: TrustEngine = False,
+    insecure: Insecure = False,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
+) -> None:
+    """Learn beside the data: clients' records stay here, only noisy sums leave.
+
+    Runs until it is stopped (Ctrl-C, SIGTERM), and may be killed at any time: started again it goes
+    on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
+    start needs `--new-store`; on a ledger that exists it changes nothing.
+    """
+    from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
+    from veilstream.federation.services.learner import LearnerService
+    from veilstream.federation.services.supervision import check_trusted
+    from veilstream.plans.plan import Plan
+
+    no_core_dumps()
+    terse_tracebacks()
+    configure_logs(log_level, log_format)
+    if id_ is None and keys is None:
+        raise InputError("--id", None, "a learner's name, or --keys", "try --id north")
+    folder = keys or Path("keys/learners") / str(id_)
+    name = folder.resolve().name
+    if id_ is not None and id_ != name:
+        raise InputError("--id", id_, f"the name of its keys ({name})", "leave one of them out")
+    at = None if learner_api is None else parse_address("--learner-api", learner_api)
+    if data == "live" and at is None:
+        raise InputError(
+            "--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490"
+        )
+    check_trusted(engine, trusted=trust_engine)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    service = LearnerService(
+        Plan.load(plan), folder, store or Path(f"{name}.db"), data,
+        parse_address("--server", server), engine, witness, at, insecure,
+        new_store=new_store,
+        reply_after_s=reply_after, reply_when_full=reply_when_full,
+    )  # fmt: skip
+    service.run(stop)

@@ -1,0 +1,239 @@
+"""A learner's side of Algorithm 1, and nothing else: models and clipped gradients in, messages out.
+
+    local = LocalRounds(terms, epoch=0)
+    local.pin(x, model_hash(x))                 z = x^r
+    noisy = local.noisy(clipped, secret)        clip -> noise, on whole numbers
+    local.apply(noisy)                          z <- z - η·noisy, prefix <- prefix + noisy
+    release = local.message()                   after τ steps
+    local.seal(release)
+
+What is computed (`noisy`, `message`) is apart from what makes it count (`apply`, `seal`), so that a
+caller may write it down in between. No clocks, files, sockets or randomness: a step's secret is
+given, used once, and not kept. `veilstream.deployment.learner` puts a ledger around this object;
+`PrivateSum`, the audit, studies and tests drive the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.release import Payload, Release, decode, encode
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError, PrivacyError
+from veilstream.learning.algorithm import moved, step_size
+from veilstream.mechanisms.keystream import Row
+from veilstream.mechanisms.program import NoiseProgram
+from veilstream.privacy.gradient_types import (
+    ClippedGradient,
+    Hidden,
+    Noised,
+    RawGradient,
+    add_noise,
+    clip_onto_grid,
+)
+from veilstream.privacy.grid import Grid
+from veilstream.privacy.grid_noise import GridNoise
+
+__all__ = ["LocalRounds", "NoisySum", "model_hash", "pack_step", "unpack_step"]
+
+Float32s = NDArray[np.float32]
+
+
+class NoisySum:
+    """The running sum of clipped gradients and correlated noise, in units of the grid."""
+
+    noise_type: type[GridNoise] = GridNoise
+
+    def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int) -> None:
+        self.grid, self.dim = grid, dim
+        self._noise = self.noise_type(program, std=std, grid=grid, dim=dim)
+        self._prefix = Noised(np.zeros(dim, np.int64))
+
+    @property
+    def noise(self) -> GridNoise:
+        """Secret."""
+        return self._noise
+
+    @property
+    def prefix(self) -> Noised:
+        """All noisy steps so far; what a message says. Read-only."""
+        shown = self._prefix.view()
+        shown.flags.writeable = False
+        return Noised(shown)
+
+    def clip(self, raw: RawGradient) -> ClippedGradient:
+        """Onto the grid; what is not finite becomes zero."""
+        return clip_onto_grid(raw, self.grid)
+
+    def row(self, step: int, secret: bytes) -> Row:
+        """Keystream of a step's own secret; audits and studies that need known draws replace it."""
+        return Row(secret, step)
+
+    def noisy(self, gradient: ClippedGradient, secret: bytes) -> Noised:
+        """The next noisy step. Its noise is used up; the sum has not moved."""
+        return add_noise(gradient, self._noise.step(self.row(self._noise.position, secret)))
+
+    def add(self, noisy: Noised) -> None:
+        """Count a noisy step."""
+        self._prefix = Noised(self._prefix + noisy)
+
+    def payload(self, epoch: int, round_: int, steps: int) -> Payload:
+        """The bytes that may leave."""
+        return encode(epoch, round_, steps, self.grid.step, self._prefix)
+
+
+class LocalRounds(NoisySum):
+    """One epoch: rounds of τ steps from pinned models."""
+
+    def __init__(self, terms: Terms, epoch: int) -> None:
+        super().__init__(
+            terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.dim
+        )
+        self.terms, self.epoch = terms, epoch
+        self._round = self._taken = 0
+        self._pinned: str | None = None
+        self._sealed: Release | None = None
+        self._sealed_model: str | None = None
+        self._model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
+
+    # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or is to be begun next."""
+        return self._round
+
+    @property
+    def taken(self) -> int:
+        """Steps of the open round that count."""
+        return self._taken
+
+    @property
+    def step(self) -> int:
+        """The next step, over all rounds."""
+        return self._round * self.terms.local_steps + self._taken
+
+    @property
+    def model(self) -> Hidden[Float32s]:
+        """z, the local model."""
+        return self._model
+
+    @property
+    def pinned(self) -> str | None:
+        """Hash of the open round's model; None where no round is open."""
+        return self._pinned
+
+    @property
+    def sealed(self) -> Release | None:
+        """The last finished round's message."""
+        return self._sealed
+
+    @property
+    def sealed_model(self) -> str | None:
+        """Hash of the model that round was begun with."""
+        return self._sealed_model
+
+    @property
+    def clients_wanted(self) -> int:
+        """How many steps the open round can still take."""
+        return 0 if self._pinned is None else self.terms.local_steps - self._taken
+
+    @property
+    def horizon_reached(self) -> bool:
+        """Whether every round of this epoch has been sealed."""
+        return self._round == self.terms.rounds
+
+    # --- a round ---------------------------------------------------------------------------------
+
+    def wants(self, r: int, digest: str) -> bool:
+        """Whether round r is to be pinned to this model; False where it has been, or is sealed.
+
+        Raises:
+            PrivacyError: past the horizon, or another model for a round that is open.
+            InputError: a round that does not come next.
+
+        """
+        if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
+            return False
+        if self.horizon_reached and r >= self.terms.rounds:
+            raise PrivacyError(
+                f"round {r} is past the horizon of {self.terms.rounds} rounds: nothing was "
+                "released (new_epoch() starts a fresh mechanism with new clients)"
+            )
+        if r != self._round:
+            raise InputError(
+                "round", r, f"round {self._round}, which comes next", "rounds come in order, once"
+            )
+        if self._pinned is not None and self._pinned != digest:
+            raise PrivacyError(
+                f"round {r} was begun with another model: nothing was released "
+                "(a learner answers one model a round)"
+            )
+        return self._pinned is None
+
+    def pin(self, model: Float32s, digest: str) -> None:
+        """Begin the round at this model."""
+        self._pinned, self._model = digest, Hidden(model)
+
+    def nothing(self) -> ClippedGradient:
+        """The gradient of a step without a client."""
+        return self.clip(RawGradient(np.zeros(self.dim, np.float32)))
+
+    def apply(self, noisy: Noised) -> None:
+        """Move the local model and the prefix by a noisy step."""
+        method = self.terms.method
+        size = np.float32(step_size(method.step_size, method.step_decay, self._round))
+        value = self.grid.value(noisy)
+        radius = self.terms.projection_radius
+        self._model = Hidden(moved(self._model.reveal(), value, size, radius))
+        self.add(noisy)
+        self._taken += 1
+
+    def message(self) -> Release:
+        """What the round sends, once all its steps count."""
+        if self._pinned is None or self._taken != self.terms.local_steps:
+            raise InputError(
+                "round", f"{self._taken} steps of round {self._round}",
+                f"a round that was begun and has {self.terms.local_steps}", "apply the others",
+            )  # fmt: skip
+        payload = self.payload(self.epoch, self._round, self.step)
+        return Release(self.epoch, self._round, payload, hashlib.sha256(payload).hexdigest())
+
+    def seal(self, release: Release) -> None:
+        """End the round with the message that was made of it."""
+        self._sealed, self._sealed_model = release, self._pinned
+        self._pinned, self._round, self._taken = None, self._round + 1, 0
+
+    # --- going on --------------------------------------------------------------------------------
+
+    def resume(self, payload: bytes, sealed_model: str | None) -> None:
+        """Stand where a round had just been sealed with this message; the noise is not restored."""
+        message = decode(payload)
+        self._prefix, self._round, self._taken = message.prefix, message.round + 1, 0
+        self._sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
+        self._sealed_model, self._pinned = sealed_model, None
+
+    def replay(self, secret: bytes) -> None:
+        """Go over a step's noise once more, for a step whose noisy result is known."""
+        self._noise.step(self.row(self._noise.position, secret))
+
+
+def model_hash(model: Float32s) -> str:
+    """How a pinned model is named."""
+    return hashlib.sha256(model.tobytes()).hexdigest()
+
+
+def pack_step(noisy: Noised) -> bytes:
+    """A noisy step as it is stored: four bytes a number where they are enough, as nearly always."""
+    small = noisy.astype("<i4")
+    return small.tobytes() if (small == noisy).all() else b"\0" + noisy.astype("<i8").tobytes()
+
+
+def unpack_step(content: bytes) -> Noised:
+    """As it was packed."""
+    if len(content) % 4:
+        return Noised(np.frombuffer(content, "<i8", offset=1).astype(np.int64))
+    return Noised(np.frombuffer(content, "<i4").astype(np.int64))

@@ -1,0 +1,112 @@
+"""The folder of a server's run: what is written when it begins, after every round and at the end.
+
+Written down before the next round is announced: model, round, and for each learner its prefix and
+the (round, hash) that is echoed to it as acknowledgement. A server that is started again goes on to
+the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError
+from veilstream.federation.protocol.fold import ClosedRound, ServerFold
+from veilstream.federation.services.checkpoint import ModelFile, Position
+from veilstream.files import write_file
+from veilstream.plans.plan import Plan
+from veilstream.plans.run_folder import check_folder, versions
+
+__all__ = ["RunFiles"]
+
+
+class RunFiles:
+    """One run in one folder; `run` is its name, the same after a restart."""
+
+    run: str
+
+    def __init__(self, folder: Path, plan: Plan, terms: Terms) -> None:
+        self._folder, self._plan, self._terms = folder, plan, terms
+        self.models = ModelFile(folder / "models.f32", terms.dim)
+
+    def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
+        """Begin a run in an empty folder, or go on with the one that is there."""
+        resumed = (self._folder / "checkpoint.npz").exists()
+        check_folder(self._folder, self._plan, resume=resumed or _killed_at_birth(self._folder))
+        return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
+
+    def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
+        fold = ServerFold(self._terms, x0, learners)
+        self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
+        write_file(self._folder / "plan.toml", self._plan.to_toml())
+        write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
+        write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
+        write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
+        write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
+        self.models.write(0, x0)
+        self._save(fold)
+        return fold
+
+    def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
+        position = Position.load(self._folder / "checkpoint.npz")
+        if set(position.seats) != set(learners) or len(position.x) != len(x0):
+            raise InputError(
+                "learners", learners,
+                f"those that the run was begun with: {sorted(position.seats)}",
+                "name another folder for another run",
+            )  # fmt: skip
+        self.run = position.run
+        fold = ServerFold.resumed(
+            self._terms, position.round, position.x, position.average, dict(position.seats)
+        )
+        if fold.finished and not (self._folder / "summary.json").exists():
+            self._sum_up(fold)
+        return fold
+
+    def close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
+        """Durable when it returns: the released model, and where the run stands."""
+        self._list_releases(closed)
+        self.models.write(fold.round, fold.published)
+        self._save(fold)
+        with (self._folder / "rounds.csv").open("a") as file:
+            missing = " ".join(closed.missing)
+            file.write(f"{closed.round},{seconds:.4f},{len(closed.accepted)},{missing}\n")
+        if fold.finished:
+            self._sum_up(fold)
+
+    def _save(self, fold: ServerFold) -> None:
+        position = Position(self.run, fold.round, fold.x, fold.average, fold.seats)
+        position.save(self._folder / "checkpoint.npz")
+
+    def _list_releases(self, closed: ClosedRound) -> None:
+        """Which messages a round is made of; done again after a kill, it is listed again."""
+        with (self._folder / "releases.csv").open("a") as file:
+            for name, (epoch, round_, link) in sorted(closed.accepted.items()):
+                file.write(f"{closed.round},{name},{epoch},{round_},{link}\n")
+
+    def _sum_up(self, fold: ServerFold) -> None:
+        seats = fold.seats.values()
+        summary = {
+            "name": self._plan.name, "run": self.run, "rounds": fold.round,
+            "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
+            "guarantee": self._terms.guarantee.as_dict(),
+        }  # fmt: skip
+        write_file(self._folder / "summary.json", _json(summary))
+
+
+def _killed_at_birth(folder: Path) -> bool:
+    """Whether a server was killed here before its first checkpoint: it may begin again."""
+    for stray in folder.glob(".partial-*"):
+        stray.unlink(missing_ok=True)
+    ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
