@@ -320,3 +320,41 @@ def test_a_snapshot_of_both_files_is_told_by_the_server_and_one_of_the_store_by_
         assert learner.round == 1
         with pytest.raises(LedgerError, match="old copies"):
             learner.begin_round(2, model(2), acknowledged=(1, release.hash))
+
+
+# --- what an attack tried --------------------------------------------------------------------------
+
+
+def test_a_witness_whose_end_was_wiped_is_damaged_and_not_torn(store):
+    """One append may be torn; an end of many entries that say nothing hides how far it had come."""
+    witness = store.with_suffix(".witness")
+    whole = witness.read_bytes()
+    old = {p.name: p.read_bytes() for p in store.parent.iterdir() if p.name.startswith("s.db")}
+    with learner_at(store) as learner:
+        run_round(learner, 1)
+    grown = len(witness.read_bytes()) - len(whole)
+    assert grown > 3 * ENTRY_BYTES
+    witness.write_bytes(whole + bytes(grown))
+    for name, content in old.items():
+        (store.parent / name).write_bytes(content)
+    with pytest.raises(LedgerError, match="is damaged in its last"):
+        learner_at(store)
+
+
+def test_a_second_name_of_a_store_or_witness_is_refused(store, tmp_path):
+    for path in (store, store.with_suffix(".witness")):
+        (tmp_path / "second").hardlink_to(path)
+        with pytest.raises(LedgerError, match="second name"):
+            learner_at(store)
+        (tmp_path / "second").unlink()
+    learner_at(store).close()
+
+
+def test_a_key_that_was_wiped_while_the_learner_ran_is_noticed(store):
+    witness = store.with_suffix(".witness")
+    with learner_at(store) as learner:
+        learner.begin_round(1, model(1))
+        with witness.open("r+b") as file:
+            file.write(bytes(ENTRY_BYTES))
+        with pytest.raises(LedgerError, match="damaged at its start"):
+            learner.observe("someone", client(1, 0))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import hashlib
 import sqlite3
+import threading
 import time
 import weakref
 from functools import partial
@@ -531,3 +534,59 @@ def test_a_witness_that_was_being_made_leaves_no_copy_of_the_key(tmp_path):
     (tmp_path / ".s.witness.new").write_bytes(b"left by a kill")
     Learner(plan_of(), store, Still(), create=True).close()
     assert not (tmp_path / ".s.witness.new").exists()
+
+
+class Slow:
+    """Features that take their time."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+
+    def __array__(self, dtype=None, copy=None):
+        self.asked.set()
+        assert self.goes_on.wait(10)
+        return np.ones(D, np.float32)
+
+
+def test_a_client_who_comes_twice_at_once_is_taken_once(tmp_path):
+    slow, answers = Slow(), []
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
+        learner.begin_round(0, model(0))
+        first = threading.Thread(
+            target=lambda: answers.append(learner.observe("alice", Sample(slow, 1.0)))
+        )
+        first.start()
+        assert slow.asked.wait(10)
+        second = threading.Thread(
+            target=lambda: answers.append(learner.observe("alice", client(0, 0)))
+        )
+        second.start()
+        slow.goes_on.set()
+        first.join(10)
+        second.join(10)
+        assert answers == [Answer.TAKEN, Answer.TAKEN]
+        assert learner.clients_wanted == TAU - 1
+        threads = [
+            threading.Thread(target=lambda i=i: _tried(learner, f"client {i}")) for i in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert learner.clients_wanted == 0
+        assert vs.decode(learner.finish_round().payload).steps == TAU
+    with Learner(plan_of(), tmp_path / "s.db", Logistic(D)) as learner:
+        assert learner.round == 1
+
+
+def _tried(learner: Learner, tag: str) -> None:
+    with contextlib.suppress(InputError):  # the round is full
+        learner.observe(tag, client(0, 1))
+
+
+def test_a_learner_cannot_be_copied(tmp_path):
+    with (
+        Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner,
+        pytest.raises(TypeError, match="copied"),
+    ):
+        copy.copy(learner)

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -188,3 +189,27 @@ def test_an_interrupted_step_ends_it(monkeypatch):
 def test_a_delta_that_cannot_be_kept_is_refused_at_once():
     with pytest.raises(InputError, match=r"privacy\.delta"):
         vs.PrivateSum(vs.mechanisms.tree(T), vs.Budget(1.0, 1e-60), clip_norm=1.0, dim=D)
+
+
+def test_threads_that_share_a_sum_never_share_noise():
+    """Every message's noise is its own: with a step between, two threads' gradients stay hidden."""
+    mechanism = vs.mechanisms.buffered(400)
+    private = vs.PrivateSum(mechanism, BUDGET, clip_norm=1.0, dim=30_000)
+    sent: list[tuple[int, np.ndarray]] = []
+
+    def add(sign: float) -> None:
+        gradient = np.full(30_000, sign / np.sqrt(30_000))
+        for _ in range(200):
+            message = vs.decode(private.add(gradient))
+            sent.append((message.round, message.prefix))
+
+    threads = [threading.Thread(target=add, args=(sign,)) for sign in (1.0, -1.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(r for r, _ in sent) == list(range(400))
+    prefixes = np.array([prefix for _, prefix in sorted(sent, key=lambda each: each[0])])
+    steps = np.diff(prefixes, axis=0)
+    bare = 2.0 * private.guarantee.clip_norm / private.grid.step  # what two gradients can differ by
+    assert np.linalg.norm(steps[1:] - steps[:-1], axis=1).min() > 20 * bare

@@ -23,10 +23,12 @@ stored ones are repeated to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,13 +60,28 @@ __all__ = ["Learner"]
 
 
 Float32s = NDArray[np.float32]
-
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _SNAPSHOT_STEPS = 64
 
 
+def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+    """A learner's method that waits until no other thread is in one."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        learner: Any = args[0]
+        with learner.one_call:
+            return method(*args, **kwargs)
+
+    return call
+
+
 class Learner:
     """One data source's side of a run. Open until `close`; a store has one learner at a time.
+
+    Calls from several threads are done one after the other.
 
     ``create=True`` begins a store where there is none, and opens one that is there: a restart with
     the same arguments goes on. Without it, a store that is missing is an `InputError`. From its
@@ -104,6 +121,7 @@ class Learner:
         if TaskDetails.of(task).host_gradient is not None:
             self._gradients.check_pure()
         check_generator_once(fresh_secret)
+        self.one_call = threading.RLock()
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
@@ -170,6 +188,7 @@ class Learner:
 
     # --- a round ---------------------------------------------------------------------------------
 
+    @one_at_a_time
     @without_values
     def begin_round(
         self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
@@ -198,6 +217,7 @@ class Learner:
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
+    @one_at_a_time
     @without_values
     def observe(self, client: bytes | str, sample: Sample) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
@@ -219,8 +239,8 @@ class Learner:
             LedgerError: where the store can no longer be trusted.
 
         """
-        names = tag_forms(client)
-        if not names:
+        names, admitted = tag_forms(client), self._admission.admitted(sample)
+        if not names or admitted is None:  # looked at first: it says nothing of who took part
             return Answer.REFUSED
         self._ledger.check()
         tags = [self._ledger.keyed(name) for name in names]
@@ -231,15 +251,13 @@ class Learner:
         if not self.clients_wanted:
             most = f"at most {self.terms.local_steps} clients a round"
             raise InputError("client", "<not shown>", most, "finish_round")
-        admitted = self._admission.admitted(sample)
-        if admitted is None:
-            return Answer.REFUSED
         self._gradients.check_pure()
         with self._whole_or_broken():
             raw = self._gradients.raw(self._local.model, admitted)
             self._step(self._local.clip(raw), tags[0])
         return Answer.TAKEN
 
+    @one_at_a_time
     @without_values
     def finish_round(self) -> Release:
         """Seal the round and return its message: the same bytes however often it is asked.
@@ -258,10 +276,12 @@ class Learner:
                 self._seal()
         return self._last_release()
 
+    @one_at_a_time
     def sealed_release(self) -> Release:
         """The last finished round's message, again; seals nothing."""
         return self._last_release()
 
+    @one_at_a_time
     @without_values
     def learn_round(
         self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
@@ -293,6 +313,7 @@ class Learner:
             del sample
         return self.finish_round()
 
+    @one_at_a_time
     @without_values
     def acknowledge(self, r: int, digest: str) -> None:
         """Remember that the server has accepted round r's message.
@@ -319,6 +340,7 @@ class Learner:
             self._write("ack", body)
         reached("acknowledged")
 
+    @without_values
     def predict(self, features: NDArray[Any]) -> Any:
         """What the server's newest model says of a client; None before the first model.
 
@@ -328,6 +350,7 @@ class Learner:
             return None
         return np.asarray(self.task.predict(self._model, features)).tolist()
 
+    @one_at_a_time
     @without_values
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server; another run is refused until the next epoch."""
@@ -341,6 +364,7 @@ class Learner:
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
             )  # fmt: skip
 
+    @one_at_a_time
     @without_values
     def new_epoch(self) -> None:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
@@ -366,6 +390,9 @@ class Learner:
     def close(self) -> None:
         """Let go of the store."""
         self._ledger.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Learner cannot be copied: two would answer for one store")
 
     def __enter__(self) -> Learner:
         return self
@@ -503,6 +530,7 @@ class Learner:
             or any(step - visit.step < allowed.min_separation for visit in visits)
         )
 
+    @one_at_a_time
     def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
         """Refuse to go on if the server has accepted what this store does not know."""
         if acknowledged is not None:

@@ -11,12 +11,14 @@ over. What must outlive crashes, retries and restored backups is a `Learner`.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.local_rounds import NoisySum
+from veilstream.deployment.process_secrecy import without_values
 from veilstream.deployment.release import Payload
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.factorization import Factorization
@@ -38,7 +40,8 @@ class PrivateSum:
     every payload and chooses each next vector's circumstances after seeing those before;
     lem-priv-analy with the law of `veilstream.privacy.grid_noise`). Noise is drawn from the
     operating system; there is no seed. It presumes that only payloads leave, and that a client's
-    vector is added as often as ``participation`` says.
+    vector is added as often as ``participation`` says. Threads may share it: their vectors are
+    added one after the other.
 
     Args:
         mechanism: any factorization; its horizon is how many vectors may be added.
@@ -74,12 +77,14 @@ class PrivateSum:
         self._dim = dim
         self._sum = NoisySum(noise.mechanism.program, std=noise.std, grid=noise.grid, dim=dim)
         self._process = os.getpid()
+        self._one_call = threading.Lock()
 
     @property
     def position(self) -> int:
         """How many vectors have been added."""
         return self._sum.noise.position
 
+    @without_values
     def add(self, gradient: NDArray[Any]) -> Payload:
         """Clip a vector, add it to the sum with its step's noise, and return what may leave.
 
@@ -100,18 +105,19 @@ class PrivateSum:
                 "this sum belongs to another process, and two of them would use its noise twice: "
                 "nothing was released (make one in each process)"
             )
-        raw = np.asarray(gradient)
+        raw = np.array(gradient)  # as it is now: whoever has it may change it meanwhile
         if raw.shape != (self._dim,) or raw.dtype not in (np.float32, np.float64):
             raise InputError(
                 "gradient", f"{raw.dtype} of shape {raw.shape}",
                 f"float32 or float64 of shape ({self._dim},)", "flatten and cast it",
             )  # fmt: skip
-        step, horizon = self.position, self.guarantee.horizon
-        if step == horizon:
-            raise HorizonExhausted(horizon, step)
-        secret = checked_seed(fresh_secret())
-        self._sum.add(self._sum.noisy(self._sum.clip(RawGradient(raw)), secret))
-        return self._sum.payload(0, step, step + 1)
+        with self._one_call:
+            step, horizon = self.position, self.guarantee.horizon
+            if step == horizon:
+                raise HorizonExhausted(horizon, step)
+            secret = checked_seed(fresh_secret())
+            self._sum.add(self._sum.noisy(self._sum.clip(RawGradient(raw)), secret))
+            return self._sum.payload(0, step, step + 1)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateSum cannot be copied: its noise would be used twice")

@@ -104,3 +104,5 @@ def _chain(error: BaseException, before: BaseException | None = None) -> Iterato
         seen.add(id(each))
         yield each
         waiting += [each.__context__, each.__cause__]
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions

@@ -28,6 +28,7 @@ import math
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,6 +189,9 @@ class GridNoise:
             if low == high:
                 break
         return low  # the bits have run out with probability below 2^-300
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("noise cannot be copied: it would be used twice")
 
     # --- keeping it ------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class FileSource:
         self._csv = path.suffix == ".csv"
         self._records = self._read()
         if self._csv:
-            with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
                 header = next(csv.reader(file), [])
             if missing := {"tag", "target"} - set(header):
                 raise InputError(
@@ -71,7 +71,7 @@ class FileSource:
 
     def _read(self) -> Iterator[tuple[str, Any]]:
         """No record can end this: what cannot be read is offered as None, and refused."""
-        with self._path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             rows: Iterator[Any] = iter(csv.DictReader(file) if self._csv else file)
             for number in itertools.count():
                 offer: tuple[str, Any]

@@ -1,8 +1,9 @@
 """The files of a ledger: where they are, and what the file system must not do to them.
 
 A store, its log (``-wal``, ``-shm``), its lock and its witness are plain files. A symbolic link in
-the place of one is refused: it could lead two names to one store, each with its own lock, or a
-learner to a file that someone else chose. (Links among the directories above are followed.)
+the place of one is refused, and so is a second name of a store or witness: two names would lead to
+one store, each with its own lock, or a learner to a file that someone else chose. (Links among the
+directories above are followed.)
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ def lock_path(store: Path) -> Path:
 
 
 def refuse_links(store: Path, witness: Path) -> None:
-    """Raise `LedgerError` if a file of this ledger is a symbolic link."""
+    """Raise `LedgerError` if a file of this ledger is a link, or has a second name."""
     logs = [store.with_name(store.name + end) for end in ("-wal", "-shm")]
     for path in (store, *logs, lock_path(store), witness):
         if path.is_symlink():
             raise LedgerError(
                 f"{path} is a symbolic link, and a ledger follows none",
                 f"give the path of the file itself ({path.readlink()}), or put the file here",
+            )
+    for path in (store, witness):
+        if path.exists() and path.stat().st_nlink > 1:
+            raise LedgerError(
+                f"{path} has a second name (a hard link), which another learner could open",
+                "remove the other name, or copy the file to a name of its own",
             )
 
 

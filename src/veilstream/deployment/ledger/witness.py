@@ -14,8 +14,9 @@ learner:
             32 bytes the client's keyed tag, or zeros
             16 bytes checksum
 
-A torn last entry (a cut while it was appended) is no evidence of anything and is dropped: what it
-would have witnessed was not yet let out.
+A torn end (a cut while it was appended) is no evidence of anything and is dropped: what it would
+have witnessed was not yet let out. One append has few entries, so more than that is no torn end but
+damage, and is refused.
 
 Before it appends, a learner looks whether the file is as it left it: the same file under the same
 path, of the same size, with the same last entry. If not, someone else wrote to it (a clone of the
@@ -48,6 +49,8 @@ ENTRY_BYTES = 96
 _MAGIC = b"VEILWIT2"
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")
+_MOST_TORN = 2
+"""Entries that one append of a learner may leave torn."""
 _AT_ONCE = 4096
 """Entries that are read and written together."""
 
@@ -134,6 +137,8 @@ class Witness:
         here = os.fstat(self._handle)
         if identity(self.path) != (here.st_dev, here.st_ino):
             raise self._moved_on("its path leads to another file, or to none")
+        if self._checked_start() != self.tag_key:
+            raise self._moved_on("its key is another one")
         if here.st_size != self._size:
             raise self._moved_on(f"it was left with {self._size} bytes and has {here.st_size}")
         if self._last is not None:
@@ -171,7 +176,10 @@ class Witness:
     def _find_end(self) -> Entry | None:
         size = os.fstat(self._handle).st_size
         self._end = size - size % ENTRY_BYTES
+        whole = self._end
         while self._end > ENTRY_BYTES:
+            if whole - self._end > _MOST_TORN * ENTRY_BYTES:
+                raise self._damaged(f"in its last {(size - self._end) // ENTRY_BYTES} entries")
             last = Entry.unpack(self._read(self._end - ENTRY_BYTES, ENTRY_BYTES))
             if last is not None:
                 return last

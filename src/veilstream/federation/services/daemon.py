@@ -71,9 +71,8 @@ class Daemon:
         """A signed reply to whatever comes; a refusal says why, and never anything about data."""
         try:
             request = Request.read(data, self._keys.server)
-            arrived = self._now()
-            with self._busy:
-                reply = self._answer(request, digest(data), arrived)
+            with self._busy:  # a second request's time runs from when the first was answered
+                reply = self._answer(request, digest(data), self._now())
         except _Closing:
             raise
         except VeilstreamError as error:
