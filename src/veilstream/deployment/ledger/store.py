@@ -339,8 +339,8 @@ class Ledger:
             return False
         with readable(self.path):
             return any(
-                (record.kind, record.body["hash"]) == ("message", message)
-                and record.body["round"] == r
+                record.kind == "message"
+                and (record.body["round"], record.body["hash"]) == (r, message)
                 for record in map(_record, mentions_of(self._db, message))
             )
 
