@@ -20,6 +20,7 @@ KINDS = ("process", "engine", "browser")  # folders of that name; all else is un
 LONG_FIRST = ("engine", "audit", "conformance", "federation", "process", "simulation")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its kind, and a file's tests to one worker: they share what they set up.
 
