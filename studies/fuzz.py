@@ -204,7 +204,7 @@ class Fuzzer:
 
     def _bad_client(self) -> None:
         tag = fresh_tag(self.rng, next(self._numbers))
-        self._observe(tag, bad_record(self.rng), Answer.REFUSED)
+        self._observe(tag, bad_record(self.rng), Answer.REFUSED, shut=True)
 
     def _bad_tag(self) -> None:
         record = good_record(self.rng, 0) if self.rng.random() < 0.5 else bad_record(self.rng)
@@ -216,8 +216,11 @@ class Fuzzer:
     def _spent(self) -> None:
         if self._used:
             tag = self.rng.choice(self._used)
-            record = good_record(self.rng, 0) if self.rng.random() < 0.5 else bad_record(self.rng)
-            self._observe(tag, record, Answer.TAKEN, shut=True)
+            # What cannot be used is refused first, so an answer to it does not tell who took part.
+            if self.rng.random() < 0.5:
+                self._observe(tag, good_record(self.rng, 0), Answer.TAKEN, shut=True)
+            else:
+                self._observe(tag, bad_record(self.rng), Answer.REFUSED, shut=True)
 
     def _observe(self, tag: Any, record: Any, expected: Answer, *, shut: bool = False) -> None:
         """A client who must leave no trace; ``shut``: who is answered also if no step is free."""

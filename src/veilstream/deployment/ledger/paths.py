@@ -48,7 +48,7 @@ def refuse_links(store: Path, witness: Path) -> None:
                 f"give the path of the file itself ({path.readlink()}), or put the file here",
             )
     for path in (store, witness):
-        if path.exists() and path.stat().st_nlink > 1:
+        if path.is_file() and path.stat().st_nlink > 1:
             raise LedgerError(
                 f"{path} has a second name (a hard link), which another learner could open",
                 "remove the other name, or copy the file to a name of its own",
