@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import sqlite3
+import zlib
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -53,7 +54,8 @@ def _read(store: Path) -> tuple[Records, bytes]:
     with closing(sqlite3.connect(store)) as db:
         rows = []
         for (content,) in db.execute("SELECT content FROM segments ORDER BY first"):
-            rows += [line.split("\t")[::2] for line in content.decode().splitlines()]
+            lines = zlib.decompress(content).decode().splitlines()
+            rows += [line.split("\t")[::2] for line in lines]
         rows += db.execute("SELECT kind, body FROM records ORDER BY number").fetchall()
         (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
     return [(kind, json.loads(body)) for kind, body in rows], key

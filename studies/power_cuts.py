@@ -24,6 +24,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -208,17 +209,21 @@ def _keyed(key: bytes, who: str) -> bytes:
     return hmac.new(key, who.encode(), hashlib.sha256).digest()
 
 
+def _lines(segment: bytes) -> list[str]:
+    return zlib.decompress(segment).decode().splitlines()
+
+
 def _stored(db: Any) -> tuple[bytes, set[bytes], set[str], set[str]]:
     """Key, tags, hashes of messages and of acknowledgements: read from the tables themselves.
 
-    Packed records are read here by hand: a line each, kind, hash and body with tabs between.
+    Packed records are read here by hand: compressed lines of kind, hash and body.
     """
     (key,) = db.execute("SELECT value FROM meta WHERE name = 'tag_key'").fetchone()
     tags = {bytes(visit)[:32] for (visit,) in db.execute("SELECT visit FROM visits")}
     messages, acks = set(), set()
     records = [tuple(row) for row in db.execute("SELECT kind, body FROM records")]
     for (content,) in db.execute("SELECT content FROM segments"):
-        records += [tuple(line.split("\t")[::2]) for line in content.decode().splitlines()]
+        records += [tuple(line.split("\t")[::2]) for line in _lines(content)]
     for kind, text in records:
         body = json.loads(text)
         if kind == "message":

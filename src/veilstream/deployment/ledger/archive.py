@@ -1,14 +1,16 @@
 """Old records, packed: a million of them are read, hashed and searched as a thousand segments.
 
-A *segment* is a run of records, a line each: kind, hash, and body, with tabs between. It is packed
-when the record after it is written, in one transaction with it, from rows whose links were checked
-once more; that record's body commits to it (`veilstream.deployment.ledger.chain`), so a segment is
-as firmly in the chain as each of its records.
+A *segment* is a run of records, a line each: kind, hash, and body, with tabs between; compressed
+(zlib), which halves what every opening reads and hashes. It is packed when the record after it is
+written, in one transaction with it, from rows whose links were checked once more; that record's
+body commits to it (`veilstream.deployment.ledger.chain`), so a segment is as firmly in the chain as
+each of its records.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -53,14 +55,22 @@ def segment_is_due(records: int, kept: int) -> bool:
 
 def pack(rows: Iterable[Row]) -> bytes:
     """Rows as a segment."""
-    return "".join(f"{row.kind}\t{row.hash.hex()}\t{row.text}\n" for row in rows).encode()
+    lines = "".join(f"{row.kind}\t{row.hash.hex()}\t{row.text}\n" for row in rows)
+    return zlib.compress(lines.encode(), 1)
 
 
 def unpack(first: int, content: bytes) -> Iterator[Row]:
     """A segment's rows; a `ValueError` if it is none."""
-    for number, line in enumerate(content.decode().split("\n")[:-1], first):
+    for number, line in enumerate(_lines(first, content).split("\n")[:-1], first):
         kind, link, text = line.split("\t", 2)
         yield Row(number, kind, text, bytes.fromhex(link))
+
+
+def _lines(first: int, content: bytes) -> str:
+    try:
+        return zlib.decompress(content).decode()
+    except zlib.error as error:
+        raise ValueError(f"the segment of record {first}: {error}") from error
 
 
 def fold_segment(before: str, first: int, content: bytes) -> str:
@@ -117,6 +127,6 @@ def mentions_of(db: Any, message: str) -> Iterator[Row]:
     )
     for row in db.execute(unpacked, (words,)):
         yield Row(*row)
-    packed = "SELECT first, content FROM segments WHERE instr(content, ?) ORDER BY first DESC"
-    for first, content in db.execute(packed, (words.encode(),)):
-        yield from (row for row in unpack(first, content) if words in row.text)
+    for first, content in db.execute("SELECT first, content FROM segments ORDER BY first DESC"):
+        if words in _lines(first, content):
+            yield from (row for row in unpack(first, content) if words in row.text)
