@@ -281,7 +281,7 @@ if not any(known.name == "audit" for known in cli.app.registered_commands):
 PLANTED = """
 from unittest.mock import patch
 from tests.audit.test_audit import halved
-patch("veilstream.deployment.terms.calibrate", halved).start()
+patch("veilstream.privacy.noise_law.calibrate", halved).start()
 """
 
 
