@@ -56,10 +56,7 @@ from veilstream.privacy.seeds import check_generator_once, checked_seed
 
 __all__ = ["Learner"]
 
-
 Float32s = NDArray[np.float32]
-
-
 _SNAPSHOT_STEPS = 64
 
 
@@ -432,8 +429,7 @@ class Learner:
     def _spent(self, tags: list[bytes]) -> bool:
         """Whether this client, under all its tags together, may not take the next step."""
         visits = [visit for tag in tags if (visit := self._ledger.visit(tag)) is not None]
-        step = self._local.step
-        allowed = self._plan.participation
+        step, allowed = self._local.step, self._plan.participation
         return bool(visits) and (
             any(visit.epoch != self.epoch for visit in visits)
             or sum(visit.times for visit in visits) >= allowed.times
