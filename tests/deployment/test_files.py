@@ -322,7 +322,7 @@ def test_a_snapshot_of_both_files_is_told_by_the_server_and_one_of_the_store_by_
             learner.begin_round(2, model(2), acknowledged=(1, release.hash))
 
 
-# --- what an attack tried --------------------------------------------------------------------------
+# --- what an attack tried ------------------------------------------------------------------------
 
 
 def test_a_witness_whose_end_was_wiped_is_damaged_and_not_torn(store):
