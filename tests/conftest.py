@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,28 +16,37 @@ if WORKER:  # as many workers as cores: libraries that also want all of them wou
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
 # Long files go to the workers first, so that short ones fill the gap at the end.
 LONG_FIRST = ("engine", "audit", "conformance", "federation", "process", "simulation")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its kind, and a file's tests to one worker: they share what they set up.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests go to one worker: they share what they set up.
 
     Engines start servers and job runners and wait for them by the clock; no two do at a time.
+    (Marks of xdist_group would say the same, but with pytest 9.2 xdist 3.8 does not see them.)
     """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "engines" if path.startswith(ENGINES) else path
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its kind, and put long files first."""
     folders = {}
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         folders[item] = folder
-        kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
-        if not kinds:
-            kinds = [folder if folder in KINDS else "unit"]
-            item.add_marker(kinds[0])
-        if WORKER and item.get_closest_marker("xdist_group") is None:
-            shared = "engine" if "engine" in kinds else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(shared))
+        if not any(item.get_closest_marker(kind) for kind in KINDS):
+            item.add_marker(folder if folder in KINDS else "unit")
     rank = {folder: place for place, folder in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(folders[item], len(rank)))
 
