@@ -21,8 +21,8 @@ def demo_command(
     learners: Annotated[int, typer.Option(min=1, max=64, help="How many learners.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 30,
     engine: Annotated[
-        str, typer.Option("--engine", help="What carries messages: flower or flare.")
-    ] = "flower",
+        str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")
+    ] = "direct",
     trust_engine: Annotated[
         bool,
         typer.Option(

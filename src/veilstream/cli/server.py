@@ -19,7 +19,7 @@ __all__ = ["learner_command", "parse_address", "server_command"]
 
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="What carries messages: flower or flare.")
+    str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")
 ]
 TrustEngine = Annotated[
     bool,
@@ -40,7 +40,7 @@ def server_command(
         str | None, typer.Option(help="HOST:PORT where models are published.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
@@ -111,7 +111,7 @@ def learner_command(
             help="Live: reply as soon as a round is full; its time shows whether clients came.",
         ),
     ] = False,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
 ) -> None:

@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "TRUST_NEEDED", "Address", "Engine", "Node", "check_truste
 Address = tuple[str, int]
 
 
-ENGINES = ("flower", "flare")
+ENGINES = ("direct", "flower", "flare")
 
 
 TRUST_NEEDED = {
@@ -35,7 +35,7 @@ def check_trusted(engine: str, *, trusted: bool) -> None:
     if why := "" if trusted else TRUST_NEEDED.get(engine, ""):
         raise InputError(
             "--engine", engine, f"--trust-engine beside it, since {why}",
-            "use --engine flower; or, if all of these are trusted, add --trust-engine",
+            "use --engine direct; or, if all of these are trusted, add --trust-engine",
         )  # fmt: skip
 
 
