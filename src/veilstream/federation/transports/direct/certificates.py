@@ -72,32 +72,36 @@ def diagnose(address: tuple[str, int], ca: Path, certificate: Path, key: Path) -
         return mine
     context = _context(ca)
     context.load_cert_chain(certificate, key)
+    refused = Trouble(
+        f"{shown} does not accept this learner's certificate",
+        "both sides need keys that `veilstream keys` made together",
+    )
+    known = False
     try:
-        with socket.create_connection(address, _PROBE_S) as raw:
-            with context.wrap_socket(raw, server_hostname=address[0]) as connection:
-                connection.recv(1)  # TLS 1.3: whether our certificate will do comes after ours
-            return None
+        with (
+            socket.create_connection(address, _PROBE_S) as raw,
+            context.wrap_socket(raw, server_hostname=address[0]) as connection,
+        ):
+            known = True
+            # TLS 1.3: whether our certificate will do shows after the handshake.
+            return None if connection.recv(1) else refused
     except ssl.SSLCertVerificationError as error:
         return _unverified(error, address, shown)
     except ssl.SSLEOFError:
         return Trouble(f"{shown} ends the connection in the handshake", "look at the server's log")
     except ssl.SSLError as error:
-        return _alert(error, shown)
+        if known or "ALERT" in (error.reason or ""):
+            return refused
+        return Trouble(f"{shown} does not speak TLS ({error.reason})", "check --server")
+    except ConnectionResetError:
+        if known:
+            return refused
+        return Trouble(f"{shown} resets the connection", "is the server running?", lasting=False)
     except TimeoutError:
         return Trouble(f"{shown} does not answer", "is the server running?", lasting=False)
     except OSError as error:
         why = error.strerror or str(error)
         return Trouble(f"{shown}: {why}", "is the server running there?", lasting=False)
-
-
-def _alert(error: ssl.SSLError, shown: str) -> Trouble:
-    reason = error.reason or ""
-    if "ALERT" in reason:
-        return Trouble(
-            f"{shown} does not accept this learner's certificate ({reason})",
-            "both sides need keys that `veilstream keys` made together",
-        )
-    return Trouble(f"{shown} does not speak TLS ({reason})", "check --server")
 
 
 def _unverified(

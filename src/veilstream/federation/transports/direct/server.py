@@ -186,6 +186,8 @@ class DirectServer:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         except asyncio.CancelledError:
             why = "the connection was lost"
+            if link.ended:
+                await context.abort(grpc.StatusCode.ABORTED, "it connected anew")
             raise
         finally:
             writing.cancel()
@@ -252,7 +254,7 @@ class _Link:
 
     def __init__(self, name: str, instance: str, context: Any) -> None:
         self.name, self.instance = name, instance
-        self.welcomed = False
+        self.welcomed = self.ended = False
         self.outstanding: bytes | None = None
         self._next: bytes | None = None
         self._context = context
@@ -315,5 +317,6 @@ class _Link:
 
     def end(self) -> None:
         """End the stream."""
+        self.ended = True
         if self._task is not None:
             self._task.cancel()
