@@ -119,7 +119,7 @@ def test_a_silent_learner_holds_nobody_up_beyond_the_deadline(tmp_path):
         over = threading.Event()
         world.start("a")
         world.start("b")
-        world.connect("c", lambda _: b"" if over.wait(60) else b"")
+        world.connect("c", lambda _: bytes(over.wait(60)))
         coordinator = world.coordinator()
         began = time.monotonic()
         coordinator.go(transport)
