@@ -88,7 +88,7 @@ class Disturbed:
         return self._transport.nodes()
 
     def send(self, node, request):
-        if self._kind == "loss" and not enrolment(request) and self._now(0.25):
+        if self._kind == "loss" and not enrolment(request) and self._now(0.12):
             self._lost.append(node)
             return
         self._transport.send(node, request)
@@ -119,7 +119,7 @@ class Disturbed:
     def _loses(self, item) -> bool:
         if self._kind != "loss" or isinstance(item[1], Failure) or enrolment(item[1]):
             return False
-        if not self._now(0.25):
+        if not self._now(0.12):
             return False
         self._lost.append(item[0])
         return True
