@@ -195,11 +195,14 @@ def engine_in(
 def null_rounds(
     transport: Engine, learners: int, rounds: int, dim: int, keys: ServerKeys | None
 ) -> list[float]:
-    """Seconds of each; with keys every message is signed and checked."""
+    """Seconds of each, and last the server's CPU seconds a round.
+
+    With keys every message is signed and checked.
+    """
     model = bytes(400 + 4 * dim)
     while len(transport.nodes()) < learners:
         time.sleep(0.1)
-    times = []
+    times, spent = [], time.process_time()
     for _ in range(rounds):
         began = time.perf_counter()
         waiting = transport.nodes()
@@ -215,7 +218,7 @@ def null_rounds(
                         Reply.read(what, keys.learners[node])
                     waiting.discard(node)
         times.append(time.perf_counter() - began)
-    return times
+    return [*times, (time.process_time() - spent) / rounds]
 
 
 def main() -> None:
@@ -268,16 +271,20 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
         transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
         keys = ServerKeys.load(root / "keys/server") if asked.signed else None
         times = null_rounds(transport, asked.learners, asked.rounds + 3, asked.dim, keys)
-        return {"null_s": round(statistics.median(times[3:]), 4)}
+        cpu = times.pop()
+        return {
+            "null_s": round(statistics.median(times[3:]), 4),
+            "null_server_cpu_s_a_round": round(cpu, 4),
+        }
     plan = plan_of(asked.learners, asked.rounds + 3)
     daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
     before = [cpu_seconds(daemon) for daemon in daemons]
     transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
     keys = ServerKeys.load(root / "keys/server")
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     coordinator.go(transport)
-    total = time.monotonic() - began
+    total, busy = time.monotonic() - began, time.process_time() - busy
     rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
     times = [float(row.split(",")[1]) for row in rows]
     spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
@@ -286,6 +293,7 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
         "ours_s": round(statistics.median(times[3:]), 4),
         "ours_total_s": round(total, 1),
         "learner_cpu_s_a_round": round(cpu, 4),
+        "server_cpu_s_a_round": round(busy / len(times), 4),
         "bytes_up_a_learner": 300 + HEADER_BYTES + 8 * asked.dim,
         "bytes_of_a_float32_gradient": 4 * asked.dim,
     }
