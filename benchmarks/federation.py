@@ -1,27 +1,33 @@
 """What our part of a federated round costs beside the engine that carries it.
 
-    python benchmarks/federation.py --engine flower [--learners 3] [--rounds 30] [--dim 61482]
+    python benchmarks/federation.py [--engine direct] [--learners 3] [--rounds 30] [--dim 61482]
 
 Two federations after one another in one session, over TLS and with keys, on loopback:
 
 * *null*: the engine alone. The server's side sends a model to every node and waits for all
-  replies; behind each node's socket something answers at once with as many bytes as a release has.
+  replies; behind each node something answers at once with as many bytes as a release has. Over the
+  direct transport that is a process a learner, as in earnest.
 * *ours*: `Coordinator`, and each `Daemon` a process, with real ledgers and noise; only the
   gradient is free.
 
-Prints seconds a round (medians), CPU seconds of a learner's daemon a round, bytes a round.
+With ``--signed`` the null round signs and checks every message as ours does. ``beside_cpu`` is our
+round less what the learners' own CPU takes of it (its sum over the cores there are), over the null
+round. Prints seconds a round (medians), CPU seconds of a learner's daemon a round, bytes a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +40,7 @@ from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
+from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.learner import learner_node
@@ -102,11 +109,13 @@ class Null:
 
 
 def daemon_process(
-    root: Path, name: str, path: Path, asked: argparse.Namespace, stack: ExitStack
-) -> Child:
+    root: Path, name: str, path: Path, port: int, asked: argparse.Namespace, stack: ExitStack,
+    role: str = "--daemon",
+) -> Child:  # fmt: skip
     """A learner's daemon as a process of its own."""
     command = [
-        sys.executable, __file__, "--daemon", str(root), "--name", name, "--socket", str(path),
+        sys.executable, __file__, role, str(root), "--engine", asked.engine, "--port", str(port),
+        *(["--signed"] if asked.signed else []), "--name", name, "--socket", str(path),
         "--learners", str(asked.learners), "--rounds", str(asked.rounds), "--dim", str(asked.dim),
     ]  # fmt: skip
     child = Child(command, root / f"{name}.log")
@@ -122,7 +131,38 @@ def be_daemon(asked: argparse.Namespace) -> None:
     plan = plan_of(asked.learners, asked.rounds + 3)
     keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
     learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
-    Daemon(learner, keys, Endless()).serve(asked.socket)
+    daemon = Daemon(learner, keys, Endless())
+    if asked.engine != "direct":
+        daemon.serve(asked.socket)
+        return
+    be_learner(asked, daemon.handle)
+
+
+def be_null(asked: argparse.Namespace) -> None:
+    """A learner over the direct transport that answers at once."""
+    reply = bytes(300 + HEADER_BYTES + 8 * asked.dim)
+    keys = LearnerKeys.load(asked.null / "keys/learners" / asked.name)
+
+    def signed(request: bytes) -> bytes:
+        digest(request)
+        keys.server.verifies(bytes(64), hashlib.sha256(request).digest())
+        return Reply("release", asked.name, "", {}, reply[:-300]).sign(keys.identity)
+
+    asked.daemon = asked.null
+    be_learner(asked, signed if asked.signed else lambda _: reply)
+
+
+def be_learner(asked: argparse.Namespace, handle: Callable[[bytes], bytes]) -> None:
+    """The direct transport's side of a learner, in this process."""
+    from veilstream.federation.transports.direct import DirectNode
+
+    keys = asked.daemon / "keys/learners" / asked.name
+    node = DirectNode(keys, handle, ("localhost", asked.port), dim=asked.dim)
+    node.start()
+    asked.socket.touch()
+    while True:
+        time.sleep(1.0)
+        node.supervise()
 
 
 def cpu_seconds(child: Child) -> float:
@@ -132,14 +172,16 @@ def cpu_seconds(child: Child) -> float:
 
 
 def engine_in(
-    name: str, root: Path, sockets: dict[str, Path], port: int, stack: ExitStack
+    name: str, root: Path, sockets: dict[str, Path], port: int, dim: int, stack: ExitStack
 ) -> Engine:
     address = ("localhost", port)
-    server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
+    server = server_engine(name, root / "keys/server", root / "engine", address, dim=dim)
     stack.callback(server.close)
     server.start()
     supervised_sides = [server]
     for learner, path in sockets.items():
+        if name == "direct":
+            continue  # in the learner's own process: see `be_learner`
         node = learner_node(
             name, root / "keys/learners" / learner, path, root / f"{learner}.engine", address,
             insecure=False,
@@ -151,33 +193,52 @@ def engine_in(
     return server
 
 
-def null_rounds(transport: Engine, learners: int, rounds: int, model: bytes) -> list[float]:
+def null_rounds(
+    transport: Engine, learners: int, rounds: int, dim: int, keys: ServerKeys | None
+) -> list[float]:
+    """Seconds of each, and last the server's CPU seconds a round.
+
+    With keys every message is signed and checked.
+    """
+    model = bytes(400 + 4 * dim)
     while len(transport.nodes()) < learners:
         time.sleep(0.1)
-    times = []
+    times, spent = [], time.process_time()
     for _ in range(rounds):
         began = time.perf_counter()
         waiting = transport.nodes()
         for node in waiting:
+            if keys is not None:
+                request = Request("round", "run", node, "nonce", body=bytes(4 * dim))
+                model = request.sign(keys.identity)
             transport.send(node, model)
         while waiting:
-            waiting -= {node for node, what in transport.receive(5.0) if isinstance(what, bytes)}
+            for node, what in transport.receive(5.0):
+                if isinstance(what, bytes):
+                    if keys is not None:
+                        Reply.read(what, keys.learners[node])
+                    waiting.discard(node)
         times.append(time.perf_counter() - began)
-    return times
+    return [*times, (time.process_time() - spent) / rounds]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", default="flower", choices=["flower", "flare"])
+    parser.add_argument("--engine", default="direct", choices=["direct", "flower", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dim", type=int, default=61_482)
-    for hidden in ("--daemon", "--socket"):
+    parser.add_argument("--signed", action="store_true", help="sign in the null round as well")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    for hidden in ("--daemon", "--null", "--socket"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--name", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.daemon:
         be_daemon(asked)
+        return
+    if asked.null:
+        be_null(asked)
         return
     names = [f"learner-{i}" for i in range(asked.learners)]
     shown = ("engine", "learners", "rounds", "dim")
@@ -195,25 +256,36 @@ def main() -> None:
             figures |= measure(kind, asked, root, sockets, port, stack)
     null, ours = float(figures["null_s"]), float(figures["ours_s"])  # type: ignore[arg-type]
     figures["ours_over_null"] = round(ours / null, 2)
+    cpu = float(figures["learner_cpu_s_a_round"])  # type: ignore[arg-type]
+    cores = min(asked.learners, len(os.sched_getaffinity(0)))
+    figures["beside_cpu"] = round((ours - cpu * asked.learners / cores) / null, 2)
     print(json.dumps(figures, indent=2))
 
 
 def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack: ExitStack):
     if kind == "null":
-        for path in sockets.values():
-            stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
-        transport = engine_in(asked.engine, root, sockets, port, stack)
-        times = null_rounds(transport, asked.learners, asked.rounds + 3, bytes(400 + 4 * asked.dim))
-        return {"null_s": round(statistics.median(times[3:]), 4)}
+        for name, path in sockets.items():
+            if asked.engine == "direct":
+                daemon_process(root, name, path, port, asked, stack, "--null")
+            else:
+                stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
+        transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
+        keys = ServerKeys.load(root / "keys/server") if asked.signed else None
+        times = null_rounds(transport, asked.learners, asked.rounds + 3, asked.dim, keys)
+        cpu = times.pop()
+        return {
+            "null_s": round(statistics.median(times[3:]), 4),
+            "null_server_cpu_s_a_round": round(cpu, 4),
+        }
     plan = plan_of(asked.learners, asked.rounds + 3)
-    daemons = [daemon_process(root, n, path, asked, stack) for n, path in sockets.items()]
+    daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
     before = [cpu_seconds(daemon) for daemon in daemons]
-    transport = engine_in(asked.engine, root, sockets, port, stack)
+    transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
     keys = ServerKeys.load(root / "keys/server")
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     coordinator.go(transport)
-    total = time.monotonic() - began
+    total, busy = time.monotonic() - began, time.process_time() - busy
     rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
     times = [float(row.split(",")[1]) for row in rows]
     spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
@@ -222,6 +294,7 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
         "ours_s": round(statistics.median(times[3:]), 4),
         "ours_total_s": round(total, 1),
         "learner_cpu_s_a_round": round(cpu, 4),
+        "server_cpu_s_a_round": round(busy / len(times), 4),
         "bytes_up_a_learner": 300 + HEADER_BYTES + 8 * asked.dim,
         "bytes_of_a_float32_gradient": 4 * asked.dim,
     }

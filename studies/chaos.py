@@ -234,7 +234,7 @@ def _text(path: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", default="flower", choices=["flower", "flare"])
+    parser.add_argument("--engine", default="direct", choices=["direct", "flower", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=float, default=4.0, help="mean seconds between kills")

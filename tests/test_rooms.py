@@ -70,6 +70,18 @@ def test_frames_load_nothing_else_of_ours():
     assert "numpy" not in loaded
 
 
+def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
+    pytest.importorskip("grpc")
+    loaded = loaded_by("import veilstream.federation.transports.direct.client")
+    ours = {m.removeprefix("veilstream") for m in loaded if m.startswith("veilstream")}
+    folder = ".federation.transports"
+    assert ours == {
+        "", ".federation", folder, f"{folder}.direct", f"{folder}.direct.certificates",
+        f"{folder}.direct.client", f"{folder}.direct.wire",
+    }  # fmt: skip
+    assert "numpy" not in loaded
+
+
 ALLOWED = {
     "mechanisms": set(),
     "privacy": {"mechanisms"},

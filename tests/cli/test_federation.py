@@ -24,7 +24,7 @@ def test_flare_starts_only_where_it_is_trusted_and_the_error_says_why(command, t
     assert "can read the learner's files" in done.stderr
     assert "the server, another learner and any local account" in done.stderr
     assert "--trust-engine" in done.stderr
-    assert "--engine flower" in done.stderr
+    assert "--engine direct" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"plan.toml"}
 
 

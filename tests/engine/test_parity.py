@@ -22,6 +22,7 @@ from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.learner import learner_node
 from veilstream.federation.services.server import server_engine
 from veilstream.federation.services.supervision import supervised
+from veilstream.federation.transports.direct import DirectNode, DirectServer
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.tasks import task_of
@@ -36,30 +37,32 @@ def simulated(tmp_path_factory):
     return plan, simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"]
 
 
-def start_daemons(root: Path, plan, stack: ExitStack) -> dict[str, Path]:
-    sockets = {}
+def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], dict[str, Daemon]]:
+    sockets, daemons = {}, {}
     for place, name in enumerate(NAMES):
         learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
         keys = LearnerKeys.load(root / "keys/learners" / name)
-        daemon = Daemon(learner, keys, PlanSource(plan, place))
+        daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
         sockets[name] = root / f"{name}.sock"
         threading.Thread(target=daemon.serve, args=(sockets[name],), daemon=True).start()
         stack.callback(daemon.close)
         wait_for(sockets[name].exists)
-    return sockets
+    return sockets, daemons
 
 
-@pytest.mark.parametrize("engine", ["loopback", "flower", "flare"])
+@pytest.mark.parametrize("engine", ["loopback", "direct", "flower", "flare"])
 def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
     plan, expected = simulated
     make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
     with ExitStack() as stack:
-        sockets = start_daemons(tmp_path, plan, stack)
+        sockets, daemons = start_daemons(tmp_path, plan, stack)
         x0 = np.asarray(task_of(plan).init(SEED), np.float32)
         keys = ServerKeys.load(tmp_path / "keys/server")
         coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
         transport = Loopback(sockets)
-        if engine != "loopback":
+        if engine == "direct":
+            transport = streams_between(tmp_path, daemons, len(x0), stack)
+        elif engine != "loopback":
             transport = engine_between(engine, tmp_path, sockets, stack)
         coordinator.go(transport)
         models = np.array([coordinator.models.read(r) for r in range(ROUNDS + 1)])
@@ -72,6 +75,19 @@ def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
     assert np.abs(models[-1]).max() > 100 * allowed
 
 
+def streams_between(root: Path, daemons: dict[str, Daemon], dim: int, stack: ExitStack):
+    """The direct transport's server, and the daemons on its streams."""
+    server = DirectServer(root / "keys/server", ("127.0.0.1", 0), dim=dim)
+    stack.callback(server.close)
+    server.start()
+    for name, daemon in daemons.items():
+        keys = root / "keys/learners" / name
+        node = DirectNode(keys, daemon.handle, ("127.0.0.1", server.port), dim=dim)
+        stack.callback(node.close)
+        node.start()
+    return server
+
+
 def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitStack):
     """The engine's server side, supervised in a thread, and a node for each learner."""
     address = ("localhost" if name == "flare" else "127.0.0.1", free_port())
@@ -79,7 +95,7 @@ def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitS
         from veilstream.federation.transports.flare import provision
 
         provision(root / "keys", *address)
-    server = server_engine(name, root / "keys/server", root / "engine", address, insecure=False)
+    server = server_engine(name, root / "keys/server", root / "engine", address, dim=0)
     stack.callback(server.close)
     server.start()
     supervised_sides = [server]

@@ -23,7 +23,7 @@ app = typer.Typer(
 def demo_command(
     learners: Annotated[int, typer.Option(min=1, max=64, help="How many learners.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 30,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything.", show_default="runs/federation")

@@ -27,7 +27,7 @@ Hosts = Annotated[
     typer.Option("--host", help="Name or address by which learners reach the server. Repeatable."),
 ]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="flower, or flare (makes its start-up kits as well).")
+    str, typer.Option("--engine", help="direct, flower, or flare (which needs kits).")
 ]
 Port = Annotated[int, typer.Option(help="Port of the server; part of FLARE's kits.")]
 
@@ -39,7 +39,7 @@ def make_command(
     learner: Annotated[
         list[str] | None, typer.Option("--learner", help="Name of a learner. Repeatable.")
     ] = None,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     port: Port = 8400,
     days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
 ) -> None:
@@ -60,7 +60,7 @@ def add_command(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
     host: Hosts = None,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     port: Port = 8400,
 ) -> None:
     """Make keys for one more learner. The server must be given its folder anew."""
@@ -87,13 +87,22 @@ def remove_command(
 def renew_command(
     folder: Folder,
     host: Hosts = None,
-    engine: EngineName = "flower",
+    learner: Annotated[
+        list[str] | None,
+        typer.Option("--learner", help="Renew this learner's instead. Repeatable."),
+    ] = None,
+    engine: EngineName = "direct",
     port: Port = 8400,
     days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
 ) -> None:
-    """Make a new TLS key and certificate for the server, from the same CA, for the same hosts."""
-    from veilstream.federation.identity import renew_server
+    """Make a new TLS key and certificate for the server (or learners), from the same CA."""
+    from veilstream.federation.identity import renew_learner, renew_server
 
+    for name in learner or []:
+        renew_learner(folder, name, days)
+        typer.echo(f"renewed:  {folder / 'learners' / name / 'tls.pem'}")
+    if learner:
+        return
     renew_server(folder, host or [], days)
     _kits(folder, engine, (host or ["localhost"])[0], port)
     typer.echo(f"renewed:  {folder / 'server/tls.pem'}")
@@ -104,5 +113,5 @@ def _kits(folder: Path, engine: str, host: str, port: int) -> None:
         from veilstream.federation.transports.flare import provision
 
         provision(folder, host, port)
-    elif engine != "flower":
-        raise UnknownName("engine", engine, ("flower", "flare"))
+    elif engine not in ("direct", "flower"):
+        raise UnknownName("engine", engine, ("direct", "flower", "flare"))

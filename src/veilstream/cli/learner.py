@@ -64,7 +64,7 @@ def learner_command(
             help="Live: reply as soon as a round is full; its time shows whether clients came.",
         ),
     ] = False,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,

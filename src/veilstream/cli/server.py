@@ -33,7 +33,7 @@ def server_command(
         str | None, typer.Option(help="HOST:PORT where models are published.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
-    engine: EngineName = "flower",
+    engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,

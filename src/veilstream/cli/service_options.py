@@ -22,7 +22,7 @@ __all__ = [
 
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="What carries messages: flower or flare.")
+    str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")
 ]
 TrustEngine = Annotated[
     bool,

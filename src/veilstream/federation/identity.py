@@ -2,11 +2,13 @@
 
     KEYS/ca/            ca.pem ca.key             keep offline; needed to add or renew
     KEYS/server/        ca.pem tls.pem tls.key identity.key learners.json
-    KEYS/learners/NAME/ ca.pem identity.key name server.pub node.key node.pub
+    KEYS/learners/NAME/ ca.pem tls.pem tls.key identity.key name server.pub node.key node.pub
 
 `identity.key` (Ed25519) signs what is said; it is who a learner is, whatever the engine calls the
-machine. `tls.*` (ECDSA P-256) is the server's certificate; `node.*` (ECDSA P-384) lets a machine
-into Flower. A folder is all that its machine needs; secret files have mode 0600.
+machine. `tls.*` (ECDSA P-256) is the certificate of a server or a learner; a learner's names its
+identity (`learner_uri`), so that one that was removed and added anew has no use for its old one.
+`node.*` (ECDSA P-384) lets a machine into Flower. A folder is all that its machine needs; secret
+files have mode 0600.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ __all__ = [
     "PublicKey",
     "ServerKeys",
     "add_learner",
+    "learner_uri",
     "make_keys",
     "remove_learner",
+    "renew_learner",
     "renew_server",
 ]
 
@@ -140,7 +144,12 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
     write_file(folder / "server/learners.json", "{}\n")
     renew_server(folder, hosts, days)
     for name in learners:
-        add_learner(folder, name)
+        add_learner(folder, name, days)
+
+
+def learner_uri(name: str, identity: PublicKey) -> str:
+    """As a learner's certificate names it: its name, and the key that signs its messages."""
+    return f"urn:veilstream:learner:{name}:{identity.raw.hex()}"
 
 
 def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:
@@ -149,15 +158,8 @@ def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:
     Without hosts, for those of the old one.
     """
     from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    ca_key: Any = load_pem_private_key(_text(folder / "ca/ca.key").encode(), None)
-    ca = x509.load_pem_x509_certificate(_text(folder / "ca/ca.pem").encode())
-    left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
-    if left < days:
-        raise InputError(
-            "days", days, f"at most {left}, which the CA has left", "make a new CA and all keys"
-        )
+    ca, ca_key = _load_ca(folder, days)
     key = _new_key("P-256")
     names: list[Any] = [_subject_name(host) for host in hosts]
     if not names:
@@ -170,7 +172,43 @@ def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:
     write_file(folder / "server/tls.pem", _pem(_signed(builder, ca_key, ca, key)))
 
 
-def add_learner(folder: Path, name: str) -> Path:
+def renew_learner(folder: Path, name: str, days: int = 825) -> None:
+    """A new TLS key and certificate for a learner, from the same CA; its identity stays."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    ca, ca_key = _load_ca(folder, days)
+    where = folder / "learners" / name
+    identity = PrivateKey.load(where / "identity.key").public
+    key = _new_key("P-256")
+    uri = x509.UniformResourceIdentifier(learner_uri(name, identity))
+    builder = (
+        _builder(f"veilstream learner {name}"[:64], key, days)
+        .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        # A learner must not be able to pass for the server.
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=True)
+    )
+    _secret(where / "tls.key", _pem_key(key))
+    write_file(where / "tls.pem", _pem(_signed(builder, ca_key, ca, key)))
+
+
+def _load_ca(folder: Path, days: int) -> tuple[Certificate, Any]:
+    """The CA and its key; an error if it does not last as long."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    ca_key = load_pem_private_key(_text(folder / "ca/ca.key").encode(), None)
+    ca = x509.load_pem_x509_certificate(_text(folder / "ca/ca.pem").encode())
+    left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    if left < days:
+        raise InputError(
+            "days", days, f"at most {left}, which the CA has left", "make a new CA and all keys"
+        )
+    return ca, ca_key
+
+
+def add_learner(folder: Path, name: str, days: int = 825) -> Path:
     """Keys for one more learner; returns its folder, which goes to its machine."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -188,6 +226,7 @@ def add_learner(folder: Path, name: str) -> Path:
     _secret(where / "node.key", _pem_key(node, "OpenSSH"))
     ssh = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_file(where / "node.pub", ssh + b"\n")
+    renew_learner(folder, name, days)
     _know(folder, lambda known: known | {name: PrivateKey(raw).public.raw.hex()})
     write_file(folder / "server" / "nodes" / f"{name}.pub", ssh + b"\n")
     return where

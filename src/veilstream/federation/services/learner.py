@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 def learner_node(
     name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
 ) -> Node:
-    """The engine of this name, at a learner."""
+    """The engine of this name, at a learner: one that reaches the daemon by its socket."""
     if name == "flower":
         from veilstream.federation.transports.flower import FlowerNode
 
@@ -54,7 +54,7 @@ class LearnerService:
     store: Path
     data: str
     server: Address
-    engine: str = "flower"
+    engine: str = "direct"
     witness: Path | None = None
     learner_api: Address | None = None
     insecure: bool = False
@@ -84,19 +84,13 @@ class LearnerService:
             for notice in learner.notices:
                 _log.warning("%s", notice)
             daemon = Daemon(learner, keys, source, replies=times or "when done")
-            socket = stack.enter_context(_short_path(self.store.parent, f"{keys.name}.sock"))
-            daemon.listen(socket)
-            threading.Thread(target=daemon.serve, daemon=True).start()
             stack.callback(daemon.close)
             if self.learner_api is not None:
                 live = source if isinstance(source, LiveSource) else None
                 api = LearnerApi(daemon, live, self.learner_api)
                 stack.callback(api.close)
                 _log.info("learner API at http://%s:%d/", self.learner_api[0], api.port)
-            state = self.store.with_suffix(".engine")
-            node = learner_node(
-                self.engine, self.keys, socket, state, self.server, insecure=self.insecure
-            )
+            node = self._node(daemon, learner, stack)
             stack.callback(node.close)
             node.start()
             rounds, seen = self.plan.learning.rounds, learner.round
@@ -107,6 +101,24 @@ class LearnerService:
                     if learner.round != seen:
                         seen = learner.round
                         _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
+
+    def _node(self, daemon: Daemon, learner: Learner, stack: ExitStack) -> Node:
+        """The engine's side here; only the direct one is in this process and needs no socket."""
+        if self.engine == "direct":
+            from veilstream.federation.transports.direct import DirectNode
+
+            return DirectNode(
+                self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
+                enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
+            )  # fmt: skip
+        name = self.keys.resolve().name
+        socket = stack.enter_context(_short_path(self.store.parent, f"{name}.sock"))
+        daemon.listen(socket)
+        threading.Thread(target=daemon.serve, daemon=True).start()
+        state = self.store.with_suffix(".engine")
+        return learner_node(
+            self.engine, self.keys, socket, state, self.server, insecure=self.insecure
+        )
 
 
 @contextmanager

@@ -28,9 +28,16 @@ _log = logging.getLogger(__name__)
 
 
 def server_engine(
-    name: str, keys: Path, state: Path, address: Address, *, insecure: bool
-) -> Engine:
-    """The engine of this name."""
+    name: str, keys: Path, state: Path, address: Address, *, dim: int,
+    answer_within_s: float = 600.0, insecure: bool = False,
+) -> Engine:  # fmt: skip
+    """The engine of this name, for models of this dimension."""
+    if name == "direct":
+        from veilstream.federation.transports.direct import DirectServer
+
+        return DirectServer(
+            keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure
+        )
     if name == "flower":
         from veilstream.federation.transports.flower import FlowerServer
 
@@ -50,7 +57,7 @@ class ServerService:
     keys: Path
     folder: Path
     address: Address
-    engine: str = "flower"
+    engine: str = "direct"
     model_api: Address | None = None
     insecure: bool = False
     task: Task | None = None
@@ -75,6 +82,7 @@ class ServerService:
             if not coordinator.finished:
                 engine = server_engine(
                     self.engine, self.keys, self.folder / "engine", self.address,
+                    dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
                     insecure=self.insecure,
                 )  # fmt: skip
                 stack.callback(engine.close)

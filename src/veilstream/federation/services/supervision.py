@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 Address = tuple[str, int]
 
 
-ENGINES = ("flower", "flare")
+ENGINES = ("direct", "flower", "flare")
 
 
 TRUST_NEEDED = {
@@ -38,7 +38,7 @@ def check_trusted(engine: str, *, trusted: bool) -> None:
     if why := "" if trusted else TRUST_NEEDED.get(engine, ""):
         raise InputError(
             "--engine", engine, f"--trust-engine beside it, since {why}",
-            "use --engine flower; or, if all of these are trusted, add --trust-engine",
+            "use --engine direct; or, if all of these are trusted, add --trust-engine",
         )  # fmt: skip
 
 

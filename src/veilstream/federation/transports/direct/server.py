@@ -1,0 +1,322 @@
+"""The server's end of all streams: a `Transport` on `grpc.aio`, in a thread of its own.
+
+A learner is let in if its certificate names the learner that it says it is, with the identity that
+the server knows. It has one place: the same process that connects anew takes it over, another one
+is refused while the first is there. One request is out at a time; the newest of those that come
+meanwhile waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from veilstream.errors import InputError
+from veilstream.federation.addresses import check_loopback, wait_until_free
+from veilstream.federation.identity import ServerKeys, learner_uri
+from veilstream.federation.protocol.transport import Failure, Inbox
+from veilstream.federation.transports.direct import wire
+from veilstream.federation.transports.direct.certificates import expiring, invalid, load
+
+import grpc  # isort: skip  # after wire, which says how loud it may be
+import grpc.aio  # isort: skip
+
+__all__ = ["DirectServer"]
+
+_PING_S = 1.0
+_OPEN_S = 20.0
+_DAY_S = 86_400.0
+
+
+class DirectServer:
+    """Learners by name, each behind the stream that it holds."""
+
+    def __init__(
+        self,
+        keys: Path,
+        address: tuple[str, int],
+        *,
+        dim: int,
+        answer_within_s: float = 600.0,
+        insecure: bool = False,
+    ) -> None:
+        """The server's side.
+
+        Args:
+            keys: the server's folder.
+            address: host and port to listen at; port 0 takes one that is free.
+            dim: of the model; limits the size of messages.
+            answer_within_s: when a request that is not answered is reported as a failure. An
+                answer that comes later is still taken.
+            insecure: without TLS, on loopback only.
+
+        Raises:
+            InputError: keys that are not there, or ``insecure`` beyond loopback.
+
+        """
+        if insecure:
+            check_loopback(address[0])
+        self._keys, self._insecure, self._dim = keys, insecure, dim
+        self._known = ServerKeys.load(keys).learners
+        self._host, self.port = address
+        self._answer_within_s = answer_within_s
+        self._inbox = Inbox()
+        self._links: dict[str, _Link] = {}
+        self._server: grpc.aio.Server | None = None
+        self._loop = wire.event_loop()
+        self._notes: deque[str] = deque(maxlen=100)
+        self._warn_at = 0.0
+
+    # --- an engine -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            InputError: an address that is taken, or a certificate that is not valid now.
+
+        """
+        if not self._insecure:
+            trouble = invalid(self._certificate(), "the server's")
+            if trouble is not None:
+                raise InputError(
+                    "keys", str(self._keys / "tls.pem"), f"to be valid: {trouble.what}",
+                    trouble.way_out,
+                )  # fmt: skip
+        if self.port:
+            wait_until_free(self._host, self.port)
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_OPEN_S)
+
+    def _certificate(self) -> Any:
+        try:
+            return load(self._keys / "tls.pem")
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "keys", str(self._keys), "a folder that `veilstream keys` made", str(error)
+            ) from error
+
+    async def _open(self) -> None:
+        server = grpc.aio.server(options=wire.options(1 + wire.reply_limit(self._dim)))
+        handler = grpc.stream_stream_rpc_method_handler(self._carry)
+        generic = grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler})
+        server.add_generic_rpc_handlers((generic,))
+        where = wire.target(self._host, self.port)
+        try:
+            if self._insecure:
+                self.port = server.add_insecure_port(where)
+            else:
+                self.port = server.add_secure_port(where, self._credentials())
+        except RuntimeError as error:
+            raise InputError(
+                "--listen", where, "an address that is free", "stop what is there, or take another"
+            ) from error
+        await server.start()
+        self._server = server
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        pair = ((self._keys / "tls.key").read_bytes(), (self._keys / "tls.pem").read_bytes())
+        ca = (self._keys / "ca.pem").read_bytes()
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=True)
+
+    def supervise(self) -> str | None:
+        """Lines to show, if there are any."""
+        if not self._insecure and time.monotonic() > self._warn_at:
+            self._warn_at = time.monotonic() + _DAY_S
+            if soon := expiring(self._certificate(), "the server's"):
+                self._notes.append(f"warning: {soon}")
+        lines = []
+        while self._notes:
+            lines.append(self._notes.popleft())
+        return "; ".join(lines) or None
+
+    # --- a transport -----------------------------------------------------------------------------
+
+    def nodes(self) -> set[str]:
+        """Learners that are connected."""
+        return {name for name, link in list(self._links.items()) if link.welcomed}
+
+    def send(self, node: str, request: bytes) -> None:
+        """Deliver a request, or the newest of several when the last one has been answered."""
+        largest = wire.request_limit(self._dim)
+        if len(request) > largest:
+            self._inbox.put(node, Failure(f"a request of {len(request)} bytes, over {largest}"))
+            return
+        self._loop.call_soon_threadsafe(self._post, node, request)
+
+    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+        """Replies and failures since the last call."""
+        return self._inbox.receive(timeout_s)
+
+    def close(self) -> None:
+        """End all streams and stop listening."""
+        server, self._server = self._server, None
+        if server is not None:
+            stopping = asyncio.run_coroutine_threadsafe(server.stop(None), self._loop)
+            stopping.result(_OPEN_S)
+
+    # --- in the loop's thread --------------------------------------------------------------------
+
+    def _post(self, node: str, request: bytes) -> None:
+        link = self._links.get(node)
+        if link is None or not link.welcomed:
+            self._inbox.put(node, Failure("not connected"))
+        elif link.take(request):
+            self._loop.call_later(self._answer_within_s, self._overdue, link, request)
+
+    def _overdue(self, link: _Link, request: bytes) -> None:
+        if link.owes(request) and self._links.get(link.name) is link:
+            self._inbox.put(link.name, Failure(f"no answer within {self._answer_within_s:g} s"))
+
+    async def _carry(self, _: Any, context: Any) -> None:
+        """One learner's stream, from first to last."""
+        name, instance = await self._identify(context)
+        link = await self._place(name, instance, context)
+        why = "it has ended the connection"
+        writing = asyncio.ensure_future(link.write_all())
+        try:
+            link.welcome()
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                if not self._hear(link, frame):
+                    why = "it sent what was not asked for"
+                    self._notes.append(f"{name}: {why}; its connection was ended")
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        except asyncio.CancelledError:
+            why = "the connection was lost"
+            if link.ended:
+                await context.abort(grpc.StatusCode.ABORTED, "it connected anew")
+            raise
+        finally:
+            writing.cancel()
+            if self._links.get(name) is link:
+                del self._links[name]
+            if link.outstanding is not None:
+                self._inbox.put(name, Failure(why))
+
+    def _hear(self, link: _Link, frame: bytes) -> bool:
+        """Take a frame; whether it was to be expected."""
+        if frame == wire.PING:
+            return link.answered_ping()
+        if frame[:1] != wire.REPLY or link.outstanding is None:
+            return False
+        self._inbox.put(link.name, frame[1:])
+        link.answered()
+        return True
+
+    async def _identify(self, context: Any) -> tuple[str, str]:
+        """Name and instance of a learner that its certificate and the server's keys vouch for."""
+        said = {str(key): str(value) for key, value in context.invocation_metadata()}
+        name, instance = said.get(wire.LEARNER, ""), said.get(wire.INSTANCE, "")
+        key = self._known.get(name)
+        if key is None or not (self._insecure or learner_uri(name, key) in self._uris(context)):
+            shown = ascii(name[:64])
+            who = "the learner that it names" if key else "known"
+            self._notes.append(f"a connection as {shown} was refused: its certificate is not {who}")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not known")
+        return name, instance
+
+    def _uris(self, context: Any) -> list[str]:
+        from cryptography import x509
+
+        (pem,) = context.auth_context()["x509_pem_cert"]
+        certificate = x509.load_pem_x509_certificate(pem)
+        with contextlib.suppress(x509.ExtensionNotFound):
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            return names.value.get_values_for_type(x509.UniformResourceIdentifier)
+        return []
+
+    async def _place(self, name: str, instance: str, context: Any) -> _Link:
+        """Its place, unless another process has it."""
+        link = _Link(name, instance, context)
+        first = self._links.get(name)
+        if first is not None and first.instance != instance:
+            there = await first.ping()
+            if there:
+                self._notes.append(f"a second learner calls itself {name!r}: it was refused")
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, "this name is connected")
+            if name in self._links:  # keep-alive will tell; then it may have the place
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "this place is being cleared")
+        elif first is not None:
+            self._links[name] = link
+            first.end()
+            if first.outstanding is not None:
+                self._inbox.put(name, Failure("it connected anew"))
+                first.outstanding = None
+        self._links[name] = link
+        return link
+
+
+class _Link:
+    """One learner's stream and what is out on it."""
+
+    def __init__(self, name: str, instance: str, context: Any) -> None:
+        self.name, self.instance = name, instance
+        self.welcomed = self.ended = False
+        self.outstanding: bytes | None = None
+        self._next: bytes | None = None
+        self._context = context
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ping: asyncio.Future[bool] | None = None
+        self._task = asyncio.current_task()
+
+    def welcome(self) -> None:
+        """Let it in."""
+        self._frames.put_nowait(wire.WELCOME)
+        self.welcomed = True
+
+    def take(self, request: bytes) -> bool:
+        """Send now, or after the answer; False if just this is being answered."""
+        if self.outstanding is None:
+            self._send(request)
+        elif request == self.outstanding:
+            return False
+        else:
+            self._next = request
+        return True
+
+    def owes(self, request: bytes) -> bool:
+        """Whether this has not been answered."""
+        return request is self.outstanding or request is self._next
+
+    def answered(self) -> None:
+        """The answer is here; what has waited goes out."""
+        request, self.outstanding, self._next = self._next, None, None
+        if request is not None:
+            self._send(request)
+
+    def _send(self, request: bytes) -> None:
+        self.outstanding = request
+        self._frames.put_nowait(wire.REQUEST + request)
+
+    async def ping(self) -> bool:
+        """Whether it answers at once."""
+        if self._ping is None:
+            self._ping = asyncio.get_running_loop().create_future()
+            self._frames.put_nowait(wire.PING)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self._ping), _PING_S)
+        return False
+
+    def answered_ping(self) -> bool:
+        """Its answer; False if nobody asked."""
+        ping, self._ping = self._ping, None
+        if ping is None:
+            return False
+        if not ping.done():
+            ping.set_result(True)
+        return True
+
+    async def write_all(self) -> None:
+        """Write what is queued, until the stream ends."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self._context.write(await self._frames.get())
+
+    def end(self) -> None:
+        """End the stream."""
+        self.ended = True
+        if self._task is not None:
+            self._task.cancel()
