@@ -1,7 +1,8 @@
 """What the promise is worth, measured from what is sent: statistics, and runs for them."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
     from veilstream.audit.report import (
@@ -37,12 +38,7 @@ _LATER = {
     "unlike_each": "veilstream.audit.report",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a module when one of its names is asked for."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_from(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

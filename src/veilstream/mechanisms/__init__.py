@@ -3,9 +3,9 @@
 Every mechanism is a function of the horizon T = R·τ that returns a `Factorization`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from veilstream.lazy import names_from
 from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization, from_strategy_matrix, normalised
@@ -52,12 +52,8 @@ _LATER = {
     "NoiseStream": "veilstream.mechanisms.stream",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """What draws noise is loaded when it is asked for: a server calibrates and never draws."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# What draws noise is loaded when it is asked for: a server calibrates and never draws.
+__getattr__ = names_from(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

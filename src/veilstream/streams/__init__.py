@@ -1,7 +1,8 @@
 """Where clients come from."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
     from veilstream.streams.intake import FileSource, LiveSource
@@ -49,12 +50,7 @@ _LATER = {
     "mnist_stream": "veilstream.streams.pool",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a module when one of its names is asked for."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_from(__name__, _LATER)
 
 
 def __dir__() -> list[str]:
