@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -205,6 +207,26 @@ def test_a_request_over_the_limit_is_not_sent(world):
     assert str(largest) in what.why
     transport.send("a", b"still there?")
     assert replies(transport, 1) == [("a", b"re: still there?")]
+
+
+def test_many_rounds_leave_nothing_behind(world):
+    transport = world.transport()
+    size = wire.request_limit(DIM)
+    world.connect("a", echo)
+    connected(world, "a")
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            transport.send("a", os.urandom(size - 4))
+            replies(transport, 1)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(200):
+            transport.send("a", os.urandom(size - 4))
+            replies(transport, 1)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20 * size  # 200 requests were 200 times as much
 
 
 def test_the_largest_messages_pass(world):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +165,11 @@ class DirectServer:
         link = self._links.get(node)
         if link is None or not link.welcomed:
             self._inbox.put(node, Failure("not connected"))
-        elif link.take(request):
-            self._loop.call_later(self._answer_within_s, self._overdue, link, request)
+        else:
+            link.take(request)
 
-    def _overdue(self, link: _Link, request: bytes) -> None:
-        if link.owes(request) and self._links.get(link.name) is link:
-            self._inbox.put(link.name, Failure(f"no answer within {self._answer_within_s:g} s"))
+    def _overdue(self, name: str) -> None:
+        self._inbox.put(name, Failure(f"no answer within {self._answer_within_s:g} s"))
 
     async def _carry(self, _: Any, context: Any) -> None:
         """One learner's stream, from first to last."""
@@ -191,6 +191,7 @@ class DirectServer:
             raise
         finally:
             writing.cancel()
+            link.watch(None)
             if self._links.get(name) is link:
                 del self._links[name]
             if link.outstanding is not None:
@@ -230,7 +231,7 @@ class DirectServer:
 
     async def _place(self, name: str, instance: str, context: Any) -> _Link:
         """Its place, unless another process has it."""
-        link = _Link(name, instance, context)
+        link = _Link(name, instance, context, self._answer_within_s, self._overdue)
         first = self._links.get(name)
         if first is not None and first.instance != instance:
             there = await first.ping()
@@ -252,8 +253,13 @@ class DirectServer:
 class _Link:
     """One learner's stream and what is out on it."""
 
-    def __init__(self, name: str, instance: str, context: Any) -> None:
+    def __init__(
+        self, name: str, instance: str, context: Any, within_s: float,
+        overdue: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.name, self.instance = name, instance
+        self._within_s, self._overdue = within_s, overdue
+        self._timer: asyncio.TimerHandle | None = None
         self.welcomed = self.ended = False
         self.outstanding: bytes | None = None
         self._next: bytes | None = None
@@ -267,28 +273,32 @@ class _Link:
         self._frames.put_nowait(wire.WELCOME)
         self.welcomed = True
 
-    def take(self, request: bytes) -> bool:
-        """Send now, or after the answer; False if just this is being answered."""
+    def take(self, request: bytes) -> None:
+        """Send now, or after the answer; nothing to do if just this is being answered."""
         if self.outstanding is None:
             self._send(request)
-        elif request == self.outstanding:
-            return False
-        else:
+        elif request != self.outstanding:
             self._next = request
-        return True
 
-    def owes(self, request: bytes) -> bool:
-        """Whether this has not been answered."""
-        return request is self.outstanding or request is self._next
+    def watch(self, request: bytes | None) -> None:
+        """Time the answer to this request and no other; a timer must not outlive its request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if request is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._within_s, self._overdue, self.name)
 
     def answered(self) -> None:
         """The answer is here; what has waited goes out."""
         request, self.outstanding, self._next = self._next, None, None
+        self.watch(None)
         if request is not None:
             self._send(request)
 
     def _send(self, request: bytes) -> None:
         self.outstanding = request
+        self.watch(request)
         self._frames.put_nowait(wire.REQUEST + request)
 
     async def ping(self) -> bool:
