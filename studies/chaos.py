@@ -102,7 +102,7 @@ def study(
 
         provision(folder / "keys", "localhost", port)
     (folder / "plan.toml").write_text(plan.to_toml())
-    children = _children(folder, engine, port, names, insecure=False)
+    children = _children(folder, engine, port, names, [])
     report = Report(engine, learners, rounds)
     began = time.monotonic()
     try:
