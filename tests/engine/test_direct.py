@@ -209,6 +209,20 @@ def test_a_request_over_the_limit_is_not_sent(world):
     assert replies(transport, 1) == [("a", b"re: still there?")]
 
 
+def test_a_server_and_its_learners_end_quietly(world, caplog):
+    for servers_first in [True, False] * 10:
+        transport = world.transport()
+        for name in world.names:
+            world.connect(name, echo)
+        connected(world, *world.names)
+        if servers_first:
+            transport.close()
+        for name in world.names:
+            world.stop(name)
+        transport.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_many_rounds_leave_nothing_behind(world):
     transport = world.transport()
     size = wire.request_limit(DIM)

@@ -154,12 +154,15 @@ class DirectServer:
 
     def close(self) -> None:
         """End all streams and stop listening."""
-        server, self._server = self._server, None
-        if server is not None:
-            stopping = asyncio.run_coroutine_threadsafe(server.stop(None), self._loop)
-            stopping.result(_OPEN_S)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_OPEN_S)
 
     # --- in the loop's thread --------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        """Here, since gRPC closes its sockets under the loop where its last object is dropped."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
 
     def _post(self, node: str, request: bytes) -> None:
         link = self._links.get(node)
