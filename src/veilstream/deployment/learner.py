@@ -188,8 +188,8 @@ class Learner:
 
     # --- a round ---------------------------------------------------------------------------------
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def begin_round(
         self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
     ) -> None:
@@ -217,8 +217,8 @@ class Learner:
         with self._whole_or_broken():
             self._pin(r, model, digest, acknowledged)
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def observe(self, client: bytes | str, sample: Sample) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
@@ -257,8 +257,8 @@ class Learner:
             self._step(self._local.clip(raw), tags[0])
         return Answer.TAKEN
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def finish_round(self) -> Release:
         """Seal the round and return its message: the same bytes however often it is asked.
 
@@ -281,8 +281,8 @@ class Learner:
         """The last finished round's message, again; seals nothing."""
         return self._last_release()
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def learn_round(
         self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
         acknowledged: tuple[int, str] | None = None,
@@ -313,8 +313,8 @@ class Learner:
             del sample
         return self.finish_round()
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def acknowledge(self, r: int, digest: str) -> None:
         """Remember that the server has accepted round r's message.
 
@@ -350,8 +350,8 @@ class Learner:
             return None
         return np.asarray(self.task.predict(self._model, features)).tolist()
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server; another run is refused until the next epoch."""
         if self._run is None:
@@ -364,8 +364,8 @@ class Learner:
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
             )  # fmt: skip
 
-    @one_at_a_time
     @without_values
+    @one_at_a_time
     def new_epoch(self) -> None:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
         if not self.horizon_reached:

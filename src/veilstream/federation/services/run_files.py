@@ -71,11 +71,11 @@ class RunFiles:
     def close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
         """Durable when it returns: the released model, and where the run stands."""
         self._list_releases(closed)
-        self.models.write(fold.round, fold.published)
-        self._save(fold)
         with (self._folder / "rounds.csv").open("a") as file:
             missing = " ".join(closed.missing)
             file.write(f"{closed.round},{seconds:.4f},{len(closed.accepted)},{missing}\n")
+        self.models.write(fold.round, fold.published)
+        self._save(fold)  # last: a kill before it has the round done, and listed, once more
         if fold.finished:
             self._sum_up(fold)
 
