@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ import pytest
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one test has compiled, others need not: workers and the commands that tests start share it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory(prefix="veilstream-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 if WORKER:  # as many workers as cores: libraries that also want all of them would only wait
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,7 +26,16 @@ if WORKER:  # as many workers as cores: libraries that also want all of them wou
 ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
 # Long files go to the workers first, so that short ones fill the gap at the end.
-LONG_FIRST = ("engine", "audit", "conformance", "federation", "process", "simulation")
+LONG_FIRST = ("engine", "plans", "audit", "conformance", "simulation", "process", "cli")
+    "engine",
+    "plans",
+    "audit",
+    "conformance",
+    "simulation",
+    "process",
+    "cli",
+    "federation",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
