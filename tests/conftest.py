@@ -27,15 +27,6 @@ ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
 # Long files go to the workers first, so that short ones fill the gap at the end.
 LONG_FIRST = ("engine", "plans", "audit", "conformance", "simulation", "process", "cli")
-    "engine",
-    "plans",
-    "audit",
-    "conformance",
-    "simulation",
-    "process",
-    "cli",
-    "federation",
-)
 
 
 @pytest.hookimpl(optionalhook=True)
