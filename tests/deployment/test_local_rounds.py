@@ -123,7 +123,7 @@ def test_a_round_has_one_model_comes_in_order_and_ends_at_the_horizon():
     assert not local.wants(0, digest)
     with pytest.raises(PrivacyError, match="begun with another model"):
         local.wants(0, other)
-    with pytest.raises(InputError, match="which comes next"):
+    with pytest.raises(InputError, match="which is open"):
         local.wants(2, digest)
     with pytest.raises(InputError, match="a round that was begun"):
         local.message()  # steps are missing

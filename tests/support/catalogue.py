@@ -27,7 +27,7 @@ VARIANTS = {
     "banded-inverse": partial(m.banded, bands=6, inverse=True),
 }
 
-assert {name.split("-")[0] for name in VARIANTS} == set(m.MECHANISMS)
+assert {name.split("-")[0] for name in VARIANTS} >= set(m.MECHANISMS)
 
 
 def prefix_sums(T: int) -> np.ndarray:

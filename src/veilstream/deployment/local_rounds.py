@@ -164,9 +164,11 @@ class LocalRounds(NoisySum):
                 "released (new_epoch() starts a fresh mechanism with new clients)"
             )
         if r != self._round:
+            begun = self._pinned is not None
             raise InputError(
-                "round", r, f"round {self._round}, which comes next", "rounds come in order, once"
-            )
+                "round", r, f"round {self._round}, which {'is open' if begun else 'comes next'}",
+                "finish_round first" if begun else "rounds come in order, once",
+            )  # fmt: skip
         if self._pinned is not None and self._pinned != digest:
             raise PrivacyError(
                 f"round {r} was begun with another model: nothing was released "

@@ -338,8 +338,9 @@ def _secret(path: Path, content: bytes) -> None:
 
 
 def _raw(path: Path) -> bytes:
+    text = _text(path)
     try:
-        return bytes.fromhex(_text(path))
+        return bytes.fromhex(text)
     except ValueError:
         raise InputError("keys", str(path), "64 hexadecimal digits", "make keys again") from None
 

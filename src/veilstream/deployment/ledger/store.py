@@ -59,7 +59,7 @@ from veilstream.deployment.ledger.paths import (
 )
 from veilstream.deployment.ledger.visits import Visit, visit_key, visit_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
-from veilstream.errors import LedgerError, PrivacyError
+from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
 
 __all__ = ["Ledger"]
@@ -150,6 +150,11 @@ class Ledger:
         if not self.witness_path.exists():
             if self.chain.length > 1:
                 raise missing_witness(self.witness_path, self.path)
+            if not self.witness_path.parent.exists():
+                raise InputError(
+                    "witness", str(self.witness_path), "a file in a folder that exists",
+                    "mount its device, or make the folder",
+                )  # fmt: skip
             return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
         witness = Witness(self.witness_path)
         try:

@@ -206,8 +206,8 @@ def missing_witness(path: Path, store: Path) -> LedgerError:
     """The error for a store whose witness is not there."""
     return LedgerError(
         f"the witness {path} of {store} is missing",
-        "mount its device or put it back; if it is lost and this store is the newest there is, "
-        "`veilstream ledger verify --renew-witness` writes it anew",
+        "check the path (--witness); mount its device or put it back; only if it is lost and this "
+        "store is the newest there is, `veilstream ledger verify --renew-witness` writes it anew",
     )
 
 

@@ -74,8 +74,8 @@ class DemoResult:
         """For people."""
         return (
             f"Guarantee   {self.guarantee}\n"
-            f"Federation  {self.learners} learners over {self.engine}, {self.rounds} rounds in "
-            f"{self.seconds:.1f} s ({self.seconds_per_round:.2f} s a round)\n"
+            f"Federation  {self.learners} learners over {self.engine}, {self.rounds} rounds, "
+            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)\n"
             f"Accuracy    {self.accuracy_before:.3f} before, {self.accuracy_after:.3f} after, "
             "on clients who did not take part\n"
             f"Ledgers     {self.learners} verified: {self.clients} clients, each taken once\n"
