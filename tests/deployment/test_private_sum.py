@@ -135,13 +135,13 @@ import veilstream as vs
 private = vs.PrivateSum(vs.mechanisms.tree(4), vs.Budget(2.0, 1e-3), clip_norm=1.0, dim=3)
 private.add(np.zeros(3))
 child = os.fork()
+if child:
+    os.waitpid(child, 0)
 try:
     private.add(np.zeros(3))
     print("parent" if child else "child", "released", private.position, flush=True)
 except Exception as error:
     print("parent" if child else "child", type(error).__name__, error, flush=True)
-if child:
-    os.waitpid(child, 0)
 """
 
 

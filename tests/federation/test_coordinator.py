@@ -313,7 +313,7 @@ def test_a_replayed_old_request_seals_nothing(world):
     daemon.learner.begin_round(1, np.zeros(DIM, np.float32))
     assert daemon.handle(first) == reply
     assert daemon.learner.pinned
-    with pytest.raises(InputError, match="in order"):
+    with pytest.raises(InputError, match="which is open"):
         daemon.learner.begin_round(0, np.zeros(DIM, np.float32))
 
 
