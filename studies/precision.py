@@ -17,7 +17,7 @@ between the worlds: their spread is far wider than 2^8 units, so the lowest bit 
 eight must have one distribution, whatever the gradient. These are two-sample chi-square tests, one
 for each setting and one over all settings; all tests of a run taken together raise a false alarm in
 `FALSE_ALARMS` of runs (seeds are fixed, so a run that passes always passes). Noise that is
-a float32 number (`Float32Noise`), for one, has no impossible messages on the deployed grid and
+a float32 number (`Float32Draws`), for one, has no impossible messages on the deployed grid and
 fails here: it often lies half-way between two multiples, so even ones get more, and an odd gradient
 turns even into odd. On a finer grid it has impossible ones, too. What neither test sees is how
 probable single cells are: that is for a test of the cells themselves.
@@ -119,7 +119,7 @@ class Sent:
     """fl(gradient + noise) of the attacked step, in float32."""
 
 
-class Float32Noise(GridNoise):
+class Float32Draws(GridNoise):
     """Sabotage: draws are float32 numbers, of which a cell holds few, and ties go to even cells."""
 
     def _draw(self, row: Row, out: Floats) -> Iterator[slice]:

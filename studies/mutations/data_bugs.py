@@ -13,7 +13,7 @@ import pytest
 from tests.support.known_secrets import known_secrets
 
 from studies.mutations.findings import Finding, both, mu_of
-from studies.precision import Float32Noise, Setting, attack
+from studies.precision import Float32Draws, Setting, attack
 from veilstream.audit.canary import canary_runs
 from veilstream.audit.deployed import listen
 from veilstream.audit.report import _on_grid
@@ -152,7 +152,7 @@ def without_the_grid() -> Finding:
         transcript = listen(plan, terms)
     setting = Setting("independent", 1.0, 0.5)
     finer = FarTooFine(setting.grid.step * 2.0**-11, setting.clip_norm)
-    telling = attack(setting, 40_000, grid=finer, noise=Float32Noise).telling
+    telling = attack(setting, 40_000, grid=finer, noise=Float32Draws).telling
     return Finding(
         "float release without the grid", "conformance",
         not _on_grid(transcript, terms) and telling > 0,

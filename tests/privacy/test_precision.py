@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from studies import precision
-from studies.precision import HORIZON, SETTINGS, Float32Noise, Setting, attack, sent
+from studies.precision import HORIZON, SETTINGS, Float32Draws, Setting, attack, sent
 
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
@@ -44,7 +44,7 @@ class FarTooFine(Grid):
 
 
 def test_the_study_finds_float32_noise():
-    counts = [attack(setting, 40_000, noise=Float32Noise) for setting in SETTINGS]
+    counts = [attack(setting, 40_000, noise=Float32Draws) for setting in SETTINGS]
     assert precision.figure(counts).low_bits_alarms > 0
 
 
@@ -54,7 +54,7 @@ def finer(setting):
 
 def test_the_study_finds_float32_noise_on_a_grid_that_is_too_fine_for_it():
     setting = Setting("independent", 1.0, 0.5)
-    broken = attack(setting, 40_000, grid=finer(setting), noise=Float32Noise)
+    broken = attack(setting, 40_000, grid=finer(setting), noise=Float32Draws)
     assert broken.telling > 0
     assert precision.figure([broken]).low_bits_alarms > 0
 
