@@ -105,11 +105,14 @@ class ServerFold:
         x0: NDArray[np.float32],
         learners: Iterable[str],
         combine: Combine | None = None,
+        *,
+        bounded: bool = True,
     ) -> None:
+        """``bounded=False`` takes releases of any size: for audits, which look at what is wrong."""
         x = x0.astype(np.float64)
         nothing = np.zeros(len(x), np.int64)
         seats = {name: Seat(name, nothing.copy()) for name in learners}
-        self._set(terms, 0, x, x.copy(), seats, combine)
+        self._set(terms, 0, x, x.copy(), seats, combine, bounded)
 
     @classmethod
     def resumed(
@@ -123,7 +126,7 @@ class ServerFold:
     ) -> ServerFold:
         """As it stood between two rounds."""
         fold = cls.__new__(cls)
-        fold._set(terms, round_, x, average, seats, combine)
+        fold._set(terms, round_, x, average, seats, combine, bounded=True)
         return fold
 
     def _set(
@@ -134,13 +137,14 @@ class ServerFold:
         average: Floats,
         seats: dict[str, Seat],
         combine: Combine | None,
+        bounded: bool,
     ) -> None:
         if len(x) != terms.dim:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
         self.terms = terms
         self._round, self._x, self._average, self._seats = round_, x, average, seats
         self._combine = combine or Combine()
-        self.bounds = ReleaseBounds.of(terms)
+        self.bounds = ReleaseBounds.of(terms) if bounded else None
         self._increments: dict[str, Increment] = {}
         self._accepted: dict[str, tuple[int, int, str]] = {}
 
@@ -255,7 +259,7 @@ class ServerFold:
         steps = (seat.round + 1) * self.terms.local_steps
         asked = (seat.epoch, seat.round, self.terms.grid.step, self.terms.dim, steps)
         given = (message.epoch, message.round, message.grid, len(message.prefix), message.steps)
-        if given != asked or seat.round >= self.terms.rounds:
+        if given != asked or (self.bounds and seat.round >= self.terms.rounds):
             refusal = ProtocolError if message.epoch == seat.epoch else OtherEpoch
             raise refusal(
                 f"a release of epoch {message.epoch}, round {message.round} from {learner!r}",
@@ -279,18 +283,21 @@ class ServerFold:
 
     def _increment(self, seat: Seat, message: Message) -> Increment:
         """What a message adds to the last one; zero if it only says where its learner stands."""
-        rounds = seat.round + 1
+        nothing = np.zeros(self.terms.dim, np.int32)
+        rounds, bounds = seat.round + 1, self.bounds
+        if bounds is None:
+            return nothing if seat.state == "base" else message.prefix - seat.prefix
         before = 0 if seat.accepted is None else seat.accepted[0] + 1
         try:
-            self.bounds.check_prefix(seat.name, rounds, message.prefix)
+            bounds.check_prefix(seat.name, rounds, message.prefix)
             if seat.state == "base":
-                return np.zeros(self.terms.dim, np.int32)
+                return nothing
             increment = message.prefix - seat.prefix
-            self.bounds.check_increment(seat.name, before, rounds, increment)
+            bounds.check_increment(seat.name, before, rounds, increment)
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
-        small = self.bounds.increment(before, rounds) < 2.0**31
+        small = bounds.increment(before, rounds) < 2.0**31
         return increment.astype(np.int32) if small else increment
 
     def close_round(self) -> ClosedRound:

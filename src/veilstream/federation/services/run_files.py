@@ -21,6 +21,7 @@ from veilstream.errors import InputError
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
 from veilstream.federation.services.checkpoint import ModelFile, Position
+from veilstream.federation.services.run_lock import LOCK_FILE
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
@@ -41,7 +42,8 @@ class RunFiles:
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
         resumed = (self._folder / "checkpoint.npz").exists()
-        check_folder(self._folder, self._plan, resume=resumed or _killed_at_birth(self._folder))
+        going_on = resumed or _killed_at_birth(self._folder)
+        check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
@@ -123,7 +125,7 @@ def _killed_at_birth(folder: Path) -> bool:
         stray.unlink(missing_ok=True)
     ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
+    return "plan.toml" in found and found <= ours | {"models.f32", "engine", LOCK_FILE}
 
 
 def _json(value: object) -> str:
