@@ -79,6 +79,7 @@ class DirectNode:
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
+        self._client.warn_of_expiry()
         lines = []
         while self._client.notes:
             lines.append(self._client.notes.popleft())
