@@ -101,7 +101,7 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
             return chain.epoch + 1  # already so
         assert standing.settings is not None
         left = standing.settings["rounds"] - standing.rounds
-        if left and not abandon:
+        if left and not standing.ended and not abandon:
             raise InputError(
                 "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
                 "go on with it, or give it up with --abandon",
