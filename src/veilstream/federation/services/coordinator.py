@@ -92,10 +92,12 @@ class Coordinator:
         folder: Path,
         *,
         engine: str = "",
+        follows: tuple[str, ...] = (),
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         self._plan, self._keys, self._watch = plan, keys, watch
+        self._follows = follows
         self.terms = Terms.of(plan, len(x0), task)
         self._settings = self.terms.settings
         n = plan.learning.learners
@@ -165,6 +167,70 @@ class Coordinator:
         self._ask_newcomers(transport)
         self._take_all(transport, _Round(time.monotonic()))
 
+    def after_end(
+        self,
+        transport: Transport,
+        look: Callable[[], None] = lambda: None,
+        within_s: float | None = None,
+    ) -> tuple[str, ...]:
+        """Tell learners that the run is over, until every one has confirmed it.
+
+        One that missed a round closes its epoch then and destroys its secrets; the others have done
+        so at their own horizon. A learner that is away is told when it comes.
+
+        Args:
+            transport: as for `go`.
+            look: called often, and may raise to end it.
+            within_s: how long to go on at most; until all have confirmed where it is left out.
+
+        Returns:
+            Learners that have not confirmed.
+
+        """
+        began, asked = time.monotonic(), dict[str, _Enrolling]()
+        waiting = set(self._keys.learners)
+        while waiting and (within_s is None or time.monotonic() - began < within_s):
+            look()
+            self._say_end(transport, asked)
+            for node, data in transport.receive(_LOOK_S):
+                try:
+                    waiting -= self._ended(node, data, asked)
+                except VeilstreamError as error:
+                    _log.warning("%s: %s", self._name_at(node), error)
+        return tuple(sorted(waiting))
+
+    def _say_end(self, transport: Transport, asked: dict[str, _Enrolling]) -> None:
+        now = time.monotonic()
+        for node in transport.nodes():
+            asking = asked.setdefault(node, _Enrolling())
+            if now > asking.again_at:
+                request = Request(
+                    "end", self.run, "", secrets.token_hex(8), self._fold.round
+                ).sign(self._keys.identity)  # fmt: skip
+                asking.asked.add(digest(request))
+                asking.again_at = now + _AGAIN_S
+                transport.send(node, request)
+
+    def _ended(
+        self, node: str, data: bytes | Failure, asked: dict[str, _Enrolling]
+    ) -> set[str]:
+        """Who has confirmed the end with this reply, if anyone."""
+        if isinstance(data, Failure):
+            return set()
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
+        reply = Reply.read(data, self._keys.learners[name])
+        if reply.answers not in set().union(*(asking.asked for asking in asked.values())):
+            return set()  # to something else that was asked before the end
+        asked[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        if reply.kind == "ended":
+            asked[node].again_at = float("inf")
+            _log.info("learner %s has closed its epoch", name)
+            return {name}
+        _log.warning("learner %s cannot end the run: %s", name, reply.facts.get("why", ""))
+        return set()
+
     def _take_all(self, transport: Transport, here: _Round) -> None:
         for node, data in transport.receive(_LOOK_S):
             self._take(node, data, here)
@@ -194,7 +260,7 @@ class Coordinator:
             if now > asking.again_at:
                 request = Request(
                     "enrol", self.run, "", secrets.token_hex(8), settings=self._settings,
-                    time=int(time.time()),
+                    time=int(time.time()), follows=self._follows,
                 ).sign(self._keys.identity)  # fmt: skip
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S
