@@ -29,7 +29,10 @@ def learner_command(
     plan: PlanFile,
     data: Annotated[
         str,
-        typer.Option(help="A .csv or .jsonl file, `live` (people call its API), plan:INDEX."),
+        typer.Option(
+            help="A .csv or .jsonl file; `live`: people call its API; `plan:INDEX`: the plan's own "
+            "data as learner INDEX of a simulation sees them, from 0, to try things out."
+        ),
     ],
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[
@@ -64,6 +67,13 @@ def learner_command(
             help="Live: reply as soon as a round is full; its time shows whether clients came.",
         ),
     ] = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done",
+            help="End when the server has said that the run is over and no epoch may follow.",
+        ),
+    ] = False,
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
@@ -72,8 +82,8 @@ def learner_command(
 ) -> None:
     """Learn beside the data: clients' records stay here, only noisy sums leave.
 
-    Runs until it is stopped (Ctrl-C, SIGTERM), and may be killed at any time: started again it goes
-    on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
+    Runs until it is stopped (Ctrl-C, SIGTERM), also after the last round (then callers get 410), and
+    may be killed at any time: started again it goes on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
     start needs `--new-store`; on a ledger that exists it changes nothing.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
@@ -103,5 +113,6 @@ def learner_command(
         parse_address("--server", server), engine, witness, at, insecure,
         new_store=new_store,
         reply_after_s=reply_after, reply_when_full=reply_when_full,
+        exit_when_done=exit_when_done,
     )  # fmt: skip
     service.run(stop)

@@ -228,7 +228,8 @@ class Coordinator:
             asked[node].again_at = float("inf")
             _log.info("learner %s has closed its epoch", name)
             return {name}
-        _log.warning("learner %s cannot end the run: %s", name, reply.facts.get("why", ""))
+        why = ascii(str(reply.facts.get("why", "")))[:300]
+        _log.warning("learner %s does not end its epoch: %s", name, why)
         return set()
 
     def _take_all(self, transport: Transport, here: _Round) -> None:

@@ -60,7 +60,7 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
         self.dismissed = False
-        """Whether the server has said, since this start, that the run is over."""
+        """Whether the server has said, since this start, that the epoch's run is over."""
         self._listener: socket.socket | None = None
 
     @property
@@ -119,6 +119,7 @@ class Daemon:
                 SAME_TERMS,
             )
         if self._learner.follow(request.run, request.follows):
+            self.dismissed = False
             _log.info(
                 "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
                 "federation.epochs allows %d more after it",

@@ -29,6 +29,8 @@ __all__ = ["LearnerService", "learner_node"]
 
 _log = logging.getLogger(__name__)
 
+_LAST_REPLY_S = 1.0  # for the confirmation to reach the server
+
 
 def learner_node(
     name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
@@ -64,9 +66,11 @@ class LearnerService:
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
     reply_when_full: bool = False
+    exit_when_done: bool = False
+    """Return when the server has said that the run is over and no other epoch may follow."""
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Answer the server until ``stop``."""
+        """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan)
@@ -93,14 +97,14 @@ class LearnerService:
             node = self._node(daemon, learner, stack)
             stack.callback(node.close)
             node.start()
-            rounds, seen = self.plan.learning.rounds, learner.round
-            _log.info("learner %s: epoch %d, round %d", keys.name, learner.epoch, seen)
+            progress = _Progress(keys.name, daemon)
             with supervised([node]) as check:
                 while not stop.wait(0.1):
                     check()
-                    if learner.round != seen:
-                        seen = learner.round
-                        _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
+                    progress.log()
+                    if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
+                        stop.wait(_LAST_REPLY_S)
+                        return
 
     def _node(self, daemon: Daemon, learner: Learner, stack: ExitStack) -> Node:
         """The engine's side here; only the direct one is in this process and needs no socket."""
@@ -119,6 +123,26 @@ class LearnerService:
         return learner_node(
             self.engine, self.keys, socket, state, self.server, insecure=self.insecure
         )
+
+
+class _Progress:
+    """Logs where a learner stands, when that changes."""
+
+    def __init__(self, name: str, daemon: Daemon) -> None:
+        self._name, self._daemon, self._learner = name, daemon, daemon.learner
+        self._seen = (self._learner.epoch, self._learner.round)
+        self._over: int | None = None
+        _log.info("learner %s: epoch %d, round %d", name, *self._seen)
+
+    def log(self) -> None:
+        learner, rounds = self._learner, self._learner.terms.rounds
+        now = (learner.epoch, learner.round)
+        if now != self._seen and learner.round:
+            _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
+        self._seen = now
+        if learner.over and self._over != learner.epoch:
+            self._over = learner.epoch
+            _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class DirectNode:
         self._client.start()
 
     def supervise(self) -> str | None:
-        """A line to show if there is one; the client connects again by itself.
+        """See whether the server refuses; the client connects again, and logs, by itself.
 
         Raises:
             ProtocolError: the server refuses this learner.
@@ -77,10 +77,7 @@ class DirectNode:
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
-        lines = []
-        while self._client.notes:
-            lines.append(self._client.notes.popleft())
-        return "; ".join(lines) or None
+        return None
 
     def close(self) -> None:
         """Disconnect."""
