@@ -55,11 +55,11 @@ def test_a_learner_that_missed_the_last_round_closes_its_epoch_and_destroys_its_
     world.stop("c")
     coordinator.go(transport)
     assert coordinator.finished
-    assert coordinator.after_end(transport, within_s=3.0) == ("c",)
+    assert coordinator.end_all(transport, within_s=3.0) == ("c",)
     late = world.start("c")
     assert where(late) == (0, 2, False)
     assert late.ended is None
-    assert coordinator.after_end(transport, within_s=20.0) == ()
+    assert coordinator.end_all(transport, within_s=20.0) == ()
     assert late.ended == "epoch 0 has ended after 2 of 3 rounds; another may begin later"
     assert all(daemon.dismissed for daemon in world.daemons.values())
     world.close()
@@ -74,7 +74,7 @@ def test_the_end_is_confirmed_again_by_whoever_is_asked_again(world):
     coordinator = coordinator_of(world, "run")
     coordinator.go(transport)
     for server in (coordinator, coordinator_of(world, "run")):  # the second after a restart
-        assert server.after_end(transport, within_s=20.0) == ()
+        assert server.end_all(transport, within_s=20.0) == ()
 
 
 def say(world, daemon: Daemon, key: PrivateKey | None = None, **request) -> Reply:

@@ -190,6 +190,12 @@ class Plan(_Part):
         if len(set(names)) < len(names):
             raise PlanError("methods.name", names, "a name of its own for each", "rename one")
         self._check_data()
+        for field in ("start_sha256", "start_ca"):
+            if getattr(self.learning, field) is not None and self.learning.start is None:
+                raise PlanError(
+                    f"learning.{field}", getattr(self.learning, field),
+                    "learning.start beside it", "name the model, or remove it",
+                )  # fmt: skip
         need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
         if self.data.clients is not None and need > self.data.clients:
             raise PlanError(

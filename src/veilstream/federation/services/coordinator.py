@@ -114,6 +114,8 @@ class Coordinator:
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
         self._enrolling: dict[str, _Enrolling] = {}  # by node
+        self._ending: dict[str, _Enrolling] = {}  # likewise, after the last round
+        self._confirmed: set[str] = set()
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
@@ -167,53 +169,46 @@ class Coordinator:
         self._ask_newcomers(transport)
         self._take_all(transport, _Round(time.monotonic()))
 
-    def after_end(
-        self,
-        transport: Transport,
-        look: Callable[[], None] = lambda: None,
-        within_s: float | None = None,
-    ) -> tuple[str, ...]:
-        """Tell learners that the run is over, until every one has confirmed it.
+    def after_end(self, transport: Transport) -> tuple[str, ...]:
+        """Tell learners that the run is over, and look at what has come back; call it again.
 
         One that missed a round closes its epoch then and destroys its secrets; the others have done
         so at their own horizon. A learner that is away is told when it comes.
 
         Args:
             transport: as for `go`.
-            look: called often, and may raise to end it.
-            within_s: how long to go on at most; until all have confirmed where it is left out.
 
         Returns:
-            Learners that have not confirmed.
+            Learners that have not confirmed it since this start.
 
         """
-        began, asked = time.monotonic(), dict[str, _Enrolling]()
-        waiting = set(self._keys.learners)
-        while waiting and (within_s is None or time.monotonic() - began < within_s):
-            look()
-            self._say_end(transport, asked)
-            for node, data in transport.receive(_LOOK_S):
-                try:
-                    waiting -= self._ended(node, data, asked)
-                except VeilstreamError as error:
-                    _log.warning("%s: %s", self._name_at(node), error)
-        return tuple(sorted(waiting))
-
-    def _say_end(self, transport: Transport, asked: dict[str, _Enrolling]) -> None:
         now = time.monotonic()
         for node in transport.nodes():
-            asking = asked.setdefault(node, _Enrolling())
+            asking = self._ending.setdefault(node, _Enrolling())
             if now > asking.again_at:
-                request = Request(
-                    "end", self.run, "", secrets.token_hex(8), self._fold.round
-                ).sign(self._keys.identity)  # fmt: skip
+                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
+                    self._keys.identity
+                )
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
+        for node, data in transport.receive(_LOOK_S):
+            try:
+                self._confirmed |= self._ended(node, data)
+            except VeilstreamError as error:
+                _log.warning("%s: %s", self._name_at(node), error)
+        return tuple(sorted(set(self._keys.learners) - self._confirmed))
 
-    def _ended(
-        self, node: str, data: bytes | Failure, asked: dict[str, _Enrolling]
-    ) -> set[str]:
+    def end_all(
+        self, transport: Transport, within_s: float, look: Callable[[], None] = lambda: None
+    ) -> tuple[str, ...]:
+        """`after_end` until every learner has confirmed, or so many seconds have passed."""
+        until = time.monotonic() + within_s
+        while (left := self.after_end(transport)) and time.monotonic() < until:
+            look()
+        return left
+
+    def _ended(self, node: str, data: bytes | Failure) -> set[str]:
         """Who has confirmed the end with this reply, if anyone."""
         if isinstance(data, Failure):
             return set()
@@ -221,11 +216,11 @@ class Coordinator:
         if name not in self._keys.learners:
             raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
         reply = Reply.read(data, self._keys.learners[name])
-        if reply.answers not in set().union(*(asking.asked for asking in asked.values())):
-            return set()  # to something else that was asked before the end
-        asked[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        if reply.answers not in set().union(*(asking.asked for asking in self._ending.values())):
+            return set()  # to something that was asked before the end
+        self._ending[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
         if reply.kind == "ended":
-            asked[node].again_at = float("inf")
+            self._ending[node].again_at = float("inf")
             _log.info("learner %s has closed its epoch", name)
             return {name}
         why = ascii(str(reply.facts.get("why", "")))[:300]
