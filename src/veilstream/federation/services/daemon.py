@@ -65,6 +65,15 @@ class Daemon:
         """Whose rounds these are; to look at."""
         return self._learner
 
+    @property
+    def ended(self) -> str | None:
+        """Why no more clients are taken, for good; None while rounds may come."""
+        learner = self._learner
+        if not learner.horizon_reached:
+            return None
+        rounds = learner.terms.rounds
+        return f"epoch {learner.epoch} has ended: all its {rounds} rounds are done"
+
     # --- requests --------------------------------------------------------------------------------
 
     def handle(self, data: bytes) -> bytes:
