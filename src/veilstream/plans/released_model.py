@@ -94,6 +94,9 @@ class ReleasedModel:
 
         """
         try:
+            with zipfile.ZipFile(io.BytesIO(data)) as members:
+                if sum(member.file_size for member in members.infolist()) > len(data):
+                    raise ValueError("it is compressed")  # a small file could fill all memory
             with np.load(io.BytesIO(data), allow_pickle=False) as stored:
                 texts = {name: _text(stored[name]) for name in _TEXTS}
                 model, round_, rounds = stored["model"], stored["round"], stored["rounds"]
