@@ -53,6 +53,13 @@ def learner_command(
     learner_api: Annotated[
         str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The learner API's access token; made where there is none.",
+            show_default="STORE with the suffix .token",
+        ),
+    ] = None,
     reply_after: Annotated[
         float | None,
         typer.Option(
@@ -112,7 +119,7 @@ def learner_command(
         Plan.load(plan), folder, store or Path(f"{name}.db"), data,
         parse_address("--server", server), engine, witness, at, insecure,
         new_store=new_store,
-        reply_after_s=reply_after, reply_when_full=reply_when_full,
+        reply_after_s=reply_after, reply_when_full=reply_when_full, token_file=token_file,
         exit_when_done=exit_when_done,
     )  # fmt: skip
     service.run(stop)

@@ -36,14 +36,21 @@ def server_command(
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done", help="End after the last round, for scripts; else serve models on."
+        ),
+    ] = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:
     """Hold the model: announce it, collect learners' releases, publish every new one.
 
-    Started again after a crash it goes on from its checkpoint, to the same numbers. Make keys first
-    with `veilstream keys make`.
+    Started again after a crash it goes on from its checkpoint, to the same numbers. After the last
+    round it goes on serving models until it is stopped (Ctrl-C, SIGTERM; exit code 0), also when it
+    is started again on a finished run. Make keys first with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.server import ServerService
@@ -58,6 +65,7 @@ def server_command(
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
         None if model_api is None else parse_address("--model-api", model_api), insecure,
+        exit_when_done=exit_when_done,
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,7 @@ class Coordinator:
         self._confirmed: set[str] = set()
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
+        self._messages_refused: Counter[str] = Counter()
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -141,6 +143,16 @@ class Coordinator:
     def seated(self) -> frozenset[str]:
         """Learners that have enrolled and can be asked."""
         return frozenset(self._places)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Learners that cannot take part, and why."""
+        return dict(self._refused)
+
+    @property
+    def messages_refused(self) -> dict[str, int]:
+        """How many messages were not acted on, by kind of error."""
+        return dict(self._messages_refused)
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -309,8 +321,10 @@ class Coordinator:
             else:
                 self._accept(reply, here)
         except VeilstreamError as error:
+            self._messages_refused[type(error).__name__] += 1
             _log.warning("%s: %s", self._name_at(node), error)
         except (KeyError, TypeError, ValueError, AttributeError):
+            self._messages_refused["unknown form"] += 1
             _log.warning("%s: a reply of unknown form; check its version", self._name_at(node))
         self._tell()
 

@@ -6,6 +6,7 @@ Nothing here imports noise or clients' data.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import numpy as np
 
 from veilstream.errors import UnknownName
 from veilstream.federation.identity import ServerKeys
+from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.services.coordinator import Coordinator, Standing
-from veilstream.federation.services.model_api import ModelApi
+from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.services.supervision import ENGINES, Address, Engine, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -25,6 +27,8 @@ from veilstream.plans.tasks import task_of
 __all__ = ["ServerService", "server_engine"]
 
 _log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
 
 
 def server_engine(
@@ -51,7 +55,7 @@ def server_engine(
 
 @dataclass
 class ServerService:
-    """`veilstream server`: engine, coordinator and the page of models."""
+    """`veilstream server`: engine, coordinator and the model API."""
 
     plan: Plan
     keys: Path
@@ -61,33 +65,76 @@ class ServerService:
     model_api: Address | None = None
     insecure: bool = False
     task: Task | None = None
+    exit_when_done: bool = False
+    """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
 
-    def run(self, watch: Callable[[Standing], None] = lambda _: None) -> Coordinator:
-        """Run to the end of the horizon; started again after a kill, go on."""
-        keys = ServerKeys.load(self.keys)
+    def run(
+        self,
+        watch: Callable[[Standing], None] = lambda _: None,
+        stop: threading.Event | None = None,
+    ) -> Coordinator:
+        """Run to the end of the horizon, then serve what came out until stopped.
+
+        Started again after a kill it goes on; started on a finished run it serves that one.
+        """
+        stop = threading.Event() if stop is None else stop
+        keys, metrics = ServerKeys.load(self.keys), ServerMetrics()
         task = task_of(self.plan) if self.task is None else self.task
         x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
+
+        def moved(now: Standing) -> None:
+            metrics.standing(now)
+            watch(now)
+
         coordinator = Coordinator(
-            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
+            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=moved
         )
         _log.info("guarantee: %s", coordinator.terms.guarantee)
         with ExitStack() as stack:
-            if self.model_api is not None:
-                tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
-                page = ModelApi(coordinator, self.model_api, tls)
-                stack.callback(page.close)
-                scheme = "http" if tls is None else "https"
-                at = f"{scheme}://{self.model_api[0]}:{page.port}"
-                _log.info("models are published at %s/model/latest", at)
-            if not coordinator.finished:
-                engine = server_engine(
-                    self.engine, self.keys, self.folder / "engine", self.address,
-                    dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
-                    insecure=self.insecure,
-                )  # fmt: skip
-                stack.callback(engine.close)
-                engine.start()
-                _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
-                with supervised([engine]) as check:
-                    coordinator.go(engine, look=check)
+            self._publish(coordinator, metrics, stack)
+            if coordinator.finished and self.exit_when_done:
+                return coordinator
+            engine = server_engine(
+                self.engine, self.keys, self.folder / "engine", self.address,
+                dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
+                insecure=self.insecure,
+            )  # fmt: skip
+            stack.callback(engine.close)
+            engine.start()
+            transport = CountedTransport(engine, metrics)
+            with supervised([engine]) as check:
+                if not coordinator.finished:
+                    _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
+                    coordinator.go(transport, look=check)
+                if not self.exit_when_done:
+                    self._serve_on(coordinator, transport, check, stop)
         return coordinator
+
+    def _publish(self, coordinator: Coordinator, metrics: ServerMetrics, stack: ExitStack) -> None:
+        """Open the model API, if it is asked for."""
+        if self.model_api is None:
+            return
+        from veilstream.federation.services.model_api import ModelApi
+
+        tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
+        api = ModelApi(coordinator, self.plan, self.model_api, tls, metrics=metrics)
+        stack.callback(api.close)
+        scheme = "http" if tls is None else "https"
+        host = f"[{self.model_api[0]}]" if ":" in self.model_api[0] else self.model_api[0]
+        at = f"{scheme}://{host}:{api.port}"
+        _log.info("models are published at %s/model/latest", at)
+
+    def _serve_on(
+        self, coordinator: Coordinator, transport: Transport, check: Callable[[], None],
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
+        """After the last round: models stay there to fetch, learners stay connected."""
+        _log.info("all %d rounds are done; serving until stopped", coordinator.terms.rounds)
+        after_end = getattr(coordinator, "after_end", None)
+        try:
+            while not stop.wait(_LOOK_S):
+                check()
+                if after_end is not None:
+                    after_end(transport)
+        except KeyboardInterrupt:
+            _log.info("stopped; the run is complete")
