@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import socket
 import threading
 from functools import partial
 
@@ -13,12 +15,17 @@ import pytest
 pytest.importorskip("grpc")
 
 from tests.support.direct import DirectWorld
-from tests.support.federation import DIM, plan_of, wait_for
+from tests.support.federation import DIM, Plain, plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
-from veilstream.federation.identity import PrivateKey, ServerKeys
+from veilstream.errors import InputError
+from veilstream.federation.identity import PrivateKey, ServerKeys, make_keys
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.learner import LearnerService
+from veilstream.federation.services.server import ServerService
+from veilstream.federation.services.successive_runs import open_run
+from veilstream.plans.start import model_sha256
 
 EPOCHS = 3
 
@@ -55,7 +62,7 @@ def test_a_learner_that_missed_the_last_round_closes_its_epoch_and_destroys_its_
     world.stop("c")
     coordinator.go(transport)
     assert coordinator.finished
-    assert coordinator.end_all(transport, within_s=3.0) == ("c",)
+    assert coordinator.end_all(transport, within_s=0.5) == ("c",)
     late = world.start("c")
     assert where(late) == (0, 2, False)
     assert late.ended is None
@@ -174,6 +181,96 @@ def test_another_number_of_epochs_is_refused_at_enrolment(world, plan):
     reply = say(world, daemon, kind="enrol", run="run-1", settings=settings)
     assert reply.kind == "refusal"
     assert "epochs: server 8, learner 3" in reply.facts["why"]
+
+
+def data_of(path, clients: int):
+    """A file of people, of whom nobody comes twice."""
+    rng = np.random.default_rng(3)
+    lines = ["tag," + ",".join(f"f{i}" for i in range(DIM)) + ",target"]
+    for person in range(clients):
+        features = ",".join(f"{v:.3f}" for v in rng.standard_normal(DIM))
+        lines.append(f"{path.stem}-{person},{features},{rng.choice([-1, 1])}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
+    """Services as the commands start them, over TLS; learners are started once."""
+    names = ("a", "b", "c")
+    plan = plan_of(rounds=3, federation={"epochs": 2})
+    make_keys(tmp_path / "keys", ["127.0.0.1"], list(names))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        at = free.getsockname()
+    learners = [
+        LearnerService(
+            plan, tmp_path / "keys/learners" / name, tmp_path / f"{name}.db",
+            data_of(tmp_path / f"{name}.csv", 12), at, task=Plain(), new_store=True,
+            exit_when_done=True,
+        )
+        for name in names
+    ]  # fmt: skip
+    stop = threading.Event()
+    threads = [threading.Thread(target=learner.run, args=(stop,)) for learner in learners]
+    for thread in threads:
+        thread.start()
+    try:
+        folder, runs = tmp_path / "runs/small", []
+        for next_run in (False, True):
+            service = ServerService(
+                plan, tmp_path / "keys/server", folder, at, task=Plain(), exit_when_done=True,
+                next_run=next_run,
+            )  # fmt: skip
+            runs.append(service.run())
+        for thread in threads:
+            thread.join(10.0)
+        assert not any(thread.is_alive() for thread in threads)  # each ended by itself
+    finally:
+        stop.set()
+    first, second = runs
+    start = json.loads((tmp_path / "runs/small-2/start.json").read_text())
+    last = first.models.read(3)
+    assert (start["follows"], start["run"], start["round"]) == ([first.run], first.run, 3)
+    assert start["sha256"] == model_sha256(last)
+    np.testing.assert_array_equal(second.models.read(0), last)
+    assert second.finished
+    assert second.run != first.run
+    for name in names:
+        status = verify(tmp_path / f"{name}.db")
+        assert (status.epoch, status.round, status.ended, status.secrets) == (1, 3, True, 0)
+        assert status.clients == 12  # nobody twice, and every step had someone
+    with pytest.raises(InputError, match=r"federation\.epochs = 2: .*at least 3 .*small-2"):
+        ServerService(plan, tmp_path / "keys/server", folder, at, task=Plain(), next_run=True).run()
+
+
+def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one(tmp_path, plan):
+    first = tmp_path / "small"
+    with pytest.raises(InputError, match="--next.*a run that is finished"):
+        open_run(first, plan, Plain(), next_run=True)
+    assert open_run(first, plan, Plain(), next_run=False).folder == first
+    keys = tmp_path / "keys"
+    make_keys(keys, ["127.0.0.1"], ["a", "b", "c"])
+    begin = partial(Coordinator, plan, keys=ServerKeys.load(keys / "server"))
+    run = begin(x0=np.zeros(DIM, np.float32), folder=first)
+    with pytest.raises(InputError, match="--next.*a run that is finished"):
+        open_run(first, plan, Plain(), next_run=True)
+    model = np.arange(DIM, dtype=np.float32)
+    for r in range(4):
+        run.models.write(r, model)
+    (first / "summary.json").write_text(json.dumps({"run": run.run, "rounds": 3}))
+    opening = open_run(first, plan, Plain(), next_run=True)
+    np.testing.assert_array_equal(opening.x0, model)
+    second = begin(x0=opening.x0, folder=opening.folder, start=opening.start)
+    assert opening.folder == tmp_path / "small-2"
+    for next_run in (False, True):  # not finished, so either command goes on with it
+        again = open_run(first, plan, Plain(), next_run=next_run)
+        assert (again.folder, again.start) == (opening.folder, None)
+        assert begin(x0=again.x0, folder=again.folder, start=again.start).run == second.run
+    # Killed before its first checkpoint, it begins again in the same way.
+    for left in ("checkpoint.npz", "models.f32"):
+        (opening.folder / left).unlink()
+    again = open_run(first, plan, Plain(), next_run=False)
+    assert (again.folder, again.start) == (opening.folder, opening.start)
+    begin(x0=again.x0, folder=again.folder, start=again.start)
 
 
 # --- what a learner's log says -------------------------------------------------------------------

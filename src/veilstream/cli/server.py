@@ -42,6 +42,14 @@ def server_command(
             "--exit-when-done", help="End after the last round, for scripts; else serve models on."
         ),
     ] = False,
+    next_run: Annotated[
+        bool,
+        typer.Option(
+            "--next",
+            help="Begin the next run, in OUT-2 and so on, from the last model: every learner goes "
+            "along into a new epoch, as far as federation.epochs says. Later starts leave it out.",
+        ),
+    ] = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
@@ -65,14 +73,14 @@ def server_command(
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
         None if model_api is None else parse_address("--model-api", model_api), insecure,
-        exit_when_done=exit_when_done,
+        exit_when_done=exit_when_done, next_run=next_run,
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)
     if json:
-        print_json({"run": done.run, "rounds": done.round, "folder": str(folder)})
+        print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
     else:
-        typer.echo(f"{done.run}: {done.round} rounds; {folder}")
+        typer.echo(f"{done.run}: {done.round} rounds; {service.folder}")
 
 
 def _end_on_sigterm() -> None:

@@ -10,9 +10,10 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,12 +94,11 @@ class Coordinator:
         folder: Path,
         *,
         engine: str = "",
-        follows: tuple[str, ...] = (),
+        start: Mapping[str, Any] | None = None,
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         self._plan, self._keys, self._watch = plan, keys, watch
-        self._follows = follows
         self.terms = Terms.of(plan, len(x0), task)
         self._settings = self.terms.settings
         n = plan.learning.learners
@@ -108,9 +108,10 @@ class Coordinator:
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
             )  # fmt: skip
         self._needed = max(1, int(np.ceil(plan.federation.quorum * n)))
-        self._files = RunFiles(folder, plan, self.terms)
+        self._files = RunFiles(folder, plan, self.terms, start)
         self._fold = self._files.open(x0, sorted(keys.learners), engine)
         self.models, self.run = self._files.models, self._files.run
+        self._follows = self._files.follows
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()

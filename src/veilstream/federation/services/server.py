@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 
 from veilstream.errors import UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.services.coordinator import Coordinator, Standing
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
+from veilstream.federation.services.successive_runs import open_run
 from veilstream.federation.services.supervision import ENGINES, Address, Engine, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -29,6 +29,7 @@ __all__ = ["ServerService", "server_engine"]
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_END_S = 10.0  # that learners have to confirm the end, where the server does not stay
 
 
 def server_engine(
@@ -67,6 +68,8 @@ class ServerService:
     task: Task | None = None
     exit_when_done: bool = False
     """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
+    next_run: bool = False
+    """Begin the run after the newest one, from its last model (`successive_runs`)."""
 
     def run(
         self,
@@ -80,15 +83,17 @@ class ServerService:
         stop = threading.Event() if stop is None else stop
         keys, metrics = ServerKeys.load(self.keys), ServerMetrics()
         task = task_of(self.plan) if self.task is None else self.task
-        x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
+        opening = open_run(self.folder, self.plan, task, next_run=self.next_run)
+        self.folder, x0 = opening.folder, opening.x0
 
         def moved(now: Standing) -> None:
             metrics.standing(now)
             watch(now)
 
         coordinator = Coordinator(
-            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=moved
-        )
+            self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start, task=task,
+            watch=moved,
+        )  # fmt: skip
         _log.info("guarantee: %s", coordinator.terms.guarantee)
         with ExitStack() as stack:
             self._publish(coordinator, metrics, stack)
@@ -106,7 +111,11 @@ class ServerService:
                 if not coordinator.finished:
                     _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
                     coordinator.go(transport, look=check)
-                if not self.exit_when_done:
+                if self.exit_when_done:
+                    left = coordinator.end_all(transport, _END_S, check)
+                    if left:
+                        _log.warning("%s did not confirm the end of the run", ", ".join(left))
+                else:
                     self._serve_on(coordinator, transport, check, stop)
         return coordinator
 
@@ -130,11 +139,9 @@ class ServerService:
     ) -> None:  # fmt: skip
         """After the last round: models stay there to fetch, learners stay connected."""
         _log.info("all %d rounds are done; serving until stopped", coordinator.terms.rounds)
-        after_end = getattr(coordinator, "after_end", None)
         try:
             while not stop.wait(_LOOK_S):
                 check()
-                if after_end is not None:
-                    after_end(transport)
+                coordinator.after_end(transport)
         except KeyboardInterrupt:
             _log.info("stopped; the run is complete")
