@@ -459,7 +459,9 @@ def test_plaintext_on_the_servers_port_ends_nobody(world):
     assert all(node.online for node in world.nodes.values())
 
 
-def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(world, tmp_path, learner_log):
+def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(
+    world, tmp_path, learner_log
+):
     keys = tmp_path / "learner/a"
     make_keys(tmp_path / "other", ["127.0.0.1"], ["a"])
     shutil.copytree(tmp_path / "other/learners/a", keys)

@@ -124,7 +124,9 @@ def test_an_end_before_the_horizon_costs_rounds_and_nothing_else(world, one):
         reply = say(world, one, kind="end", run="run-1")
         assert (reply.kind, reply.facts) == ("ended", {"epoch": 0, "round": 1})
     x = np.ones(DIM, "<f4").tobytes()
-    assert say(world, one, kind="round", run="run-1", learner="a", round=1, body=x).kind == "refusal"
+    assert (
+        say(world, one, kind="round", run="run-1", learner="a", round=1, body=x).kind == "refusal"
+    )
     assert one.learner.sealed_release() == before
     assert one.learner.ledger.names("seed/") == []
 
@@ -244,14 +246,14 @@ def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
 
 def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one(tmp_path, plan):
     first = tmp_path / "small"
-    with pytest.raises(InputError, match="--next.*a run that is finished"):
+    with pytest.raises(InputError, match=r"--next.*a run that is finished"):
         open_run(first, plan, Plain(), next_run=True)
     assert open_run(first, plan, Plain(), next_run=False).folder == first
     keys = tmp_path / "keys"
     make_keys(keys, ["127.0.0.1"], ["a", "b", "c"])
     begin = partial(Coordinator, plan, keys=ServerKeys.load(keys / "server"))
     run = begin(x0=np.zeros(DIM, np.float32), folder=first)
-    with pytest.raises(InputError, match="--next.*a run that is finished"):
+    with pytest.raises(InputError, match=r"--next.*a run that is finished"):
         open_run(first, plan, Plain(), next_run=True)
     model = np.arange(DIM, dtype=np.float32)
     for r in range(4):

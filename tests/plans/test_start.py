@@ -185,7 +185,7 @@ def test_a_servers_model_is_fetched_if_its_certificate_is_vouched_for(
     ca = str(tmp_path / "keys/server/ca.pem")
     found = starting_model(plan_of(url, start_ca=ca), DIM)
     np.testing.assert_array_equal(found.model, MODEL)
-    assert found.as_dict()["round"] == "7"
+    assert found.as_dict()["round"] == 7
     with pytest.raises(InputError, match=r"certificate verify failed.*learning\.start_ca"):
         starting_model(plan_of(url), DIM)
     monkeypatch.setenv("SSL_CERT_FILE", ca)

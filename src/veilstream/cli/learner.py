@@ -40,7 +40,11 @@ def learner_command(
     ] = None,
     store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="ID.db")] = None,
     witness: Annotated[
-        Path | None, typer.Option(help="The ledger's witness, best on another device.")
+        Path | None,
+        typer.Option(
+            help="The ledger's witness, best on another device. The ledger remembers where it is.",
+            show_default="where it was; at first beside the store",
+        ),
     ] = None,
     new_store: Annotated[
         bool,
@@ -89,9 +93,10 @@ def learner_command(
 ) -> None:
     """Learn beside the data: clients' records stay here, only noisy sums leave.
 
-    Runs until it is stopped (Ctrl-C, SIGTERM), also after the last round (then callers get 410), and
-    may be killed at any time: started again it goes on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
-    start needs `--new-store`; on a ledger that exists it changes nothing.
+    Runs until it is stopped (Ctrl-C, SIGTERM), also after the last round (callers then get 410),
+    and may be killed at any time: started again it goes on where its ledger stands.
+    `veilstream ledger status STORE` shows where that is. The first start needs `--new-store`; on a
+    ledger that exists it changes nothing.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.services.learner import LearnerService

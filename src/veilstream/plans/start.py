@@ -1,10 +1,9 @@
 """Where a run starts: the model of an earlier one, if the plan names it (`[learning] start`).
 
-    start = "runs/air"                                  folder of a finished run, of a simulation (its
-                                                        main method, first seed) or of a server
-    start = "air.npz"                                   a file with an array `model`, such as
-                                                        `veilstream model fetch` writes
-    start = "https://fl.example.org:8480/model/latest"  a server's models
+    start = "runs/air"      the folder of a finished run: of a simulation (its main method, first
+                            seed) or of a server
+    start = "air.npz"       a file with an array `model`, such as `veilstream model fetch` writes
+    start = "https://fl.example.org:8480/model/latest"      a server's model API
 
 What a server has released is public, so starting from it costs nothing of anyone's promise: it is
 post-processing. (A simulation's model was made with seeded noise. It protects no one whose real
@@ -166,7 +165,9 @@ def last_released(folder: Path) -> StartingModel:
         rows = np.frombuffer(models, "<f4").reshape(round_ + 1, -1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _refused(str(folder), "a run with its models.f32", str(error)) from error
-    return StartingModel(rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_})
+    return StartingModel(
+        rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_}
+    )
 
 
 def _from_file(path: Path) -> StartingModel:
@@ -232,7 +233,7 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
         raise _refused(text, "a model API that answers", f"{error}; {ways}") from error
     if status != 200 or not kind.startswith("application/octet-stream"):
         raise _refused(
-            text, f"a model as raw float32 (it answered {status} with {ascii(kind[:60])})",
+            text, f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
             "name /model/latest or /model/ROUND of a veilstream server",
         )  # fmt: skip
     if len(data) != 4 * dim:
@@ -242,5 +243,9 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
             "it must come from a run with the same task and data.dim",
         )  # fmt: skip
     model = np.frombuffer(data, "<f4").astype(np.float32)
-    facts = {name: ascii(value[:200])[1:-1] for name, value in said.items() if value is not None}
+    facts: dict[str, Any] = {}
+    if said["run"]:
+        facts["run"] = ascii(said["run"][:200])[1:-1]
+    if (round_ := said["round"] or "").isascii() and round_.isdecimal() and len(round_) < 10:
+        facts["round"] = int(round_)
     return StartingModel(model, text, facts)

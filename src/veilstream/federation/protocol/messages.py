@@ -75,7 +75,8 @@ class Request:
             {
                 "kind": self.kind, "run": self.run, "learner": self.learner, "nonce": self.nonce,
                 "round": self.round, "acknowledged": self.acknowledged, "settings": self.settings,
-                "time": self.time, "follows": self.follows, "body": hashed_body or body_hash(self.body),
+                "time": self.time, "follows": self.follows,
+                "body": hashed_body or body_hash(self.body),
             },
             key,
         )  # fmt: skip

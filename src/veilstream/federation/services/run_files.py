@@ -122,7 +122,14 @@ def _killed_at_birth(folder: Path) -> bool:
     """Whether a server was killed here before its first checkpoint: it may begin again."""
     for stray in folder.glob(".partial-*"):
         stray.unlink(missing_ok=True)
-    ours = {"plan.toml", "start.json", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
+    ours = {
+        "plan.toml",
+        "start.json",
+        "guarantee.json",
+        "versions.json",
+        "rounds.csv",
+        "releases.csv",
+    }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-
 from veilstream.errors import UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport

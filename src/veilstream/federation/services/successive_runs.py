@@ -116,6 +116,6 @@ def _check_next(first: Path, number: int, plan: Plan) -> None:
     if number >= allowed:
         raise InputError(
             "federation.epochs", allowed, f"at least {number + 1} for the run after {newest}",
-            "learners go along as far as the plan says that both sides agreed on; further only with "
-            "another plan, after `veilstream ledger epoch` on each learner",
+            "learners go along as far as the plan says that both sides agreed on; further only "
+            "with another plan, after `veilstream ledger epoch` on each learner",
         )  # fmt: skip
