@@ -66,6 +66,16 @@ R = TypeVar("R")
 _SNAPSHOT_STEPS = 64
 
 
+def _check_dim(plan: Plan, task: Task) -> None:
+    """The server makes its model from the plan alone, and it must be this task's."""
+    sized = plan.learning.task in ("logistic", "least_squares", "ripple")
+    if sized and plan.data.dim != task.dim:
+        raise InputError(
+            "data.dim", plan.data.dim, f"the {task.dim} parameters of the task that was given",
+            f'[data] dim = {task.dim} in the plan; or learning.task = "custom" on every side',
+        )  # fmt: skip
+
+
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
     """A learner's method that waits until no other thread is in one."""
 
@@ -113,6 +123,7 @@ class Learner:
         create: bool = False,
     ) -> None:  # fmt: skip
         no_core_dumps()
+        _check_dim(plan, task)
         self._plan, self.task = plan, task
         self._admission = Admission.of(task)
         self.terms = terms = Terms.of(plan, task.dim, task)
