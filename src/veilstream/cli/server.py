@@ -50,6 +50,17 @@ def server_command(
             "along into a new epoch, as far as federation.epochs says. Later starts leave it out.",
         ),
     ] = False,
+    roll_back: Annotated[
+        int | None,
+        typer.Option(help="Go on from the model after so many rounds.", show_default=False),
+    ] = None,
+    void: Annotated[
+        list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False),
+    ] = None,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
@@ -74,6 +85,7 @@ def server_command(
         loaded, keys, folder, parse_address("--listen", listen), engine,
         None if model_api is None else parse_address("--model-api", model_api), insecure,
         exit_when_done=exit_when_done, next_run=next_run,
+        roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)

@@ -130,6 +130,11 @@ class FederationPlan(_Part):
     epochs: int = value(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
+    combine: Literal["mean", "trimmed", "median"] = "mean"
+    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
+    the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
+    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
+    """For "trimmed"."""
 
 
 class MethodPlan(_Part):

@@ -16,6 +16,7 @@ from veilstream.errors import UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.run_lock import RunLock
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.services.successive_runs import open_run
 from veilstream.federation.services.supervision import ENGINES, Address, Engine, supervised
@@ -69,6 +70,12 @@ class ServerService:
     """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
     next_run: bool = False
     """Begin the run after the newest one, from its last model (`successive_runs`)."""
+    roll_back: int | None = None
+    """Go on from the model that was published after so many rounds."""
+    void: tuple[str, ...] = ()
+    """Learners that are never asked again."""
+    reset: tuple[str, ...] = ()
+    """Learners that are taken at their next enrolment as they are."""
 
     def run(
         self,
@@ -89,12 +96,14 @@ class ServerService:
             metrics.standing(now)
             watch(now)
 
-        coordinator = Coordinator(
-            self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start, task=task,
-            watch=moved,
-        )  # fmt: skip
-        _log.info("guarantee: %s", coordinator.terms.guarantee)
         with ExitStack() as stack:
+            stack.callback(RunLock(self.folder).close)
+            coordinator = Coordinator(
+                self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start,
+                task=task, watch=moved,
+            )  # fmt: skip
+            self._operate(coordinator)
+            _log.info("guarantee: %s", coordinator.terms.guarantee)
             self._publish(coordinator, metrics, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
@@ -117,6 +126,15 @@ class ServerService:
                 else:
                     self._serve_on(coordinator, transport, check, stop)
         return coordinator
+
+    def _operate(self, coordinator: Coordinator) -> None:
+        """What the operator has decided, before anyone is asked."""
+        if self.roll_back is not None:
+            coordinator.roll_back(self.roll_back)
+        for learner in self.void:
+            coordinator.void(learner)
+        for learner in self.reset:
+            coordinator.reset(learner)
 
     def _publish(self, coordinator: Coordinator, metrics: ServerMetrics, stack: ExitStack) -> None:
         """Open the model API, if it is asked for."""
