@@ -275,6 +275,7 @@ class _Connection(H11Protocol):
     def cut(self) -> None:
         """End it now, whatever is still to be read."""
         self._cut = True
+        self.guard.open.discard(self)
         self.transport.abort()
 
     def _set(self, seconds: float) -> None:
