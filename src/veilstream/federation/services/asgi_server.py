@@ -9,9 +9,11 @@ nothing, cost a socket each for some seconds and stop nobody else. Nobody's requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
+import struct
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -275,6 +277,11 @@ class _Connection(H11Protocol):
     def cut(self) -> None:
         """End it now, whatever is still to be read."""
         self._cut = True
+        self.guard.open.discard(self)
+        if (raw := self.transport.get_extra_info("socket")) is not None:
+            # By a reset: else the kernel keeps all that is unread until the caller reads it.
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _set(self, seconds: float) -> None:
@@ -293,7 +300,7 @@ class _Connection(H11Protocol):
             else:
                 self._say_late()
             self.transport.close()
-            self._timer = self.loop.call_later(_ABORT_S, self.transport.abort)
+            self._timer = self.loop.call_later(_ABORT_S, self.cut)
         else:
             if not self._idle or self.transport.get_write_buffer_size():
                 self.guard.refused("answer not read")

@@ -49,6 +49,7 @@ _FORMS = {
 }
 _HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status or /metrics"
 _KEPT_BYTES = 32 << 20
+_KEPT_BODIES = 8
 _KEPT_TAGS = 256
 _PIECE = 1 << 16
 _SLOWEST = 50_000  # bytes a second that a caller must be able to read
@@ -84,6 +85,7 @@ class ModelApi:
         self._plan_toml, self._plan_digest = plan.to_toml(), plan_digest(plan)
         self._encoded: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._tags: OrderedDict[int, str] = OrderedDict()
+        self._working = asyncio.Lock()
         if limits is None:
             limits = Limits(answer_s=60.0 + 24 * coordinator.terms.dim / _SLOWEST)
         app = Starlette(
@@ -151,22 +153,27 @@ class ModelApi:
 
     async def _tag(self, round_: int) -> str:
         """A released model never changes while a server runs, so its hash is worked out once."""
-        tag = self._tags.get(round_)
-        if tag is None:
-            tag = await asyncio.to_thread(lambda: _hash(self._coordinator.models.read(round_)))
-            self._tags[round_] = tag
-            while len(self._tags) > _KEPT_TAGS:
-                self._tags.popitem(last=False)
+        async with self._working:
+            tag = self._tags.get(round_)
+            if tag is None:
+                tag = await asyncio.to_thread(lambda: _hash(self._coordinator.models.read(round_)))
+                self._tags[round_] = tag
+                while len(self._tags) > _KEPT_TAGS:
+                    self._tags.popitem(last=False)
         return tag
 
     async def _body(self, round_: int, form: str) -> bytes:
-        """The newest few are kept."""
-        body = self._encoded.get((round_, form))
-        if body is None:
-            body = await asyncio.to_thread(self._encode, round_, form)
-            self._encoded[round_, form] = body
-            while sum(map(len, self._encoded.values())) > _KEPT_BYTES or len(self._encoded) > 8:
-                self._encoded.popitem(last=False)
+        """The newest few are kept; many callers at once share one."""
+        async with self._working:
+            body = self._encoded.get((round_, form))
+            if body is None:
+                body = await asyncio.to_thread(self._encode, round_, form)
+                kept = self._encoded
+                kept[round_, form] = body
+                while len(kept) > 1 and (
+                    len(kept) > _KEPT_BODIES or sum(map(len, kept.values())) > _KEPT_BYTES
+                ):
+                    kept.popitem(last=False)
         return body
 
     def _encode(self, round_: int, form: str) -> bytes:
@@ -191,6 +198,7 @@ class _Pieces(Response):
         for at in range(0, len(body), _PIECE):
             piece = body[at : at + _PIECE]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # others' turn; and whether this caller is still there shows
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -27,13 +27,13 @@ _QUANTILES = (0.5, 0.9, 0.99)
 class ServerMetrics:
     """Counts of one server process, from its start."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._clock = threading.Lock(), clock
         self._counts: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=_RECENT)
         self._rounds, self._total_s = 0, 0.0
         self._round: int | None = None
-        self._round_began = self._began = time.monotonic()
+        self._round_began = self._began = clock()
 
     def add(self, name: str, amount: int = 1) -> None:
         """Count."""
@@ -42,7 +42,7 @@ class ServerMetrics:
 
     def standing(self, now: Standing) -> None:
         """The coordinator moved; a round that it has closed is timed."""
-        moment = time.monotonic()
+        moment = self._clock()
         with self._lock:
             if self._round is not None and now.round > self._round:
                 seconds = moment - self._round_began
@@ -75,7 +75,7 @@ class ServerMetrics:
         for name, text in _COUNTERS.items():
             page.one(f"{name}_total", "counter", text, counts[name])
         page.summary("round_seconds", "Seconds of a round.", seconds, rounds, total_s)
-        up = time.monotonic() - self._began
+        up = self._clock() - self._began
         page.one("uptime_seconds", "gauge", "Seconds since the server's start.", up)
         page.one("resident_memory_bytes", "gauge", "Memory of this process.", _memory_bytes())
         return page.text()
