@@ -636,3 +636,16 @@ def test_a_liar_within_bounds_moves_the_mean_and_hardly_the_median(tmp_path):
         stage.close()
     assert ends["mean"] == pytest.approx((2**19 + 2000) / 3)
     assert ends["trimmed"] == ends["median"] == pytest.approx(1000)
+
+
+def test_the_study_of_poisoning_in_short():
+    """Real noise: one liar of ten within bounds ruins the mean, which is what the page says."""
+    from studies.poisoning import COMBINES, play
+    from studies.poisoning import plan_of as poisoned
+
+    plan = poisoned(12, 64.0)
+    terms = Terms.of(plan, 10)
+    honest, lied = (play(plan, terms, COMBINES[0], 0, liar=liar) for liar in (False, True))
+    assert honest.accuracy > 0.7
+    assert lied.accuracy < 0.5
+    assert lied.loss > honest.loss + 0.05
