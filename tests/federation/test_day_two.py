@@ -275,6 +275,34 @@ def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one
     begin(x0=again.x0, folder=again.folder, start=again.start)
 
 
+# --- an earlier model ----------------------------------------------------------------------------
+
+
+def test_a_server_starts_from_another_servers_model_api(tmp_path, plan):
+    from veilstream.federation.services.model_api import ModelApi
+
+    keys, model = tmp_path / "keys/server", np.linspace(-1, 1, DIM).astype(np.float32)
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
+    earlier = Coordinator(plan, model, ServerKeys.load(keys), tmp_path / "earlier")
+    api = ModelApi(earlier, plan, ("127.0.0.1", 0), (keys / "tls.pem", keys / "tls.key"))
+    start = {"start": f"https://127.0.0.1:{api.port}", "start_ca": str(keys / "ca.pem")}
+    later = dataclasses.replace(plan, learning=dataclasses.replace(plan.learning, **start))
+    try:
+        opening = open_run(tmp_path / "later", later, Plain(), next_run=False)
+    finally:
+        api.close()
+    np.testing.assert_array_equal(opening.x0, model)
+    run = partial(Coordinator, later, keys=ServerKeys.load(keys), folder=tmp_path / "later")
+    begun = run(x0=opening.x0, start=opening.start)
+    said = json.loads((tmp_path / "later/start.json").read_text())
+    assert said == {"start": start["start"], "run": earlier.run, "round": 0,
+                    "sha256": model_sha256(model)}  # fmt: skip
+    again = open_run(tmp_path / "later", later, Plain(), next_run=False)  # nobody answers any more
+    resumed = run(x0=again.x0, start=again.start)
+    assert resumed.run == begun.run
+    np.testing.assert_array_equal(resumed.fold.x, model)
+
+
 # --- what a learner's log says -------------------------------------------------------------------
 
 
