@@ -12,6 +12,7 @@ from tests.deployment.test_learner import TAU, Still, client, model, plan_of, ru
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch
+from veilstream.deployment.ledger.store import Ledger
 from veilstream.errors import InputError, PrivacyError
 
 
@@ -159,3 +160,55 @@ def test_another_number_of_epochs_is_another_plan(path):
         pass
     with pytest.raises(InputError, match=r"'epochs': 3.*begun with: .*'epochs': 2"):
         learner_at(path, epochs=3)
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["end", "epoch"])
+@pytest.mark.parametrize("moment", ["before", "stored", "witnessed"])
+def test_a_kill_on_the_way_into_the_next_epoch_is_made_good_by_asking_again(
+    path, monkeypatch, kind, moment
+):
+    """The server asks again; then it has begun one epoch, and no secret of the old one is left."""
+    write, witness = Ledger.write, Ledger.witness
+    last: list[str] = []
+
+    def killed_write(self, given, body, **more):
+        last[:] = [given]
+        if (given, moment) == (kind, "before"):
+            raise _Killed
+        record = write(self, given, body, **more)
+        if (given, moment) == (kind, "stored"):
+            raise _Killed
+        return record
+
+    def killed_witness(self):
+        witness(self)
+        if (last, moment) == ([kind], "witnessed"):
+            raise _Killed
+
+    with learner_at(path, epochs=2) as learner:
+        learner.join("one")
+        run_round(learner, 0)
+        learner.begin_round(1, model(1))
+        learner.observe("someone", client(1, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "write", killed_write)
+            patch.setattr(Ledger, "witness", killed_witness)
+            with pytest.raises(_Killed):
+                learner.follow("two", ["one"])
+        with pytest.raises(PrivacyError):  # what is left of it in memory does nothing any more
+            learner.follow("two", ["one"])
+    with learner_at(path, epochs=2) as learner:
+        learner.follow("two", ["one"])
+        learner.join("two")
+        assert (learner.epoch, learner.round, learner.run, learner.epochs_left) == (1, 0, "two", 0)
+        assert learner.ledger.names("seed/") == []
+        begun = [r.body["epoch"] for r in learner.ledger.records() if r.kind == "epoch"]
+        assert begun == [0, 1]
+        learner.begin_round(0, model(0))
+        learner.observe("someone", client(1, 0))
+        assert learner.clients_wanted == TAU
+    verify(path)
