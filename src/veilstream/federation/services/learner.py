@@ -24,7 +24,7 @@ from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource, LiveSource
+from veilstream.streams.intake import ClientSource, FileSource, LiveSource
 
 if TYPE_CHECKING:
     from veilstream.federation.services.learner_api import LearnerApi
@@ -87,6 +87,8 @@ class LearnerService:
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
+            if isinstance(source, FileSource):
+                stack.callback(source.close)
             learner = Learner(
                 self.plan, self.store, task, witness=self.witness, create=self.new_store
             )
