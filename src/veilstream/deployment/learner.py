@@ -50,7 +50,7 @@ from veilstream.deployment.server_input import (
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission, Answer
-from veilstream.learning.tasks import Sample, Task, TaskDetails
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import ClippedGradient
@@ -67,12 +67,14 @@ _SNAPSHOT_STEPS = 64
 
 
 def _check_dim(plan: Plan, task: Task) -> None:
-    """The server makes its model from the plan alone, and it must be this task's."""
-    sized = plan.learning.task in ("logistic", "least_squares", "ripple")
-    if sized and plan.data.dim != task.dim:
+    """The server makes its model from the plan alone: the task that the plan names has its size.
+
+    A task of another class (an audit's, a study's) has a size of its own.
+    """
+    if isinstance(task, Logistic | LeastSquares | Ripple) and plan.data.dim != task.dim:
         raise InputError(
             "data.dim", plan.data.dim, f"the {task.dim} parameters of the task that was given",
-            f'[data] dim = {task.dim} in the plan; or learning.task = "custom" on every side',
+            f"[data] dim = {task.dim} in the plan, the same on every side",
         )  # fmt: skip
 
 
