@@ -62,7 +62,7 @@ def signed(head, body: bytes = b"") -> bytes:
 NO_BODY = hashlib.sha256(b"").hexdigest()
 ROUND = {
     "kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
-    "settings": {}, "time": 0, "body": NO_BODY,
+    "settings": {}, "time": 0, "follows": [], "body": NO_BODY,
 }  # fmt: skip
 ENROLLED = {
     "kind": "enrolled", "learner": "north", "answers": "ab", "body": NO_BODY,
@@ -82,7 +82,8 @@ def test_the_forms_that_the_next_tests_damage_are_read():
         {"nonce": "x" * 65}, {"nonce": None}, {"round": -1}, {"round": True}, {"round": 2**32},
         {"round": 1.0}, {"round": "3"}, {"acknowledged": [1]}, {"acknowledged": [1, 2]},
         {"acknowledged": ["1", "ab"]}, {"acknowledged": {"0": 1}}, {"settings": []}, {"time": 1.5},
-        {"body": "0" * 64}, {"body": 3}, {"more": 1},
+        {"body": "0" * 64}, {"body": 3}, {"more": 1}, {"follows": "run"}, {"follows": [1]},
+        {"follows": ["x" * 201]}, {"follows": None},
     ],
 )  # fmt: skip
 def test_a_signed_request_of_unknown_form_is_refused_too(change):
@@ -90,7 +91,7 @@ def test_a_signed_request_of_unknown_form_is_refused_too(change):
         Request.read(signed(ROUND | change), KEY.public)
 
 
-@pytest.mark.parametrize("name", ["kind", "run", "round", "time", "settings", "body"])
+@pytest.mark.parametrize("name", ["kind", "run", "round", "time", "settings", "follows", "body"])
 def test_a_signed_request_without_one_of_its_fields_is_refused(name):
     with pytest.raises(ProtocolError):
         Request.read(signed({k: v for k, v in ROUND.items() if k != name}), KEY.public)

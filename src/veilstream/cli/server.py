@@ -36,6 +36,20 @@ def server_command(
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done", help="End after the last round, for scripts; else serve models on."
+        ),
+    ] = False,
+    next_run: Annotated[
+        bool,
+        typer.Option(
+            "--next",
+            help="Begin the next run, in OUT-2 and so on, from the last model: every learner goes "
+            "along into a new epoch, as far as federation.epochs says. Later starts leave it out.",
+        ),
+    ] = False,
     roll_back: Annotated[
         int | None,
         typer.Option(help="Go on from the model after so many rounds.", show_default=False),
@@ -53,8 +67,9 @@ def server_command(
 ) -> None:
     """Hold the model: announce it, collect learners' releases, publish every new one.
 
-    Started again after a crash it goes on from its checkpoint, to the same numbers. Make keys first
-    with `veilstream keys make`.
+    Started again after a crash it goes on from its checkpoint, to the same numbers. After the last
+    round it goes on serving models until it is stopped (Ctrl-C, SIGTERM; exit code 0), also when it
+    is started again on a finished run. Make keys first with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.server import ServerService
@@ -69,14 +84,15 @@ def server_command(
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
         None if model_api is None else parse_address("--model-api", model_api), insecure,
+        exit_when_done=exit_when_done, next_run=next_run,
         roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)
     if json:
-        print_json({"run": done.run, "rounds": done.round, "folder": str(folder)})
+        print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
     else:
-        typer.echo(f"{done.run}: {done.round} rounds; {folder}")
+        typer.echo(f"{done.run}: {done.round} rounds; {service.folder}")
 
 
 def _end_on_sigterm() -> None:

@@ -67,6 +67,10 @@ class Terms:
     task: str = "logistic"
     ridge: float = 0.0
     learners: int = 1
+    epochs: int = 1
+    """How many the server may lead learners through, one after the other."""
+    start_sha256: str | None = None
+    """Of the model that the run starts from, where the plan says it."""
     admission: Admission | None = None
     """Which records the task admits; None where only the plan is known, not the task itself."""
 
@@ -86,7 +90,7 @@ class Terms:
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            _admission(task),
+            plan.federation.epochs, plan.learning.start_sha256, _admission(task),
         )  # fmt: skip
 
     @property
@@ -111,6 +115,8 @@ class Terms:
             "task": self.task,
             "ridge": self.ridge,
             "learners": self.learners,
+            "epochs": self.epochs,
+            "start_sha256": self.start_sha256,
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }

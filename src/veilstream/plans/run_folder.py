@@ -7,6 +7,7 @@
     models.npz       the last published model of every method and seed, unless they are very large
     summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
     versions.json    what ran
+    start.json       with learning.start: which model the run started from (start.f32)
     checkpoint.npz   only while a run is not complete; one per seed batch where there are several
     seed_batches.json       likewise: which seeds run together
 
@@ -83,6 +84,8 @@ _OWN_FILES = frozenset(
         "accuracy.csv",
         "summary.json",
         "versions.json",
+        "start.json",
+        "start.f32",
         "models.npz",
         "checkpoint.npz",
         "seed_batches.json",

@@ -50,10 +50,10 @@ class Request:
     """From the server to one learner."""
 
     kind: str
-    """"enrol" or "round"."""
+    """"enrol", "round" or "end"."""
     run: str
     learner: str
-    """To whom; "" in an enrolment where the transport does not say who sits at a node."""
+    """To whom; "" in an enrolment or an end where the transport does not say who sits at a node."""
     nonce: str
     round: int = 0
     """The learner's own round: it counts those it took part in."""
@@ -64,6 +64,8 @@ class Request:
     time: int = field(default_factory=lambda: int(time.time()))
     """The server's clock, seconds since 1970. A learner joins a run only by its server's word of
     now: a request that someone kept cannot bind a new epoch to a run that is over."""
+    follows: tuple[str, ...] = ()
+    """In an enrolment: earlier runs of this server, which are over; the newest last."""
 
     def sign(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
         """As it is sent; ``hashed_body`` is `body_hash` of the body, where it is known."""
@@ -75,7 +77,8 @@ class Request:
             {
                 "kind": self.kind, "run": self.run, "learner": self.learner, "nonce": self.nonce,
                 "round": self.round, "acknowledged": self.acknowledged, "settings": self.settings,
-                "time": self.time, "body": hashed_body or body_hash(self.body),
+                "time": self.time, "follows": self.follows,
+                "body": hashed_body or body_hash(self.body),
             },
             key,
         )  # fmt: skip
@@ -92,9 +95,9 @@ class Request:
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
             head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
-            "body",
+            "follows", "body",
         )  # fmt: skip
-        if head["kind"] not in ("enrol", "round"):
+        if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
         said, acknowledged = head["acknowledged"], None
         if said is not None:
@@ -105,6 +108,7 @@ class Request:
             head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
             form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
             form.table(head["settings"]), body, form.whole(head["time"]),
+            tuple(form.text(run, _RUN) for run in head["follows"]),
         )  # fmt: skip
 
 
@@ -113,12 +117,13 @@ class Reply:
     """From a learner to the server."""
 
     kind: str
-    """"enrolled", "release" or "refusal"."""
+    """"enrolled", "release", "ended" or "refusal"."""
     learner: str
     answers: str
     """Hash of the request."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Enrolled: epoch, round, daemon, settings, time (the learner's clock). Refusal: why."""
+    """Enrolled: epoch, round, daemon, settings, time (the learner's clock). Ended: epoch, round
+    (how many it has sealed). Refusal: why."""
     body: bytes = b""
     hashed_body: str = field(default="", compare=False)
     """`body_hash` of the body, in a reply that was read."""
@@ -212,6 +217,7 @@ _FACTS: dict[str, dict[str, Callable[[_Form, Any], Any]]] = {
         "time": _Form.whole,
     },
     "release": {},
+    "ended": {"epoch": _Form.whole, "round": _Form.whole},
     "refusal": {"why": lambda form, value: form.text(value, LONGEST_TEXT)},
 }
 

@@ -72,7 +72,7 @@ class ModelFile:
 
     def write(self, round_: int, model: NDArray[np.float32]) -> None:
         """Durable when it returns."""
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(handle, model.astype("<f4").tobytes(), 4 * self.dim * round_)
             os.fsync(handle)

@@ -10,9 +10,10 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,7 @@ class Coordinator:
         folder: Path,
         *,
         engine: str = "",
+        start: Mapping[str, Any] | None = None,
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
@@ -111,13 +113,16 @@ class Coordinator:
                 "learning.learners", n, f"as many as have keys ({len(keys.learners)})",
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
             )  # fmt: skip
-        self._files = RunFiles(folder, plan, self.terms)
+        self._files = RunFiles(folder, plan, self.terms, start)
         self._fold = self._files.open(x0, sorted(keys.learners), engine)
         self.models, self.run = self._files.models, self._files.run
+        self._follows = self._files.follows
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
         self._enrolling: dict[str, _Enrolling] = {}  # by node
+        self._ending: dict[str, _Enrolling] = {}  # likewise, after the last round
+        self._confirmed: set[str] = set()
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
         self._said_stuck = -_SAY_AGAIN_S
@@ -147,6 +152,11 @@ class Coordinator:
         """Learners that have enrolled and can be asked."""
         return frozenset(self._places)
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Learners that cannot take part, and why."""
+        return dict(self._refused)
+
     # --- rounds ----------------------------------------------------------------------------------
 
     def go(
@@ -173,6 +183,65 @@ class Coordinator:
         """Ask newcomers who they are, and look at what has come back; no round is begun."""
         self._ask_newcomers(transport)
         self._take_all(transport, _Round(time.monotonic()))
+
+    def after_end(self, transport: Transport) -> tuple[str, ...]:
+        """Tell learners that the run is over, and look at what has come back; call it again.
+
+        One that missed a round closes its epoch then and destroys its secrets; the others have done
+        so at their own horizon. A learner that is away is told when it comes.
+
+        Args:
+            transport: as for `go`.
+
+        Returns:
+            Learners that have not confirmed it since this start.
+
+        """
+        now = time.monotonic()
+        for node in transport.nodes():
+            asking = self._ending.setdefault(node, _Enrolling())
+            if now > asking.again_at:
+                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
+                    self._keys.identity
+                )
+                asking.asked.add(digest(request))
+                asking.again_at = now + _AGAIN_S
+                transport.send(node, request)
+        for node, data in transport.receive(_LOOK_S):
+            try:
+                self._confirmed |= self._ended(node, data)
+            except VeilstreamError as error:
+                self.messages_refused[type(error).__name__] += 1
+                _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+        return tuple(sorted(set(self._keys.learners) - self._confirmed))
+
+    def end_all(
+        self, transport: Transport, within_s: float, look: Callable[[], None] = lambda: None
+    ) -> tuple[str, ...]:
+        """`after_end` until every learner has confirmed, or so many seconds have passed."""
+        until = time.monotonic() + within_s
+        while (left := self.after_end(transport)) and time.monotonic() < until:
+            look()
+        return left
+
+    def _ended(self, node: str, data: bytes | Failure) -> set[str]:
+        """Who has confirmed the end with this reply, if anyone."""
+        if isinstance(data, Failure):
+            return set()
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
+        reply = Reply.read(data, self._keys.learners[name])
+        if reply.answers not in set().union(*(asking.asked for asking in self._ending.values())):
+            return set()  # to something that was asked before the end
+        self._ending[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        if reply.kind == "ended":
+            self._ending[node].again_at = float("inf")
+            _log.info("learner %s has closed its epoch", name)
+            return {name}
+        why = shown(str(reply.facts.get("why", "")), _LONGEST_LINE)
+        _log.warning("learner %s does not end its epoch: %s", name, why)
+        return set()
 
     def _take_all(self, transport: Transport, here: _Round) -> None:
         for node, data in transport.receive(_LOOK_S):
@@ -229,7 +298,7 @@ class Coordinator:
             if now > asking.again_at:
                 request = Request(
                     "enrol", self.run, node if node in self._keys.learners else "",
-                    secrets.token_hex(8), settings=self._settings,
+                    secrets.token_hex(8), settings=self._settings, follows=self._follows,
                 ).sign(self._keys.identity)  # fmt: skip
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S

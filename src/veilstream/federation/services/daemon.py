@@ -61,12 +61,23 @@ class Daemon:
         else:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
+        self.dismissed = False
+        """Whether the server has said, since this start, that the epoch's run is over."""
         self._listener: socket.socket | None = None
 
     @property
     def learner(self) -> Learner:
         """Whose rounds these are; to look at."""
         return self._learner
+
+    @property
+    def ended(self) -> str | None:
+        """Why nobody is taken any more; None while rounds may come."""
+        learner = self._learner
+        if not learner.over:
+            return None
+        reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
+        return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -89,6 +100,8 @@ class Daemon:
     def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
         if request.kind == "enrol":
             return self._enrol(request, answers)
+        if request.kind == "end" and request.learner in ("", self._keys.name):
+            return self._end(request, answers)
         if request.learner != self._keys.name:
             raise ProtocolError(
                 f"a request to {request.learner!r} at learner {self._keys.name!r}",
@@ -112,6 +125,13 @@ class Daemon:
                 f"server and learner {self._keys.name!r} have different plans ({both})",
                 SAME_TERMS,
             )
+        if self._learner.follow(request.run, request.follows):
+            self.dismissed = False
+            _log.info(
+                "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
+                "federation.epochs allows %d more after it",
+                request.run, self._learner.epoch, self._learner.epochs_left,
+            )  # fmt: skip
         self._join(request)
         facts = {
             "epoch": self._learner.epoch,
@@ -121,6 +141,28 @@ class Daemon:
             "time": int(time.time()),
         }
         return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _end(self, request: Request, answers: str) -> Reply:
+        """Close the epoch of a run that the server says is over; said again, nothing changes.
+
+        A server that says so too early has less to learn from; nobody's promise changes.
+        """
+        learner = self._learner
+        if learner.run != request.run:
+            raise ProtocolError(
+                f"the end of run {request.run!r} at a learner whose epoch {learner.epoch} belongs "
+                f"to {'no run yet' if learner.run is None else repr(learner.run)}",
+                "nothing has to be done",
+            )
+        if not learner.over:
+            _log.info(
+                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are "
+                "destroyed", request.run, learner.epoch, learner.round, learner.terms.rounds,
+            )  # fmt: skip
+        learner.end_epoch()
+        self.dismissed = True
+        facts = {"epoch": learner.epoch, "round": learner.round}
+        return Reply("ended", self._keys.name, answers, facts)
 
     def _join(self, request: Request) -> None:
         """Give this epoch to a run, once, by a request of now.

@@ -133,7 +133,7 @@ def _children(
     common += ["--trust-engine"] if engine in TRUST_NEEDED else []  # asked for before this
     server = [
         *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
-        "--listen", f"{host}:{port}", "--out", str(folder / "run"),
+        "--listen", f"{host}:{port}", "--out", str(folder / "run"), "--exit-when-done",
     ]  # fmt: skip
     children = [Child(server, folder / "logs/server.log")]
     for index, name in enumerate(names):

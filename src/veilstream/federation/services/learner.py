@@ -11,23 +11,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
 from veilstream.errors import UnknownName
 from veilstream.federation.identity import LearnerKeys
+from veilstream.federation.services.access_token import open_token, token_path
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.intake import ClientSource, FileSource, LiveSource
+
+if TYPE_CHECKING:
+    from veilstream.federation.services.learner_api import LearnerApi
 
 __all__ = ["LearnerService", "learner_node"]
 
 _log = logging.getLogger(__name__)
+
+_LAST_REPLY_S = 1.0  # for the confirmation to reach the server
 
 
 def learner_node(
@@ -64,9 +70,13 @@ class LearnerService:
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
     reply_when_full: bool = False
+    token_file: Path | None = None
+    """The learner API's access token; None: beside the store, with the suffix .token."""
+    exit_when_done: bool = False
+    """Return when the server has said that the run is over and no other epoch may follow."""
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Answer the server until ``stop``."""
+        """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan)
@@ -75,7 +85,10 @@ class LearnerService:
         if self.reply_when_full:
             _log.warning("%s", WHEN_FULL)
         task = task_of(self.plan) if self.task is None else self.task
+        api: LearnerApi | None = None
         with ExitStack() as stack:
+            if isinstance(source, FileSource):
+                stack.callback(source.close)
             learner = Learner(
                 self.plan, self.store, task, witness=self.witness, create=self.new_store
             )
@@ -86,21 +99,32 @@ class LearnerService:
             daemon = Daemon(learner, keys, source, replies=times or "when done")
             stack.callback(daemon.close)
             if self.learner_api is not None:
-                live = source if isinstance(source, LiveSource) else None
-                api = LearnerApi(daemon, live, self.learner_api)
+                api = self._api(daemon, source, self.learner_api)
                 stack.callback(api.close)
-                _log.info("learner API at http://%s:%d/", self.learner_api[0], api.port)
             node = self._node(daemon, learner, stack)
             stack.callback(node.close)
             node.start()
-            rounds, seen = self.plan.learning.rounds, learner.round
-            _log.info("learner %s: epoch %d, round %d", keys.name, learner.epoch, seen)
+            progress = _Progress(keys.name, daemon)
             with supervised([node]) as check:
                 while not stop.wait(0.1):
                     check()
-                    if learner.round != seen:
-                        seen = learner.round
-                        _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
+                    if api is not None:
+                        api.log_refusals()
+                    progress.log()
+                    if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
+                        stop.wait(_LAST_REPLY_S)
+                        return
+
+    def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
+        from veilstream.federation.services.learner_api import LearnerApi
+
+        path = self.token_file or token_path(self.store)
+        token, made = open_token(path)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
+        if made:
+            _log.info("learner API: new access token, shown this once: %s", token)
+        return api
 
     def _node(self, daemon: Daemon, learner: Learner, stack: ExitStack) -> Node:
         """The engine's side here; only the direct one is in this process and needs no socket."""
@@ -119,6 +143,26 @@ class LearnerService:
         return learner_node(
             self.engine, self.keys, socket, state, self.server, insecure=self.insecure
         )
+
+
+class _Progress:
+    """Logs where a learner stands, when that changes."""
+
+    def __init__(self, name: str, daemon: Daemon) -> None:
+        self._name, self._daemon, self._learner = name, daemon, daemon.learner
+        self._seen = (self._learner.epoch, self._learner.round)
+        self._over: int | None = None
+        _log.info("learner %s: epoch %d, round %d", name, *self._seen)
+
+    def log(self) -> None:
+        learner, rounds = self._learner, self._learner.terms.rounds
+        now = (learner.epoch, learner.round)
+        if now != self._seen and learner.round:
+            _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
+        self._seen = now
+        if learner.over and self._over != learner.epoch:
+            self._over = learner.epoch
+            _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)
 
 
 @contextmanager

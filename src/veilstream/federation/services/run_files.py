@@ -11,7 +11,9 @@ import csv
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,12 @@ from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
 
-__all__ = ["RunFiles"]
+__all__ = ["RunFiles", "has_checkpoint"]
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has begun here, so that a server goes on with it."""
+    return (folder / "checkpoint.npz").exists()
 
 
 class RunFiles:
@@ -34,14 +41,17 @@ class RunFiles:
 
     run: str
 
-    def __init__(self, folder: Path, plan: Plan, terms: Terms) -> None:
-        self._folder, self._plan, self._terms = folder, plan, terms
+    def __init__(
+        self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None
+    ) -> None:
+        """``start`` says where x⁰ comes from, if not from the task."""
+        self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
         self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
 
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
-        resumed = (self._folder / "checkpoint.npz").exists()
+        resumed = has_checkpoint(self._folder)
         going_on = resumed or _killed_at_birth(self._folder)
         check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
@@ -50,6 +60,8 @@ class RunFiles:
         fold = ServerFold(self._terms, x0, learners, self._combine)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
+        if self._start is not None:
+            write_file(self._folder / "start.json", _json(dict(self._start)))
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
         write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
@@ -57,6 +69,13 @@ class RunFiles:
         self.models.write(0, x0)
         self._save(fold)
         return fold
+
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Earlier runs of the same plan, which are over."""
+        path = self._folder / "start.json"
+        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return tuple(said.get("follows", ()))
 
     def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         position = Position.load(self._folder / "checkpoint.npz")
@@ -123,7 +142,14 @@ def _killed_at_birth(folder: Path) -> bool:
     """Whether a server was killed here before its first checkpoint: it may begin again."""
     for stray in folder.glob(".partial-*"):
         stray.unlink(missing_ok=True)
-    ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
+    ours = {
+        "plan.toml",
+        "start.json",
+        "guarantee.json",
+        "versions.json",
+        "rounds.csv",
+        "releases.csv",
+    }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return "plan.toml" in found and found <= ours | {"models.f32", "engine", LOCK_FILE}
 

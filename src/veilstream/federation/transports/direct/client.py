@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
 
 __all__ = ["StreamClient", "TlsFiles"]
+
+_log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
@@ -72,8 +74,6 @@ class StreamClient:
         self._said = ""
         self._answered = False
         self._warn_at = 0.0
-        self.notes: deque[str] = deque(maxlen=100)
-        """Lines to show."""
         self.connected = False
         """Whether the server has let it in."""
         self.refused: Trouble | None = None
@@ -108,7 +108,7 @@ class StreamClient:
             if trouble is not None:
                 if trouble.lasting and self._enrolled:
                     longest = _PATIENT_DELAY_S
-                self._say(f"{trouble.what}; waiting ({trouble.way_out})")
+                self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, longest)
 
@@ -148,7 +148,8 @@ class StreamClient:
 
     def _welcomed(self) -> None:
         self.connected = self._enrolled = True
-        self._say("connected")
+        self._say(f"connected to {wire.target(*self._address)}", logging.INFO)
+        self.warn_of_expiry()
 
     def warn_of_expiry(self) -> None:
         """A line from 30 days before this learner's certificate ends, every day."""
@@ -157,7 +158,7 @@ class StreamClient:
         self._warn_at = time.monotonic() + _DAY_S
         with contextlib.suppress(OSError, ValueError):  # said when it connects
             if soon := expiring(load(self._tls.certificate), "this learner's"):
-                self.notes.append(f"warning: {soon}")
+                _log.warning("%s", soon)
 
     async def _explain(self, code: grpc.StatusCode) -> Trouble:
         """Why the server is not to be had, in our own words."""
@@ -187,11 +188,11 @@ class StreamClient:
                 return trouble
         return Trouble(f"no connection to {shown}", "is the server running?", lasting=False)
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, level: int) -> None:
         """Once, until something else is to be said."""
         if line != self._said:
             self._said = line
-            self.notes.append(line)
+            _log.log(level, "%s", line)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -211,10 +212,10 @@ class StreamClient:
         try:
             reply = await loop.run_in_executor(self._worker, self._handle, request)
         except Exception as error:  # its text might hold data; asked again, it may do better
-            self.notes.append(f"{type(error).__name__}: a request is left without an answer")
+            _log.warning("%s: a request is left without an answer", type(error).__name__)
             return
         if len(reply) > wire.reply_limit(self._dim):
-            self.notes.append(f"a reply of {len(reply)} bytes is too large for d = {self._dim}")
+            _log.warning("a reply of %d bytes is too large for d = %d", len(reply), self._dim)
             return
         # The stream may have ended meanwhile; the server asks again on the next.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

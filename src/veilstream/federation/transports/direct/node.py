@@ -70,7 +70,7 @@ class DirectNode:
         self._client.start()
 
     def supervise(self) -> str | None:
-        """A line to show if there is one; the client connects again by itself.
+        """See whether the server refuses; the client connects again, and logs, by itself.
 
         Raises:
             ProtocolError: the server refuses this learner.
@@ -80,10 +80,7 @@ class DirectNode:
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
         self._client.warn_of_expiry()
-        lines = []
-        while self._client.notes:
-            lines.append(self._client.notes.popleft())
-        return "; ".join(lines) or None
+        return None
 
     def close(self) -> None:
         """Disconnect."""

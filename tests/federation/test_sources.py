@@ -1,20 +1,15 @@
-"""Sources of clients, the learner API, the server's page of models: as others see them."""
+"""Sources of clients: the plan's stream, files, people who call."""
 
 from __future__ import annotations
 
 import json
-import ssl
 import threading
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
 
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
-from veilstream.federation.services.learner_api import LearnerApi
-from veilstream.federation.services.model_api import ModelApi
 from veilstream.learning.admission import Answer
 from veilstream.plans.data_source import PlanSource, open_source
 from veilstream.streams.intake import FileSource, LiveSource
@@ -141,106 +136,3 @@ def test_people_who_call_wait_for_their_answer_and_nobody_is_put_by():
 
 def test_a_round_without_callers_ends_after_the_plans_patience():
     assert taken(LiveSource(patience_s=0.05), 0, 2) == []
-
-
-def post(port: int, path: str, body) -> tuple[int, dict]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
-def test_the_desk_takes_records_and_predicts(tmp_path):
-    plan = plan_of(learners=1)
-    source = LiveSource(patience_s=5.0)
-    with World(tmp_path, plan, names=("a",)) as world:
-        daemon = world.start("a", source=source)
-        api = LearnerApi(daemon, source, ("127.0.0.1", 0))
-        try:
-            assert post(api.port, "/observe", ROW) == (503, {"answer": "wait"})
-            assert post(api.port, "/predict", {"features": [1] * DIM})[0] == 400  # no model yet
-            coordinator = world.coordinator()
-            going = threading.Thread(
-                target=coordinator.go, args=(world.transport(), 1), daemon=True
-            )
-            going.start()
-            wait_for(lambda: source.is_open)
-            for bad in (b"not json", b"[]", {"features": ["x"]}, {**ROW, "target": 7}):
-                assert post(api.port, "/observe", bad)[1] == {"answer": "refused"}
-            assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})
-            assert post(api.port, "/observe", ROW) == (200, {"answer": "taken"})  # not used
-            assert daemon.learner.clients_wanted == 1
-            assert post(api.port, "/observe", {**ROW, "tag": "u"}) == (200, {"answer": "taken"})
-            going.join(10)
-            assert post(api.port, "/predict", {"features": [1] * DIM}) == (
-                200,
-                {"prediction": 1.0},
-            )
-            assert post(api.port, "/predict", {"features": [1]})[0] == 400
-            assert post(api.port, "/other", {})[0] == 404
-        finally:
-            api.close()
-
-
-def test_a_desk_is_for_this_machine_alone(tmp_path):
-    with pytest.raises(InputError, match="loopback"):
-        LearnerApi(None, None, ("0.0.0.0", 0))
-
-
-def test_callers_without_a_slot_are_turned_away(tmp_path, monkeypatch):
-    import socket
-
-    from veilstream.federation.services.http_server import HttpServer
-
-    monkeypatch.setattr(HttpServer, "slots", 2)
-    with World(tmp_path, plan_of()) as world:
-        page = ModelApi(world.coordinator(), ("127.0.0.1", 0))
-        held = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(2)]
-        try:
-            wait_for(lambda: page._server._free._value == 0)
-            with socket.create_connection(("127.0.0.1", page.port)) as third:
-                third.settimeout(5)
-                assert third.recv(1) == b""
-            for connection in held:
-                connection.close()
-            wait_for(lambda: page._server._free._value == 2)
-            with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/status", timeout=5) as ok:
-                assert ok.status == 200
-        finally:
-            page.close()
-
-
-def test_every_released_model_is_published_with_its_guarantee(tmp_path):
-    with World(tmp_path, plan_of()).start_all() as world:
-        coordinator = world.coordinator()
-        keys = world.root / "keys/server"
-        page = ModelApi(coordinator, ("127.0.0.1", 0), (keys / "tls.pem", keys / "tls.key"))
-        trust = ssl.create_default_context(cafile=str(keys / "ca.pem"))
-        base = f"https://127.0.0.1:{page.port}"
-
-        def get(path: str, **headers):
-            request = urllib.request.Request(base + path, headers=headers)
-            with urllib.request.urlopen(request, context=trust, timeout=10) as answer:
-                return answer.headers, answer.read()
-
-        try:
-            coordinator.go(world.transport(), 3)
-            latest = json.loads(get("/model/latest")[1])
-            assert (latest["round"], latest["run"], latest["dim"]) == (3, coordinator.run, DIM)
-            assert latest["guarantee"]["epsilon"] == 4.0
-            np.testing.assert_array_equal(np.float32(latest["model"]), coordinator.models.read(3))
-            assert json.loads(get("/model/0")[1])["model"] == [0.0] * DIM
-            headers, raw = get("/model/2", Accept="application/octet-stream")
-            assert raw == coordinator.models.read(2).tobytes()
-            assert headers["Veilstream-Round"] == "2"
-            assert json.loads(get("/status")[1])["rounds"] == 6
-            for path in ("/model/4", "/model/x", "/", "/model/99999999999"):
-                with pytest.raises(urllib.error.HTTPError, match="404") as refused:
-                    get(path)
-                refused.value.close()
-        finally:
-            page.close()
