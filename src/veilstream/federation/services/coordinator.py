@@ -113,7 +113,8 @@ class Coordinator:
         self._enrolling: dict[str, _Enrolling] = {}  # by node
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
-        self._messages_refused: Counter[str] = Counter()
+        self.messages_refused: Counter[str] = Counter()
+        """How many messages were not acted on, by kind of error."""
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -142,11 +143,6 @@ class Coordinator:
     def refused(self) -> dict[str, str]:
         """Learners that cannot take part, and why."""
         return dict(self._refused)
-
-    @property
-    def messages_refused(self) -> dict[str, int]:
-        """How many messages were not acted on, by kind of error."""
-        return dict(self._messages_refused)
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -253,10 +249,10 @@ class Coordinator:
             else:
                 self._accept(reply, here)
         except VeilstreamError as error:
-            self._messages_refused[type(error).__name__] += 1
+            self.messages_refused[type(error).__name__] += 1
             _log.warning("%s: %s", self._name_at(node), error)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            self._messages_refused["unknown form"] += 1
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.messages_refused[type(error).__name__] += 1
             _log.warning("%s: a reply of unknown form; check its version", self._name_at(node))
         self._tell()
 
