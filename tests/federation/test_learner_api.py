@@ -332,7 +332,7 @@ def test_after_the_last_round_callers_are_told_that_it_is_over(tmp_path):
         for tag in ("t", "new"):
             status, answer = here.post("/observe", {**ROW, "tag": tag})
             assert status == 410
-            assert answer["why"] == "epoch 0 has ended: all its 1 rounds are done"
+            assert answer["why"] == "epoch 0 has ended after 1 of 1 rounds"
         assert here.post("/observe", {**ROW, "target": 7})[0] == 422
         assert here.post("/predict", FEATURES)[0] == 200
         status, _, body = here.ask("GET", "/status", headers=KEPT)
