@@ -79,6 +79,7 @@ class DirectNode:
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
+        self._client.warn_of_expiry()
         return None
 
     def close(self) -> None:
