@@ -18,6 +18,7 @@ from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.services.access_token import open_token, token_path
 from veilstream.federation.services.asgi_server import Limits
+from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import LiveSource
@@ -391,3 +392,21 @@ def test_a_token_file_is_no_link(tmp_path):
     (tmp_path / "north.token").symlink_to(there)
     with pytest.raises(InputError, match="plain file"):
         open_token(tmp_path / "north.token")
+
+
+def test_the_service_shows_a_new_token_once_and_keeps_it(tmp_path, caplog):
+    with served(tmp_path) as here, caplog.at_level(logging.INFO):
+        service = LearnerService(
+            here.world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
+            ("127.0.0.1", 1),
+        )  # fmt: skip
+        for number in range(2):
+            caplog.clear()
+            api = service._api(here.daemon, here.source, ("127.0.0.1", 0))
+            token = (tmp_path / "a.token").read_text().strip()
+            assert (token in caplog.text) == (number == 0)
+            assert str(tmp_path / "a.token") in caplog.text
+            here.port = api.port
+            assert here.post("/observe", ROW)[0] == 401
+            assert here.post("/observe", ROW, Authorization=f"Bearer {token}")[0] == 503
+            api.close()

@@ -158,7 +158,7 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def test_metrics_are_what_the_server_knows(world):
-    world.coordinator._messages_refused['odd "reason"\\'] += 2
+    world.coordinator.messages_refused['odd "reason"\\'] += 2
     status, headers, body = get(world, "/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     found = {k.removeprefix("veilstream_"): v for k, v in parsed(body.decode()).items()}

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="""Fetch a released model from a server's model API, and look at it.
 
     The file is NumPy's .npz with the parameters, the plan and the guarantee. In Python:
-    `veilstream.plans.released_model.ReleasedModel.load("model.npz").model`.
+    `numpy.load("model.npz")["model"]`.
     """,
 )
 

@@ -57,7 +57,7 @@ class ServerMetrics:
         with self._lock:
             counts, seconds = Counter(self._counts), list(self._seconds)
             rounds, total_s = self._rounds, self._total_s
-        fold, refused = coordinator.fold, coordinator.messages_refused
+        fold, refused = coordinator.fold, dict(coordinator.messages_refused)
         page = _Page()
         page.one("rounds_done", "gauge", "Rounds that are closed.", coordinator.round)
         page.one("rounds_planned", "gauge", "Rounds of the plan.", coordinator.terms.rounds)
