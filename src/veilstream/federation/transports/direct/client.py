@@ -149,7 +149,6 @@ class StreamClient:
     def _welcomed(self) -> None:
         self.connected = self._enrolled = True
         self._say(f"connected to {wire.target(*self._address)}", logging.INFO)
-        self.warn_of_expiry()
 
     def warn_of_expiry(self) -> None:
         """A line from 30 days before this learner's certificate ends, every day."""
