@@ -116,6 +116,7 @@ class LocalFlower:
                 "--node-config", f"socket={json.dumps(str(at.absolute()))}",
             ],
             self._folder / f"{name}.log", self._environment(home), home, account,
+            str(self._python),
         )  # fmt: skip
         child.start()
         self.supernodes[name] = child
@@ -130,6 +131,10 @@ class LocalFlower:
         """As Flower says it: starting, running, finished:completed, finished:failed, ..."""
         said = self._flwr("list", _NAME, "--run-id", run)
         return str(said["runs"][0]["status"])
+
+    def stop(self, run: str) -> None:
+        """`flwr stop`."""
+        self._flwr("stop", run, _NAME)
 
     def close(self) -> None:
         """End all."""
@@ -150,6 +155,7 @@ class LocalFlower:
                 "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             ],
             self._folder / "superlink.log", self._environment(home), home, self.account,
+            str(self._python),
         )  # fmt: skip
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
