@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import textwrap
 import time
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.flower.app_folder import write_app
 from veilstream.federation.transports.flower.local import LocalFlower, socket_folder
 from veilstream.plans.data_source import PlanSource
+from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
 pytestmark = pytest.mark.engine
@@ -78,7 +78,8 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    plan = parity_plan(["buffered"], TAU, ROUNDS)
+    whole = {"federation.quorum": 1.0, "federation.deadline_s": 300.0}
+    plan = Plan.parse(parity_plan(["buffered"], TAU, ROUNDS).to_toml(), whole)
     expected = simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"].models
     with open_folder() as root, ExitStack() as stack:
         make_keys(root / "keys", ["127.0.0.1"], list(NAMES))
@@ -121,12 +122,12 @@ def federation(tmp_path_factory):
         )
 
 
-def test_models_equal_the_simulations_although_a_supernode_and_the_run_are_killed(federation):
+def test_models_equal_the_simulations_although_a_supernode_and_the_run_end(federation):
     flower = federation.flower
     first = flower.submit(federation.app)
     federation.wait_for_round(1)
-    os.killpg(flower.supernodes["a"].pid, signal.SIGKILL)
-    federation.flower.stop(first)
+    flower.supernodes["a"].end(10.0)
+    flower.stop(first)
     assert federation.wait_for_end(first) == "finished:stopped"
     assert federation.rounds() < ROUNDS
     flower.start_supernode("a", federation.sockets["a"])
