@@ -6,6 +6,7 @@ this process is root: numbers that nobody else has, as systemd's dynamic users.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -20,10 +21,9 @@ from typing import Any
 
 import tomli_w
 
-from veilstream.errors import InputError, VeilstreamError
+from veilstream.errors import InputError, MissingExtra, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.processes import Child
-from veilstream.federation.transports.flower import require_flwr
 from veilstream.files import write_file
 
 __all__ = ["LocalFlower", "socket_folder"]
@@ -63,7 +63,8 @@ class LocalFlower:
             InputError: an account that cannot enter the folder, or not start this Python.
 
         """
-        require_flwr()
+        if importlib.util.find_spec("flwr") is None:
+            raise MissingExtra("flwr", "flower", "a federation over Flower")
         self._folder, self._keys, self.learners = folder.absolute(), keys, list(learners)
         self._python = Path(sys.executable) if python is None else python
         self.port = free_port()
