@@ -73,7 +73,7 @@ class Federation:
         return status
 
     def logs(self) -> str:
-        return "".join(path.read_text()[-3000:] for path in (self.root / "flower").glob("*.log"))
+        return "".join(path.read_text()[-1500:] for path in (self.root / "flower").glob("*.log"))
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +222,11 @@ def main(grid, context):
     nodes = list(grid.get_node_ids())
     messages = [Message(RecordDict({{"r": ConfigRecord({{"n": i}})}}), n, MessageType.QUERY)
                 for i, n in enumerate(nodes)]
-    names, found = list(grid.push_messages(messages)), []
-    while len(found) < len(nodes):
-        found += [json.loads(m.content["r"]["found"]) for m in grid.pull_messages(names)]
+    names, found = set(grid.push_messages(messages)), []
+    while names:
+        for reply in grid.pull_messages(list(names)):
+            names.discard(reply.metadata.reply_to_message_id)
+            found.append(json.loads(reply.content["r"]["found"]))
         time.sleep(0.1)
     found.append(dict(tries(), server=True))
     open({out!r} + ".new", "w").write(json.dumps(found))
