@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import textwrap
 import time
 from contextlib import ExitStack
@@ -314,3 +315,45 @@ def test_a_supernode_of_the_learners_own_account_is_refused(federation):
         frames.ask(federation.sockets["a"], b"VSM1", 5.0)
     time.sleep(0.1)
     assert "learner's own account" in (federation.carriers["a"].supervise() or "")
+
+
+def test_it_runs_in_flowers_simulation(tmp_path_factory):
+    pytest.importorskip("ray", reason="Flower's simulation needs ray (flwr[simulation])")
+    plan = parity_plan(["buffered"], TAU, ROUNDS)
+    expected = simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"].models
+    with open_folder() as root, ExitStack() as stack:
+        make_keys(root / "keys", ["127.0.0.1"], list(NAMES))
+        (root / "plan.toml").write_text(plan.to_toml())
+        python = reachable_python(root)
+        flower = LocalFlower(
+            root / "flower", root / "keys", [], other_accounts=python is not None, python=python,
+            simulation=True,
+        )  # fmt: skip
+        stack.callback(flower.close)
+        server_keys = root / "server-keys"
+        shutil.copytree(root / "keys/server", server_keys)
+        folder = socket_folder(root / "sockets", flower.account)
+        for place, name in enumerate(NAMES):
+            learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
+            keys = LearnerKeys.load(root / "keys/learners" / name)
+            daemon = Daemon(learner, keys, PlanSource(plan, place))
+            stack.callback(daemon.close)
+            carrier = CarrierSocket(
+                daemon.handle, folder / f"{place}.sock", dim=int(learner.settings["d"]),
+                trust_own_account=python is None,
+            )  # fmt: skip
+            stack.callback(carrier.close)
+            carrier.start()
+        write_app(
+            root / "app", plan=root / "plan.toml", keys=flower.give_to_server(server_keys),
+            out=flower.give_to_server(root / "run"), sockets=folder,
+        )  # fmt: skip
+        flower.start()
+        run = flower.submit(root / "app", "--federation-config", "num-supernodes=2")
+        until = time.monotonic() + 180.0
+        while not (status := flower.status(run)).startswith("finished"):
+            assert time.monotonic() < until
+        assert status == "finished:completed"
+        models = ModelFile(root / "run/models.f32", task_of(plan).dim)
+        np.testing.assert_allclose(models.read(ROUNDS), expected[-1], atol=1e-4)
+        assert np.abs(expected[-1]).max() > 1e-2
