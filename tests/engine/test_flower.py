@@ -99,7 +99,6 @@ def federation(tmp_path_factory):
         (root / "sockets").mkdir(mode=0o711)
         for place, name in enumerate(NAMES):
             learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
-            (root / name).chmod(0o700)
             keys = LearnerKeys.load(root / "keys/learners" / name)
             daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
             stack.callback(daemon.close)
