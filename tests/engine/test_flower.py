@@ -271,6 +271,7 @@ def write_hostile_app(federation: Federation) -> Path:
 def test_a_hostile_app_reads_nothing_of_a_learner(federation):
     if not federation.separate:
         pytest.skip("needs root, and a Python that other accounts can start")
+    before = {name: daemon.learner.round for name, daemon in federation.daemons.items()}
     run = federation.flower.submit(write_hostile_app(federation))
     assert federation.wait_for_end(run) == "finished:completed", federation.logs()
     found = json.loads((federation.root / "run/found.json").read_text())
@@ -288,8 +289,7 @@ def test_a_hostile_app_reads_nothing_of_a_learner(federation):
                 assert b'"kind":"refusal"' in bytes.fromhex(answer)
     notes = "".join(carrier.supervise() or "" for carrier in federation.carriers.values())
     assert "what is not a request" in notes
-    for name, daemon in federation.daemons.items():  # and the learners are as they were
-        assert daemon.learner.round == ROUNDS, name
+    assert before == {name: daemon.learner.round for name, daemon in federation.daemons.items()}
 
 
 def test_a_local_account_reads_nothing_and_does_not_reach_the_socket(federation):
@@ -310,7 +310,7 @@ def test_a_local_account_reads_nothing_and_does_not_reach_the_socket(federation)
 def test_a_supernode_of_the_learners_own_account_is_refused(federation):
     if not federation.separate:
         pytest.skip("needs root, and a Python that other accounts can start")
-    with pytest.raises(OSError, match=r"closed without an answer|reset"):
+    with pytest.raises(OSError, match=r"closed without an answer|reset|Broken pipe"):
         frames.ask(federation.sockets["a"], b"VSM1", 5.0)
     time.sleep(0.1)
     assert "learner's own account" in (federation.carriers["a"].supervise() or "")
