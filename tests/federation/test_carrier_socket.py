@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.federation import wait_for
+from tests.support.flower import open_folder
 from veilstream.errors import InputError
 from veilstream.federation.protocol import frames
 from veilstream.federation.services import carrier_socket
@@ -37,14 +38,14 @@ sys.stdout.buffer.write(ask(sys.argv[1], sys.argv[2].encode()))
 
 
 @pytest.fixture
-def folder(tmp_path):
-    for above in [tmp_path, *tmp_path.parents][:3]:  # pytest's own are closed to other accounts
-        above.chmod(above.stat().st_mode | 0o011)
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    os.chown(shared, -1, OTHER) if os.geteuid() == 0 else None
-    shared.chmod(0o2750)
-    return shared
+def folder():
+    with open_folder() as above:
+        shared = above / "shared"
+        shared.mkdir()
+        if os.geteuid() == 0:
+            os.chown(shared, -1, OTHER)
+        shared.chmod(0o2750)
+        yield shared
 
 
 @pytest.fixture
