@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.services.coordinator import Coordinator, Standing
@@ -44,9 +44,10 @@ def server_engine(
             keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure
         )
     if name == "flower":
-        from veilstream.federation.transports.flower import FlowerServer
-
-        return FlowerServer(keys, state, address, insecure=insecure)
+        raise InputError(
+            "--engine", name, "`flwr run`, since Flower starts the server itself",
+            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
+        )  # fmt: skip
     if name == "flare":
         from veilstream.federation.transports.flare import FlareServer
 
@@ -76,6 +77,8 @@ class ServerService:
     """Learners that are never asked again."""
     reset: tuple[str, ...] = ()
     """Learners that are taken at their next enrolment as they are."""
+    transport: Engine | None = None
+    """What carries, where an engine has started this process; None: one of this process."""
 
     def run(
         self,
@@ -107,7 +110,7 @@ class ServerService:
             self._publish(coordinator, metrics, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
-            engine = server_engine(
+            engine = self.transport or server_engine(
                 self.engine, self.keys, self.folder / "engine", self.address,
                 dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
                 insecure=self.insecure,
@@ -117,7 +120,8 @@ class ServerService:
             transport = CountedTransport(engine, metrics)
             with supervised([engine]) as check:
                 if not coordinator.finished:
-                    _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
+                    at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
+                    _log.info("run %s waits for learners%s", coordinator.run, at)
                     coordinator.go(transport, look=check)
                 if self.exit_when_done:
                     left = coordinator.end_all(transport, _END_S, check)
