@@ -12,14 +12,20 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from veilstream.errors import InputError
+
 __all__ = ["Child"]
 
-# Runs in the child before the command: the kernel kills it when the parent is gone.
+# Runs in the child before the command: it changes to another account if one is named, and the
+# kernel kills it when the parent is gone (in this order: a change of account undoes the second).
 _LEASH = (
-    "import ctypes, os, sys\n"
+    "import ctypes, os, sys, warnings\n"  # the last for `execvp`, which another account may not load
+    "if sys.argv[2]:\n"
+    "    user = int(sys.argv[2])\n"
+    "    os.setgroups([]), os.setgid(user), os.setuid(user)\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+    "os.execvp(sys.argv[3], sys.argv[3:])\n"
 )
 _CALM_S = 5.0  # one that has run so long is not the reason why it ended
 # The kernel's parent is the *thread* that started a child: one that lasts as long as we do.
@@ -31,9 +37,11 @@ class Child:
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        directory: Path | None = None, user: int | None = None,
     ) -> None:  # fmt: skip
+        """``user``: a number under which it runs, with a group of the same number and no other."""
         self.command, self.log = list(command), log
+        self._user = "" if user is None else str(user)
         self._environment = os.environ | dict(environment or {})
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +68,9 @@ class Child:
         """Start it, in a group of its own so that all it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
-            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid())]
+            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid()), self._user]
+        elif self._user:
+            raise InputError("user", self._user, "Linux", "start it under that account yourself")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
