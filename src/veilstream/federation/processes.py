@@ -19,10 +19,10 @@ __all__ = ["Child"]
 # Runs in the child before the command: it changes to another account if one is named, and the
 # kernel kills it when the parent is gone (in this order: a change of account undoes the second).
 _LEASH = (
-    "import ctypes, os, sys, warnings\n"  # the last for `execvp`, which another account may not load
+    "import ctypes, os, sys, warnings\n"  # `execvp` needs the last, and that account may not read it
     "if sys.argv[2]:\n"
-    "    user = int(sys.argv[2])\n"
-    "    os.setgroups([]), os.setgid(user), os.setuid(user)\n"
+    "    account = int(sys.argv[2])\n"
+    "    os.setgroups([]), os.setgid(account), os.setuid(account)\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
     "os.execvp(sys.argv[3], sys.argv[3:])\n"
@@ -37,13 +37,21 @@ class Child:
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None, user: int | None = None,
+        directory: Path | None = None, account: int | None = None,
     ) -> None:  # fmt: skip
-        """``user``: a number under which it runs, with a group of the same number and no other."""
+        """A command that is not started yet.
+
+        Args:
+            command: program and arguments.
+            log: file to which its output is appended.
+            environment: added to this process's own.
+            directory: in which it runs.
+            account: user and group under which it runs, with no other groups; needs root.
+
+        """
         self.command, self.log = list(command), log
-        self._user = "" if user is None else str(user)
         self._environment = os.environ | dict(environment or {})
-        self._directory = directory
+        self._directory, self._account = directory, account
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self._due = self._began = 0.0
@@ -68,14 +76,16 @@ class Child:
         """Start it, in a group of its own so that all it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
-            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid()), self._user]
-        elif self._user:
-            raise InputError("user", self._user, "Linux", "start it under that account yourself")
+            account = "" if self._account is None else str(self._account)
+            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid()), account]
+        elif self._account is not None:
+            raise InputError("account", self._account, "Linux", "start it yourself, as that one")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
+                **under,
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

@@ -26,7 +26,7 @@ class FlareProcess(Child):
     """A kit's own start script, in the foreground."""
 
     def __init__(
-        self, kit: Path, home: Path, log: Path, environment: Mapping[str, str], user: int | None
+        self, kit: Path, home: Path, log: Path, environment: Mapping[str, str], account: int | None
     ) -> None:
         """A process that is not started yet.
 
@@ -35,15 +35,15 @@ class FlareProcess(Child):
             home: a new folder; it becomes the account's.
             log: what the process prints.
             environment: the socket, by its variable in `veilstream_relay`.
-            user: the account's number; None for this process's own.
+            account: its number; None for this process's own.
 
         """
         shutil.copytree(kit, home / "kit")
-        for path in [home, *home.rglob("*")] if user is not None else []:
-            os.chown(path, int(user or 0), int(user or 0))
+        for path in [home, *home.rglob("*")] if account is not None else []:
+            os.chown(path, int(account or 0), int(account or 0))
         script = ["bash", str(home / "kit/startup/sub_start.sh"), "--once"]
-        environment = {"HOME": str(home), **_python(user), **environment}
-        super().__init__(script, log, environment, home, user)
+        environment = {"HOME": str(home), **_python(account), **environment}
+        super().__init__(script, log, environment, home, account)
 
     def end(self, patience_s: float = 3.0) -> None:
         """With all that it has started, which FLARE puts in sessions of their own."""
@@ -65,19 +65,19 @@ class FlareProcess(Child):
             return []
 
 
-def account_folder(path: Path, user: int | None) -> Path:
+def account_folder(path: Path, account: int | None) -> Path:
     """A folder of ours that this account may enter: what is made there gets the account's group."""
     path.mkdir(parents=True)
-    if user is not None:
-        os.chown(path, -1, user)
-    path.chmod(0o2750 if user is not None else 0o700)
+    if account is not None:
+        os.chown(path, -1, account)
+    path.chmod(0o2750 if account is not None else 0o700)
     return path
 
 
-def _python(user: int | None) -> dict[str, str]:
+def _python(account: int | None) -> dict[str, str]:
     """For the script to find a Python with FLARE in it: ours, if the account may run it."""
     ours = Path(sys.executable)
-    if user is None or _open_to_all(ours.resolve()):
+    if account is None or _open_to_all(ours.resolve()):
         return {"PATH": f"{ours.parent}:{os.environ['PATH']}"}
     other = Path(f"/usr/bin/python3.{sys.version_info.minor}")
     packages = [path for path in sys.path if path.endswith("-packages")]

@@ -52,6 +52,7 @@ class FlareServer:
         self._lock = threading.Lock()
         self._inbox = Inbox()
         self._notes: list[str] = []
+        self._said = ""
         self.bytes_sent = self.bytes_received = 0
         self._jobs = Child(
             [
@@ -93,7 +94,8 @@ class FlareServer:
     def supervise(self) -> str | None:
         """Start the child again; a line to show."""
         why = "" if self._jobs.running else self._jobs.last_lines(1)
-        if self._jobs.keep_running() and why:
+        if self._jobs.keep_running() and why != self._said:
+            self._said = why
             self._note(f"FLARE's server cannot be given jobs ({why}); trying again")
         with self._lock:
             return self._notes.pop(0) if self._notes else None
