@@ -85,7 +85,6 @@ class Child:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
-                **under,
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()
