@@ -33,7 +33,14 @@ def direct(root, plan) -> World:
     return DirectWorld(root, plan, NAMES)
 
 
-WORLDS = [loopback, direct]
+def flare(root, plan) -> World:
+    pytest.importorskip("nvflare", exc_type=ImportError)
+    from tests.support.flare import FlareWorld
+
+    return FlareWorld(root, plan, NAMES)
+
+
+WORLDS = [loopback, direct, flare]
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__)

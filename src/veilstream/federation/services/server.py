@@ -45,7 +45,7 @@ def server_engine(
     if name == "flare":
         from veilstream.federation.transports.flare import FlareServer
 
-        return FlareServer(keys, state, address, insecure=insecure)
+        return FlareServer(keys, state, address, dim=dim, insecure=insecure)
     raise UnknownName("engine", name, ENGINES)
 
 

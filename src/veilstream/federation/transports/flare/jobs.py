@@ -26,7 +26,8 @@ __all__ = ["Jobs", "main"]
 
 _PREFIX = "veilstream-"
 _LOOK_S = 0.7
-_STALE_S = 45.0
+_STALE_S = {"RUNNING": 5.0}  # FLARE waits a minute and more for a worker that is dead
+_START_S = 60.0
 _SYNC_S = 120  # for a site's worker to start: twenty on two cores take long
 
 
@@ -47,22 +48,22 @@ class Jobs:
         rows = self._session.get_client_job_status(here) or []
         idle = {row["client_name"] for row in rows if row.get("status") == "no_jobs"}
         live = {
-            job["job_name"]: job["job_id"]
+            job["job_name"]: job
             for job in self._session.list_jobs(name_prefix=_PREFIX)
             if not str(job.get("status")).startswith("FINISHED")
         }
-        now = time.monotonic()
+        now, before = time.monotonic(), self._idle_since
+        self._idle_since = {}
         for site in sorted(idle & set(here)):
             job = live.get(_PREFIX + site)
             if job is None:
                 self._session.submit_job(str(export(site, self._folder)))
                 _say(f"a job for {site}")
-            elif now - self._idle_since.setdefault(job, now) > _STALE_S:
+                continue
+            since = self._idle_since[job["job_id"]] = before.get(job["job_id"], now)
+            if now - since > _STALE_S.get(str(job["status"]), _START_S):
                 _say(f"the job of {site} has no worker; it is aborted")
-                self._session.abort_job(job)
-                del self._idle_since[job]
-        for site in set(here) - idle:
-            self._idle_since.pop(live.get(_PREFIX + site, ""), None)
+                self._session.abort_job(job["job_id"])
 
 
 def export(site: str, folder: Path) -> Path:

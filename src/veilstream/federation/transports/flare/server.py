@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -21,48 +22,34 @@ from veilstream.federation.addresses import check_loopback
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.transport import Failure, Inbox
+from veilstream.federation.transports.direct.wire import reply_limit
 from veilstream.federation.transports.flare.provisioning import require_flare
 
-__all__ = ["FlareServer"]
+__all__ = ["FlareServer", "JobSocket"]
 
 _ANSWERED = b"R"
 _HELLO_S = 5.0
 
 
-class FlareServer:
-    """A `Transport` over FLARE."""
+class JobSocket:
+    """A `Transport` whose other half is the jobs that are connected."""
 
-    def __init__(
-        self, keys: Path, state: Path, address: tuple[str, int], *, insecure: bool = False
-    ) -> None:
-        require_flare()
-        if insecure:  # and mutual TLS all the same
-            check_loopback(address[0])
-        kit = keys / "flare"
-        if not (kit / "startup").is_dir():
+    def __init__(self, path: Path, dim: int) -> None:
+        """Open the socket, for the owner and the folder's group."""
+        self.path = path
+        self._limit = 1 + reply_limit(dim)
+        try:
+            self._listener = frames.listen(path, 0o660)
+        except OSError as error:
             raise InputError(
-                "keys", str(kit), "the kit of FLARE's administrator",
-                "`veilstream keys make --engine flare` makes it",
-            )  # fmt: skip
-        state = state.resolve()
-        self.socket = state / "relay.sock"
-        self._listener = frames.listen(self.socket, 0o660)
+                "--out", str(path.parent), "a folder whose sockets have short names", str(error)
+            ) from error
         self._relays: dict[str, socket.socket] = {}
-        self._waiting: set[str] = set()
+        self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._inbox = Inbox()
         self._notes: list[str] = []
-        self._said = ""
         self.bytes_sent = self.bytes_received = 0
-        self._jobs = Child(
-            [
-                sys.executable, "-W", "ignore", "-m", "veilstream.federation.transports.flare.jobs",
-                str(kit.resolve()), str((keys / "learners.json").resolve()), str(state / "jobs"),
-            ],
-            state / "jobs.log", None, state,
-        )  # fmt: skip
-
-    # --- as a transport --------------------------------------------------------------------------
 
     def nodes(self) -> set[str]:
         """Sites whose job is connected."""
@@ -73,36 +60,30 @@ class FlareServer:
         """To the site's job; without one, the request fails."""
         with self._lock:
             relay = self._relays.get(node)
-            self._waiting.add(node)
+            self._waiting[node] += 1
         try:
             if relay is None:
                 raise ConnectionError("no job of FLARE is connected")
             frames.send(relay, request)
             self.bytes_sent += len(request)
         except OSError as error:
-            self._fail(node, str(error))
+            self._failed(node, str(error))
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
         """Replies and failures since the last call."""
         return self._inbox.receive(timeout_s)
 
     def start(self) -> None:
-        """Wait for jobs, and see to it that there are some."""
+        """Wait for jobs."""
         threading.Thread(target=self._accept, daemon=True).start()
-        self._jobs.start()
 
     def supervise(self) -> str | None:
-        """Start the child again; a line to show."""
-        why = "" if self._jobs.running else self._jobs.last_lines(1)
-        if self._jobs.keep_running() and why != self._said:
-            self._said = why
-            self._note(f"FLARE's server cannot be given jobs ({why}); trying again")
+        """Who has come or gone."""
         with self._lock:
             return self._notes.pop(0) if self._notes else None
 
     def close(self) -> None:
         """Stop listening; jobs see the end of their connection and end."""
-        self._jobs.end()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -110,7 +91,7 @@ class FlareServer:
             relays = list(self._relays.values())
         for relay in relays:
             _hang_up(relay)
-        self.socket.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -139,16 +120,17 @@ class FlareServer:
             self._relays[node] = connection
         if old is not None:  # the newest job counts
             _hang_up(old)
+            self._lose(node)
         self._note(f"{node} can be reached through FLARE")
         try:
-            while (frame := frames.receive(connection)) is not None:
+            while (frame := frames.receive(connection, self._limit)) is not None:
                 if frame[:1] == _ANSWERED:
                     with self._lock:
-                        self._waiting.discard(node)
+                        self._waiting[node] = max(0, self._waiting[node] - 1)
                     self.bytes_received += len(frame) - 1
                     self._inbox.put(node, frame[1:])
                 else:
-                    self._fail(node, "the learner cannot be reached from its site")
+                    self._failed(node, "the learner cannot be reached from its site")
         finally:
             with self._lock:
                 current = self._relays.get(node) is connection
@@ -156,20 +138,80 @@ class FlareServer:
                     del self._relays[node]
             if current:
                 self._note(f"{node} can no longer be reached through FLARE")
-            self._fail(node, "FLARE's job has ended")
+                self._lose(node)
 
-    def _fail(self, node: str, why: str) -> None:
-        """Once for what is outstanding."""
+    def _lose(self, node: str) -> None:
+        """What is outstanding will not be answered."""
         with self._lock:
-            waited = node in self._waiting
-            self._waiting.discard(node)
-        if waited:
+            waiting = self._waiting.pop(node, 0)
+        for _ in range(waiting):
+            self._inbox.put(node, Failure("FLARE's job has ended"))
+
+    def _failed(self, node: str, why: str) -> None:
+        with self._lock:
+            waiting = self._waiting[node]
+            self._waiting[node] = max(0, waiting - 1)
+        if waiting:  # else it was given up already
             self._inbox.put(node, Failure(why))
 
     def _note(self, line: str) -> None:
         with self._lock:
             if line not in self._notes:
                 self._notes.append(line)
+
+
+class FlareServer(JobSocket):
+    """With a child that sees to it that each site has a job."""
+
+    def __init__(
+        self, keys: Path, state: Path, address: tuple[str, int], *, dim: int, insecure: bool = False
+    ) -> None:
+        """The socket is ``state/relay.sock``.
+
+        Args:
+            keys: the server's, with the kit of FLARE's administrator in them.
+            state: a folder; its group may use the socket.
+            address: of FLARE's server, which listens there itself, as its kit says.
+            dim: of the model; limits what a job may send.
+            insecure: refuse what is not loopback. FLARE uses mutual TLS all the same.
+
+        """
+        require_flare()
+        if insecure:
+            check_loopback(address[0])
+        kit, state = keys / "flare", state.resolve()
+        if not (kit / "startup").is_dir():
+            raise InputError(
+                "keys", str(kit), "the kit of FLARE's administrator",
+                "`veilstream keys make --engine flare` makes it",
+            )  # fmt: skip
+        super().__init__(state / "relay.sock", dim)
+        self._jobs = Child(
+            [
+                sys.executable, "-W", "ignore", "-m", "veilstream.federation.transports.flare.jobs",
+                str(kit.resolve()), str((keys / "learners.json").resolve()), str(state / "jobs"),
+            ],
+            state / "jobs.log", None, state,
+        )  # fmt: skip
+        self._said = ""
+
+    def start(self) -> None:
+        """Wait for jobs, and have them submitted."""
+        super().start()
+        self._jobs.start()
+
+    def supervise(self) -> str | None:
+        """Start the child again; a line to show."""
+        why = "" if self._jobs.running else self._jobs.last_lines(1)
+        if self._jobs.keep_running() and why != self._said:
+            self._said = why
+            self._note(f"FLARE's server cannot be given jobs ({why}); trying again")
+        return super().supervise()
+
+    def close(self) -> None:
+        """End the child and all jobs."""
+        self._jobs.end()
+        super().close()
 
 
 def _hang_up(connection: socket.socket) -> None:

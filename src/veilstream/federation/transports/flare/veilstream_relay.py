@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 # Where PyTorch is installed FLARE imports it, for tensors that are never sent here: seconds, and
@@ -24,7 +25,7 @@ sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 from nvflare.collab import collab  # noqa: E402
 
-__all__ = ["ServerRelay", "SiteRelay"]
+__all__ = ["ServerRelay", "SiteRelay", "ask", "carry"]
 
 SERVER_SOCKET = "VEILSTREAM_RELAY_SOCKET"
 """Environment variable of FLARE's server: the socket of `veilstream server`."""
@@ -47,16 +48,8 @@ class SiteRelay:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def round(self, request: bytes) -> bytes:
-        """The learner's reply, or one constant error: why is not the server's to know."""
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as learner:
-                learner.settimeout(_ROUND_S)
-                learner.connect(os.environ[LEARNER_SOCKET])
-                _send(learner, request)
-                reply = _receive(learner)
-            return FAILED if reply is None else ANSWERED + reply
-        except (OSError, KeyError):
-            return FAILED
+        """The learner's reply."""
+        return ask(os.environ.get(LEARNER_SOCKET, ""), request)
 
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> bytes:
@@ -76,16 +69,34 @@ class ServerRelay:
         (site,) = collab.clients
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
             server.connect(os.environ[SERVER_SOCKET])
-            _send(server, site.name.encode())
-            carrying = _Carrying(server, site)
-            threading.Thread(target=carrying.watch, daemon=True).start()
-            with contextlib.suppress(OSError):
-                while not collab.is_aborted:
-                    if select.select([server], [], [], _LOOK_S)[0]:
-                        request = _receive(server)
-                        if request is None:
-                            return
-                        carrying.take(request)
+            carry(server, site, lambda: bool(collab.is_aborted))
+
+
+def ask(path: str, request: bytes) -> bytes:
+    """A learner's reply, or one constant error: why is not the server's to know."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as learner:
+            learner.settimeout(_ROUND_S)
+            learner.connect(path)
+            _send(learner, request)
+            reply = _receive(learner)
+        return FAILED if reply is None else ANSWERED + reply
+    except OSError:
+        return FAILED
+
+
+def carry(server: socket.socket, site: Any, aborted: Callable[[], bool]) -> None:
+    """Between the socket of `veilstream server` and a site, until one of them is gone."""
+    _send(server, site.name.encode())
+    carrying = _Carrying(server, site)
+    threading.Thread(target=carrying.watch, daemon=True).start()
+    with contextlib.suppress(OSError):
+        while not aborted():
+            if select.select([server], [], [], _LOOK_S)[0]:
+                request = _receive(server)
+                if request is None:
+                    return
+                carrying.take(request)
 
 
 class _Carrying:
