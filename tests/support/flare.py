@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.support import flare_attack
 from tests.support.federation import DIM, World
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.flare import FlareServer, provision
@@ -32,9 +34,11 @@ class FlareProcesses:
     """FLARE's server, its sites, and ours on top; sockets are where `socket` says."""
 
     def __init__(
-        self, root: Path, keys: Path, names: tuple[str, ...], address: tuple[str, int], dim: int
-    ) -> None:
-        self.root, self.names, self.keys = root, names, keys
+        self, root: Path, keys: Path, names: tuple[str, ...], address: tuple[str, int], dim: int,
+        hostile: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """``hostile``: who runs `flare_attack` in its process."""
+        self.root, self.names, self.keys, self.hostile = root, names, keys, hostile
         root.mkdir(parents=True)
         root.chmod(0o711)
         for name in names:
@@ -54,8 +58,18 @@ class FlareProcesses:
         }  # fmt: skip
 
     def _process(self, name: str, kit: Path, variable: str, path: Path, user: int | None):
-        home = self.root / "homes" / name
-        return FlareProcess(kit, home, self.root / f"{name}.log", {variable: str(path)}, user)
+        home = self.home(name)
+        process = FlareProcess(kit, home, self.root / f"{name}.log", {variable: str(path)}, user)
+        if name in self.hostile:
+            (home / "inject").mkdir()
+            shutil.copy(flare_attack.__file__, home / "inject/sitecustomize.py")
+            process.environment["PYTHONPATH"] = ":".join(
+                [str(home / "inject"), process.environment.get("PYTHONPATH", "")]
+            )
+        return process
+
+    def home(self, name: str) -> Path:
+        return self.root / "homes" / name
 
     def account(self, name: str) -> int | None:
         return account(1 + self.names.index(name))

@@ -50,7 +50,7 @@ class Child:
 
         """
         self.command, self.log = list(command), log
-        self._environment = os.environ | dict(environment or {})
+        self.environment = os.environ | dict(environment or {})
         self._directory, self._account = directory, account
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -84,7 +84,7 @@ class Child:
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
+                stderr=out, env=self.environment, cwd=self._directory, start_new_session=True,
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

@@ -16,7 +16,7 @@ from pathlib import Path
 from veilstream.errors import InputError
 from veilstream.federation.processes import Child
 
-__all__ = ["FIRST_ACCOUNT", "FlareProcess", "account_folder"]
+__all__ = ["FIRST_ACCOUNT", "FlareProcess", "account_folder", "interpreter"]
 
 FIRST_ACCOUNT = 61284
 """Numbers from here on that nobody is likely to have: FLARE's server, then a site each."""
@@ -42,7 +42,7 @@ class FlareProcess(Child):
         for path in [home, *home.rglob("*")] if account is not None else []:
             os.chown(path, int(account or 0), int(account or 0))
         script = ["bash", str(home / "kit/startup/sub_start.sh"), "--once"]
-        environment = {"HOME": str(home), **_python(account), **environment}
+        environment = {"HOME": str(home), **interpreter(account)[1], **environment}
         super().__init__(script, log, environment, home, account)
 
     def end(self, patience_s: float = 3.0) -> None:
@@ -74,11 +74,16 @@ def account_folder(path: Path, account: int | None) -> Path:
     return path
 
 
-def _python(account: int | None) -> dict[str, str]:
-    """For the script to find a Python with FLARE in it: ours, if the account may run it."""
+def interpreter(account: int | None) -> tuple[Path, dict[str, str]]:
+    """A Python with FLARE in it that this account may run, and the environment it needs.
+
+    Raises:
+        InputError: neither ours nor the system's of the same version can be used.
+
+    """
     ours = Path(sys.executable)
     if account is None or _open_to_all(ours.resolve()):
-        return {"PATH": f"{ours.parent}:{os.environ['PATH']}"}
+        return ours, {"PATH": f"{ours.parent}:{os.environ['PATH']}"}
     other = Path(f"/usr/bin/python3.{sys.version_info.minor}")
     packages = [path for path in sys.path if path.endswith("-packages")]
     if not other.exists() or not all(_open_to_all(Path(path)) for path in packages):
@@ -86,8 +91,7 @@ def _python(account: int | None) -> dict[str, str]:
             "python", str(ours.resolve()), "an interpreter that other accounts may run",
             "install Python and veilstream outside a home directory",
         )  # fmt: skip
-    # The same version, with our packages.
-    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
+    return other, {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
 
 
 def _open_to_all(path: Path) -> bool:
