@@ -322,24 +322,6 @@ def test_whoever_runs_flares_server_or_another_site_reads_no_file_of_a_learner(f
     check(json.loads((home / "answers.json").read_text()), federation)
 
 
-@needs_root
-def test_a_local_account_reads_no_file_of_a_learner_through_the_sites_listener(federation, tmp_path):
-    import psutil
-
-    site = psutil.Process(federation.flare.sites["a"].pid)
-    (port,) = (c.laddr.port for c in site.net_connections() if c.status == "LISTEN")
-    script = federation.flare.root / "attack.py"
-    script.write_bytes(Path(flare_attack.__file__).read_bytes())
-    script.chmod(0o644)
-    python, environment = interpreter(account(50))
-    out = subprocess.run(
-        [str(python), "-W", "ignore", str(script), json.dumps(orders(federation) | {"port": port})],
-        env=os.environ | environment, user=account(50), group=account(50), extra_groups=[],
-        cwd="/", capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    check(json.loads(out.stdout.partition("RESULT ")[2]), federation)
-
-
 HOSTILE = '''
 import subprocess
 from nvflare.collab import collab
@@ -451,6 +433,25 @@ def test_the_model_is_the_one_that_the_ledgers_imply(federation):
             payloads.setdefault((node, decode(reply.body).round), set()).add(reply.body)
     assert len(payloads) == 2 * PLAN.learning.rounds
     assert all(len(bodies) == 1 for bodies in payloads.values())
+
+
+@needs_root
+def test_a_local_account_reads_no_file_of_a_learner_through_the_sites_listener(federation):
+    """Last, since the site does not recover from it."""
+    import psutil
+
+    site = psutil.Process(federation.flare.sites["a"].pid)
+    (port,) = (c.laddr.port for c in site.net_connections() if c.status == "LISTEN")
+    script = federation.flare.root / "attack.py"
+    script.write_bytes(Path(flare_attack.__file__).read_bytes())
+    script.chmod(0o644)
+    python, environment = interpreter(account(50))
+    out = subprocess.run(
+        [str(python), "-W", "ignore", str(script), json.dumps(orders(federation) | {"port": port})],
+        env=os.environ | environment, user=account(50), group=account(50), extra_groups=[],
+        cwd="/", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    check(json.loads(out.stdout.partition("RESULT ")[2]), federation)
 
 
 def test_an_interpreter_that_the_account_cannot_run_is_refused(monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ import shlex
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -33,10 +34,15 @@ def order(cell, site: str, command: str) -> str:
 
 def answers(cell, asked: dict) -> dict[str, list[str]]:
     """For each file, what `cat` and `grep` gave."""
-    return {
-        file: [order(cell, asked["site"], shlex.join([*how, file])) for how in (["cat"], ["grep", ""])]
-        for file in asked["files"]
-    }  # fmt: skip
+    with ThreadPoolExecutor(16) as pool:
+        given = {
+            file: [
+                pool.submit(order, cell, asked["site"], shlex.join([*how, file]))
+                for how in (["cat"], ["grep", ""])
+            ]
+            for file in asked["files"]
+        }
+        return {file: [answer.result() for answer in found] for file, found in given.items()}
 
 
 def from_loopback(asked: dict) -> dict[str, list[str]]:
