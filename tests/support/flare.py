@@ -18,6 +18,7 @@ from veilstream.federation.transports.flare.local import (
     FIRST_ACCOUNT,
     FlareProcess,
     account_folder,
+    interpreter,
 )
 from veilstream.federation.transports.flare.server import JobSocket
 from veilstream.plans.plan import Plan
@@ -59,14 +60,14 @@ class FlareProcesses:
 
     def _process(self, name: str, kit: Path, variable: str, path: Path, user: int | None):
         home = self.home(name)
-        process = FlareProcess(kit, home, self.root / f"{name}.log", {variable: str(path)}, user)
+        environment = {variable: str(path)}
         if name in self.hostile:
-            (home / "inject").mkdir()
-            shutil.copy(flare_attack.__file__, home / "inject/sitecustomize.py")
-            process.environment["PYTHONPATH"] = ":".join(
-                [str(home / "inject"), process.environment.get("PYTHONPATH", "")]
-            )
-        return process
+            inject = self.root / "inject" / name
+            inject.mkdir(parents=True)
+            shutil.copy(flare_attack.__file__, inject / "sitecustomize.py")
+            theirs = interpreter(user)[1].get("PYTHONPATH", "")
+            environment["PYTHONPATH"] = f"{inject}:{theirs}"
+        return FlareProcess(kit, home, self.root / f"{name}.log", environment, user)
 
     def home(self, name: str) -> Path:
         return self.root / "homes" / name

@@ -12,20 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from veilstream.errors import InputError
-
 __all__ = ["Child"]
 
-# Runs in the child before the command: it changes to another account if one is named, and the
-# kernel kills it when the parent is gone (in this order: a change of account undoes the second).
+# Runs in the child before the command: the kernel kills it when the parent is gone.
 _LEASH = (
-    "import ctypes, os, sys, warnings\n"  # `execvp` needs the last, and that account may not read it
-    "if sys.argv[2]:\n"
-    "    account = int(sys.argv[2])\n"
-    "    os.setgroups([]), os.setgid(account), os.setuid(account)\n"
+    "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
-    "os.execvp(sys.argv[3], sys.argv[3:])\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
 _CALM_S = 5.0  # one that has run so long is not the reason why it ended
 # The kernel's parent is the *thread* that started a child: one that lasts as long as we do.
@@ -37,7 +31,7 @@ class Child:
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None, account: int | None = None,
+        directory: Path | None = None, account: int | None = None, python: str = sys.executable,
     ) -> None:  # fmt: skip
         """A command that is not started yet.
 
@@ -47,11 +41,12 @@ class Child:
             environment: added to this process's own.
             directory: in which it runs.
             account: user and group under which it runs, with no other groups; needs root.
+            python: an interpreter that this account can start.
 
         """
         self.command, self.log = list(command), log
-        self.environment = os.environ | dict(environment or {})
-        self._directory, self._account = directory, account
+        self._environment = os.environ | dict(environment or {})
+        self._directory, self._account, self._python = directory, account, python
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self._due = self._began = 0.0
@@ -76,15 +71,14 @@ class Child:
         """Start it, in a group of its own so that all it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
-            account = "" if self._account is None else str(self._account)
-            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid()), account]
-        elif self._account is not None:
-            raise InputError("account", self._account, "Linux", "start it yourself, as that one")
+            leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, env=self.environment, cwd=self._directory, start_new_session=True,
+                stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
+                user=self._account, group=self._account,
+                extra_groups=None if self._account is None else [],
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

@@ -42,8 +42,9 @@ class FlareProcess(Child):
         for path in [home, *home.rglob("*")] if account is not None else []:
             os.chown(path, int(account or 0), int(account or 0))
         script = ["bash", str(home / "kit/startup/sub_start.sh"), "--once"]
-        environment = {"HOME": str(home), **interpreter(account)[1], **environment}
-        super().__init__(script, log, environment, home, account)
+        python, needed = interpreter(account)
+        environment = {"HOME": str(home)} | needed | dict(environment)
+        super().__init__(script, log, environment, home, account, str(python))
 
     def end(self, patience_s: float = 3.0) -> None:
         """With all that it has started, which FLARE puts in sessions of their own."""
