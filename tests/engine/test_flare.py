@@ -1,4 +1,4 @@
-"""Over FLARE: the model that the ledgers imply, whoever is killed; and nobody reads a learner's files.
+"""Over FLARE: the model that the ledgers imply, whoever is killed; no learner's file is read.
 
 FLARE is real: its server and a site for each learner, by their own scripts and under accounts of
 their own. FLARE answers orders that it should not; what a test shows is that they lead nowhere.
@@ -19,27 +19,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
 pytest.importorskip("nvflare", exc_type=ImportError)
 
+from tests.support import flare as support
 from tests.support import flare_attack
-from tests.support.federation import DIM, World, plan_of, wait_for
-from tests.support.flare import ROOT, FlareProcesses, FlareWorld, account
+from tests.support.federation import DIM, World, plan_of, serve, wait_for
+from tests.support.flare import ROOT, FlareWorld
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import add_learner, make_keys
+from veilstream.federation.identity import ServerKeys, add_learner, make_keys
 from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.services.supervision import supervised
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.flare import FlareServer, jobs, provision
 from veilstream.federation.transports.flare.jobs import Jobs, export
-from veilstream.federation.transports.flare.local import interpreter
+from veilstream.federation.transports.flare.local import LocalFlare, interpreter
 from veilstream.federation.transports.flare.provisioning import ADMIN
+from veilstream.plans.data_source import PlanSource
+from veilstream.plans.tasks import task_of
 
 NAMES = ("a", "b")
 PLAN = plan_of(rounds=34, learners=2)
 SOON_S = 90.0
+FIRST_ACCOUNT = 61384  # not those of a demo that may run beside this
 needs_root = pytest.mark.skipif(not ROOT, reason="only root can start processes of other accounts")
 
 
@@ -63,23 +68,20 @@ class Federation:
     """
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
-        root.chmod(0o711)  # FLARE's accounts must reach their own folders
-        self.address = ("127.0.0.1", free_port())
         self.world = stack.enter_context(World(root / "learners", PLAN, NAMES))
         self.keys = root / "learners/keys"
-        self.data = root / "learners/a/records.csv"
-        self.flare = FlareProcesses(
-            root / "flare", self.keys, NAMES, self.address, DIM, hostile=("server", "b")
+        flare = support.Federation(
+            root, self.keys, NAMES, DIM, first_account=FIRST_ACCOUNT, hostile=("server", "b")
         )
+        self.flare = flare.processes
         self.world.socket = self.flare.socket
         self.world.start_all()
+        self.data = root / "learners/a/records.csv"
         self.data.write_text("age,income\n41,52000\n")
         self.data.chmod(0o600)
         self.coordinator = self.world.coordinator()
-        self.server = self.flare.start(stack)
-        stack.enter_context(supervised([self.server, self.flare]))
-        self.transport = Recorded(self.server)
-        wait_for(lambda: self.server.nodes() == set(NAMES), SOON_S)
+        self.transport = Recorded(flare.start(stack))
+        wait_for(lambda: self.transport.nodes() == set(NAMES), SOON_S)
 
     def rounds(self, count: int) -> None:
         self.coordinator.go(self.transport, until=self.coordinator.round + count)
@@ -292,6 +294,34 @@ def test_rounds_go_and_all_releases_have_one_size(federation):
     assert len({len(data) for data in releases}) == 1
 
 
+def test_released_models_equal_the_simulations(federation, tmp_path):
+    """Other learners behind the same sites, with the simulation's draws."""
+    rounds, tau = 6, 3
+    plan = parity_plan(["buffered"], tau, rounds)
+    expected = simulate(plan, tmp_path / "simulated")["buffered"]
+    for name in NAMES:
+        federation.world.stop(name)
+    with ExitStack() as stack:
+        for place, name in enumerate(NAMES):
+            store = tmp_path / name / "s.db"
+            learner = GivenNoise.at(place)(plan, store, task_of(plan), create=True)
+            daemon = Daemon(learner, federation.world.keys_of(name), PlanSource(plan, place))
+            stack.callback(daemon.close)
+            stack.callback(serve(daemon, federation.flare.socket(name)).close)
+        keys = ServerKeys.load(federation.keys / "server")
+        x0 = np.asarray(task_of(plan).init(SEED), np.float32)
+        coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
+        coordinator.go(federation.transport.transport)
+        models = np.array([coordinator.models.read(r) for r in range(rounds + 1)])
+    federation.world.start_all()
+    # As in `test_parity`: a unit a step for gradients, half a unit for noise.
+    method = plan.methods[0]
+    sizes = method.step_size * method.server_step_size
+    allowed = 2 * coordinator.terms.grid.step * sizes * rounds * tau + 1e-6
+    np.testing.assert_allclose(models, expected.models, atol=allowed)
+    assert np.abs(models[-1]).max() > 100 * allowed
+
+
 # --- attacks: orders are answered, and no file of the learner is read -----------------------------
 
 
@@ -322,7 +352,7 @@ def test_whoever_runs_flares_server_or_another_site_reads_no_file_of_a_learner(f
     check(json.loads((home / "answers.json").read_text()), federation)
 
 
-HOSTILE = '''
+HOSTILE = """
 import subprocess
 from nvflare.collab import collab
 
@@ -349,7 +379,7 @@ class Server:
 def _run(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr
-'''
+"""
 SUBMIT = """
 import sys
 from nvflare.collab import CollabRecipe
@@ -386,20 +416,20 @@ def test_a_job_that_brings_any_code_reads_no_file_of_a_learner(federation, tmp_p
 # --- processes that die --------------------------------------------------------------------------
 
 
-def worker(flare: FlareProcesses) -> list[int]:
-    return flare.sites["a"].workers()
+def worker(flare: LocalFlare) -> list[int]:
+    return flare.processes["a"].workers()
 
 
-def server_job(flare: FlareProcesses) -> list[int]:
-    return flare.server.workers()[:1]
+def server_job(flare: LocalFlare) -> list[int]:
+    return flare.processes["server"].workers()[:1]
 
 
-def site(flare: FlareProcesses) -> list[int]:
-    return [flare.sites["b"].pid or 0]
+def site(flare: LocalFlare) -> list[int]:
+    return [flare.processes["b"].pid or 0]
 
 
-def server(flare: FlareProcesses) -> list[int]:
-    return [flare.server.pid or 0]
+def server(flare: LocalFlare) -> list[int]:
+    return [flare.processes["server"].pid or 0]
 
 
 @pytest.mark.parametrize(
@@ -440,15 +470,15 @@ def test_a_local_account_reads_no_file_of_a_learner_through_the_sites_listener(f
     """Last, since the site does not recover from it."""
     import psutil
 
-    site = psutil.Process(federation.flare.sites["a"].pid)
+    site = psutil.Process(federation.flare.processes["a"].pid)
     (port,) = (c.laddr.port for c in site.net_connections() if c.status == "LISTEN")
-    script = federation.flare.root / "attack.py"
+    script = federation.flare.home("a").parent / "attack.py"
     script.write_bytes(Path(flare_attack.__file__).read_bytes())
     script.chmod(0o644)
-    python, environment = interpreter(account(50))
+    python, environment = interpreter(local := FIRST_ACCOUNT + 50)
     out = subprocess.run(
         [str(python), "-W", "ignore", str(script), json.dumps(orders(federation) | {"port": port})],
-        env=os.environ | environment, user=account(50), group=account(50), extra_groups=[],
+        env=os.environ | environment, user=local, group=local, extra_groups=[],
         cwd="/", capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     check(json.loads(out.stdout.partition("RESULT ")[2]), federation)

@@ -6,92 +6,60 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 from tests.support import flare_attack
 from tests.support.federation import DIM, World
+from veilstream.federation.addresses import free_port
 from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.supervision import supervised
 from veilstream.federation.transports.flare import FlareServer, provision
-from veilstream.federation.transports.flare.local import (
-    FIRST_ACCOUNT,
-    FlareProcess,
-    account_folder,
-    interpreter,
-)
+from veilstream.federation.transports.flare.local import LocalFlare, interpreter
 from veilstream.federation.transports.flare.server import JobSocket
 from veilstream.plans.plan import Plan
 
 ROOT = os.geteuid() == 0
 
 
-def account(place: int) -> int | None:
-    """Of FLARE's server (0) and the sites after it; tests elsewhere use other numbers."""
-    return FIRST_ACCOUNT + 100 + place if ROOT else None
-
-
-class FlareProcesses:
-    """FLARE's server, its sites, and ours on top; sockets are where `socket` says."""
+class Federation:
+    """FLARE's processes, and our server's side on top; learners are somebody else's."""
 
     def __init__(
-        self, root: Path, keys: Path, names: tuple[str, ...], address: tuple[str, int], dim: int,
-        hostile: tuple[str, ...] = (),
+        self, root: Path, keys: Path, names: Sequence[str], dim: int, *, first_account: int,
+        hostile: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """``hostile``: who runs `flare_attack` in its process."""
-        self.root, self.names, self.keys, self.hostile = root, names, keys, hostile
-        root.mkdir(parents=True)
-        root.chmod(0o711)
-        for name in names:
-            account_folder(self.socket(name).parent, self.account(name))
+        address = ("127.0.0.1", free_port())
         provision(keys, *address)
-        state = account_folder(root / "engine", account(0))
-        self.engine = FlareServer(keys / "server", state, address, dim=dim)
-        self.server = self._process(
-            "server", keys / "flare/server", "VEILSTREAM_RELAY_SOCKET", self.engine.path, account(0)
-        )
-        self.sites = {
-            name: self._process(
-                name, keys / "flare/sites" / name, "VEILSTREAM_SOCKET", self.socket(name),
-                self.account(name),
-            )
-            for name in names
-        }  # fmt: skip
-
-    def _process(self, name: str, kit: Path, variable: str, path: Path, user: int | None):
-        home = self.home(name)
-        environment = {variable: str(path)}
-        if name in self.hostile:
-            inject = self.root / "inject" / name
-            inject.mkdir(parents=True)
-            shutil.copy(flare_attack.__file__, inject / "sitecustomize.py")
-            theirs = interpreter(user)[1].get("PYTHONPATH", "")
-            environment["PYTHONPATH"] = f"{inject}:{theirs}"
-        return FlareProcess(kit, home, self.root / f"{name}.log", environment, user)
-
-    def home(self, name: str) -> Path:
-        return self.root / "homes" / name
-
-    def account(self, name: str) -> int | None:
-        return account(1 + self.names.index(name))
-
-    def socket(self, name: str) -> Path:
-        return self.root / "sockets" / name / "l.sock"
+        root.chmod(0o711)  # FLARE's accounts must reach their own folders
+        environments = {name: self._injected(root / f"inject-{name}") for name in hostile}
+        self.processes = LocalFlare(
+            root / "flare", keys, names, other_accounts=ROOT, first_account=first_account,
+            environments=environments,
+        )  # fmt: skip
+        self.engine = FlareServer(
+            keys / "server", root / "engine", address, dim=dim,
+            socket=self.processes.socket("server"),
+        )  # fmt: skip
 
     def start(self, stack: ExitStack) -> FlareServer:
         """To be ended with the stack."""
         stack.callback(self.engine.close)
-        for process in [self.server, *self.sites.values()]:
-            stack.callback(process.end)
-            process.start()
+        stack.callback(self.processes.close)
+        self.processes.start()
         self.engine.start()
+        stack.enter_context(supervised([self.engine, self.processes]))
         return self.engine
 
-    def supervise(self) -> str | None:
-        """As an init system would: what has died is started again."""
-        for process in [self.server, *self.sites.values()]:
-            process.keep_running()
-        return None
+    @staticmethod
+    def _injected(folder: Path) -> dict[str, str]:
+        folder.mkdir()
+        shutil.copy(flare_attack.__file__, folder / "sitecustomize.py")
+        theirs = interpreter(1 if ROOT else None)[1].get("PYTHONPATH", "")
+        return {"PYTHONPATH": f"{folder}:{theirs}"}
 
 
 class FlareWorld(World):

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def server_engine(
     name: str, keys: Path, state: Path, address: Address, *, dim: int,
-    answer_within_s: float = 600.0, insecure: bool = False,
+    answer_within_s: float = 600.0, socket: Path | None = None, insecure: bool = False,
 ) -> Engine:  # fmt: skip
     """The engine of this name, for models of this dimension."""
     if name == "direct":
@@ -46,7 +46,7 @@ def server_engine(
     if name == "flare":
         from veilstream.federation.transports.flare import FlareServer
 
-        return FlareServer(keys, state, address, dim=dim, insecure=insecure)
+        return FlareServer(keys, state, address, dim=dim, socket=socket, insecure=insecure)
     raise UnknownName("engine", name, ENGINES)
 
 
@@ -61,6 +61,8 @@ class ServerService:
     engine: str = "direct"
     model_api: Address | None = None
     insecure: bool = False
+    socket: Path | None = None
+    """Where FLARE's jobs connect; None: in the run's folder."""
     task: Task | None = None
     transport: Engine | None = None
     """What carries, where an engine has started this process; None: one of this process."""
@@ -86,7 +88,7 @@ class ServerService:
                 engine = self.transport or server_engine(
                     self.engine, self.keys, self.folder / "engine", self.address,
                     dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
-                    insecure=self.insecure,
+                    socket=self.socket, insecure=self.insecure,
                 )  # fmt: skip
                 stack.callback(engine.close)
                 engine.start()

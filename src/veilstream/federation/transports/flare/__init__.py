@@ -4,10 +4,11 @@
     server.py            FlareServer: a `Transport`; the socket to which FLARE's jobs connect
     jobs.py              a process beside it that submits the jobs, as the administrator
     veilstream_relay.py  what a job runs, at the server and at a site: bytes to a socket and back
+    local.py             FLARE's processes on one machine, for a demo or a test
 
-FLARE is used as it comes: stock kits, started by their own scripts, and a job of the Collab API. Its
-processes take orders (a site even runs what the server sends it), so a site runs under an account
-of its own and reaches nothing of the learner but the socket of `veilstream learner`.
+FLARE is used as it comes: stock kits, started by their own scripts, and a job of its Collab API.
+Its processes take orders (a site even runs what the server sends it), so a site has an account of
+its own and reaches nothing of the learner but the socket of `veilstream learner`.
 """
 
 from __future__ import annotations

@@ -10,16 +10,16 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from veilstream.errors import InputError
 from veilstream.federation.processes import Child
 
-__all__ = ["FIRST_ACCOUNT", "FlareProcess", "account_folder", "interpreter"]
+__all__ = ["FlareProcess", "LocalFlare", "interpreter"]
 
-FIRST_ACCOUNT = 61284
-"""Numbers from here on that nobody is likely to have: FLARE's server, then a site each."""
+_FIRST_ACCOUNT = 61284  # numbers that nobody is likely to have: FLARE's server, then a site each
 
 
 class FlareProcess(Child):
@@ -66,13 +66,74 @@ class FlareProcess(Child):
             return []
 
 
-def account_folder(path: Path, account: int | None) -> Path:
+class LocalFlare:
+    """FLARE's server and a site for each learner, around sockets that we serve."""
+
+    def __init__(
+        self, folder: Path, keys: Path, learners: Sequence[str], *, other_accounts: bool,
+        first_account: int = _FIRST_ACCOUNT,
+        environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Nothing is started yet; the folders of sockets are there.
+
+        Args:
+            folder: a new one, which every account must be able to reach.
+            keys: with kits in them.
+            learners: their names.
+            other_accounts: give each process an account of its own; needs root.
+            first_account: the number of the server's, those of the sites follow.
+            environments: more variables for some, by name; "server" is FLARE's server.
+
+        """
+        names = ["server", *learners]
+        self.accounts: dict[str, int | None] = {
+            name: first_account + place if other_accounts else None
+            for place, name in enumerate(names)
+        }
+        self._folder = folder.resolve()
+        for part in ("", "sockets", "homes"):
+            (self._folder / part).mkdir(parents=True)
+            (self._folder / part).chmod(0o711)
+        self.processes: dict[str, FlareProcess] = {}
+        for name, account in self.accounts.items():
+            _socket_folder(self.socket(name).parent, account)
+            kit = keys / "flare" / ("server" if name == "server" else f"sites/{name}")
+            variable = "VEILSTREAM_RELAY_SOCKET" if name == "server" else "VEILSTREAM_SOCKET"
+            self.processes[name] = FlareProcess(
+                kit, self.home(name), self._folder / f"{name}.log",
+                {variable: str(self.socket(name)), **environments.get(name, {})}, account,
+            )  # fmt: skip
+
+    def socket(self, name: str) -> Path:
+        """Of a learner; or, for "server", of `veilstream server`."""
+        return self._folder / "sockets" / name / "s"
+
+    def home(self, name: str) -> Path:
+        """Of an account; its kit is `kit` in there."""
+        return self._folder / "homes" / name
+
+    def start(self) -> None:
+        """Start all."""
+        for process in self.processes.values():
+            process.start()
+
+    def supervise(self) -> str | None:
+        """As an init system would: what has ended is started again."""
+        again = [name for name, process in self.processes.items() if process.keep_running()]
+        return f"FLARE was started again: {', '.join(again)}" if again else None
+
+    def close(self) -> None:
+        """End all."""
+        for process in self.processes.values():
+            process.end()
+
+
+def _socket_folder(path: Path, account: int | None) -> None:
     """A folder of ours that this account may enter: what is made there gets the account's group."""
-    path.mkdir(parents=True)
+    path.mkdir(mode=0o700)
     if account is not None:
         os.chown(path, -1, account)
-    path.chmod(0o2750 if account is not None else 0o700)
-    return path
+        path.chmod(0o2750)
 
 
 def interpreter(account: int | None) -> tuple[Path, dict[str, str]]:

@@ -138,8 +138,11 @@ def _build(home: Path, names: list[str], host: str, hosts: list[str], port: int)
 
 
 def _set_up_server(kit: Path) -> None:
-    """What FLARE's server would do otherwise: keep jobs of all servers in one folder of /tmp, run four
-    at a time, look for them every ten seconds, and count a dead site as present for ten minutes.
+    """Settings for many small jobs.
+
+    What FLARE's server would do otherwise: keep the jobs of all servers in one folder of /tmp, run
+    four at a time, look for new ones every ten seconds, and count a dead site as present for ten
+    minutes.
     """
     rules = json.loads((kit / "local/resources.json.default").read_text())
     rules["servers"][0] |= {"heart_beat_timeout": _GONE_AFTER_S, "admin_timeout": _ANSWER_S}

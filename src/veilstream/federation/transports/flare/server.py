@@ -42,7 +42,7 @@ class JobSocket:
             self._listener = frames.listen(path, 0o660)
         except OSError as error:
             raise InputError(
-                "--out", str(path.parent), "a folder whose sockets have short names", str(error)
+                "--socket", str(path), "a short path in a folder of this account", str(error)
             ) from error
         self._relays: dict[str, socket.socket] = {}
         self._waiting: Counter[str] = Counter()
@@ -164,15 +164,17 @@ class FlareServer(JobSocket):
     """With a child that sees to it that each site has a job."""
 
     def __init__(
-        self, keys: Path, state: Path, address: tuple[str, int], *, dim: int, insecure: bool = False
-    ) -> None:
-        """The socket is ``state/relay.sock``.
+        self, keys: Path, state: Path, address: tuple[str, int], *, dim: int,
+        socket: Path | None = None, insecure: bool = False,
+    ) -> None:  # fmt: skip
+        """The socket is open, and nothing else.
 
         Args:
             keys: the server's, with the kit of FLARE's administrator in them.
-            state: a folder; its group may use the socket.
+            state: a folder for logs.
             address: of FLARE's server, which listens there itself, as its kit says.
             dim: of the model; limits what a job may send.
+            socket: where jobs connect, in a folder whose group may enter; None: in ``state``.
             insecure: refuse what is not loopback. FLARE uses mutual TLS all the same.
 
         """
@@ -185,7 +187,7 @@ class FlareServer(JobSocket):
                 "keys", str(kit), "the kit of FLARE's administrator",
                 "`veilstream keys make --engine flare` makes it",
             )  # fmt: skip
-        super().__init__(state / "relay.sock", dim)
+        super().__init__(state / "relay.sock" if socket is None else socket.resolve(), dim)
         self._jobs = Child(
             [
                 sys.executable, "-W", "ignore", "-m", "veilstream.federation.transports.flare.jobs",
