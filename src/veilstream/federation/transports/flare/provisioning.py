@@ -37,7 +37,7 @@ _STORE = "{$HOME}/veilstream-flare"  # FLARE fills in the variable
 _GONE_AFTER_S = 20
 _ANSWER_S = 4.0
 _MOST_JOBS = 1000  # one a site
-# A stream's sender keeps a thread that waits for stragglers: 300 s by default, which is thousands of
+# A stream's sender keeps a thread that waits for stragglers: 300 s by default, or thousands of
 # threads at our pace.
 _STREAMING = {"streaming_retry_timeout": 4, "streaming_retry_wait": 1}
 
