@@ -409,7 +409,7 @@ def test_a_job_that_brings_any_code_reads_no_file_of_a_learner(federation, tmp_p
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert out.returncode == 0, out
-    wait_for((home / "job-answers").exists, 60.0)
+    wait_for((home / "job-answers").exists, 40.0)
     check(json.loads((home / "job-answers").read_text()), federation)
 
 

