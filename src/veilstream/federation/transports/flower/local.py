@@ -47,7 +47,7 @@ class LocalFlower:
 
     def __init__(
         self, folder: Path, keys: Path, learners: Sequence[str], *, other_accounts: bool,
-        python: Path | None = None,
+        python: Path | None = None, simulation: bool = False,
     ) -> None:  # fmt: skip
         """Nothing is started yet.
 
@@ -57,6 +57,7 @@ class LocalFlower:
             learners: their names.
             other_accounts: give each part an account of its own; needs root.
             python: the interpreter beside which Flower's commands are; None: this one.
+            simulation: let the SuperLink simulate SuperNodes (by Ray) instead of waiting for some.
 
         Raises:
             MissingExtra: without flwr.
@@ -79,7 +80,7 @@ class LocalFlower:
         if other_accounts:
             self._folder.chmod(0o711)
             self._check_reach()
-        self.superlink = self._make_superlink()
+        self.superlink = self._make_superlink(simulation)
         self.supernodes: dict[str, Child] = {}
 
     # --- what is started -------------------------------------------------------------------------
@@ -123,9 +124,9 @@ class LocalFlower:
         self.supernodes[name] = child
         return child
 
-    def submit(self, app: Path) -> str:
+    def submit(self, app: Path, *options: str) -> str:
         """`flwr run`; the run's number."""
-        said = self._flwr("run", str(app.absolute()), _NAME)
+        said = self._flwr("run", str(app.absolute()), _NAME, *options)
         return str(said["run-id"])
 
     def status(self, run: str) -> str:
@@ -144,7 +145,7 @@ class LocalFlower:
 
     # --- how -------------------------------------------------------------------------------------
 
-    def _make_superlink(self) -> Child:
+    def _make_superlink(self, simulation: bool) -> Child:
         home = self._home("superlink", self.account)
         for needed in ("ca.pem", "tls.pem", "tls.key"):
             self._give(self._keys / "server" / needed, home / needed, self.account)
@@ -153,7 +154,8 @@ class LocalFlower:
                 self._program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
                 "--ssl-ca-certfile", str(home / "ca.pem"), "--ssl-certfile", str(home / "tls.pem"),
                 "--ssl-keyfile", str(home / "tls.key"), "--database", str(home / "state.db"),
-                "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+                "--simulation" if simulation else "--enable-supernode-auth",
+                "--disable-runtime-dependency-installation",
             ],
             self._folder / "superlink.log", self._environment(home), home, self.account,
             str(self._python),
