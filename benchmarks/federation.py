@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -178,19 +179,19 @@ def engine_in(
     server = server_engine(name, root / "keys/server", root / "engine", address, dim=dim)
     stack.callback(server.close)
     server.start()
-    supervised_sides = [server]
-    for learner, path in sockets.items():
-        if name == "direct":
-            continue  # in the learner's own process: see `be_learner`
-        from veilstream.federation.transports.flare import FlareNode
+    sides: list[Any] = [server]
+    if name == "flare":  # direct is in the learner's own process: see `be_learner`
+        from veilstream.federation.transports.flare.local import LocalFlare
 
-        node = FlareNode(
-            root / "keys/learners" / learner, path, root / f"{learner}.engine", address
+        at = {learner: {"VEILSTREAM_SOCKET": str(path)} for learner, path in sockets.items()}
+        at["server"] = {"VEILSTREAM_RELAY_SOCKET": str(root / "engine/relay.sock")}
+        flare = LocalFlare(
+            root / "flare", root / "keys", list(sockets), other_accounts=False, environments=at
         )
-        stack.callback(node.close)
-        node.start()
-        supervised_sides.append(node)
-    stack.enter_context(supervised(supervised_sides))
+        stack.callback(flare.close)
+        flare.start()
+        sides.append(flare)
+    stack.enter_context(supervised(sides))
     return server
 
 
@@ -319,6 +320,7 @@ def rounds_over(
 FLOWER_SERVER = """
 import argparse, json, sys
 from pathlib import Path
+from typing import Any
 from flwr.serverapp import ServerApp
 sys.path.insert(0, {here!r})
 import federation

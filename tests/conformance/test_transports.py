@@ -32,6 +32,13 @@ def direct(root, plan) -> World:
     return DirectWorld(root, plan, NAMES)
 
 
+def flare(root, plan) -> World:
+    pytest.importorskip("nvflare", exc_type=ImportError)
+    from tests.support.flare import FlareWorld
+
+    return FlareWorld(root, plan, NAMES)
+
+
 def flower(root, plan) -> World:
     """The grid is a stand-in; `engine/test_flower.py` has the real one."""
     pytest.importorskip("flwr")
@@ -40,7 +47,7 @@ def flower(root, plan) -> World:
     return GridWorld(root, plan, NAMES)
 
 
-WORLDS = [loopback, direct, flower]
+WORLDS = [loopback, direct, flower, flare]
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__)

@@ -33,6 +33,13 @@ def server_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "direct",
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="For flare: the Unix socket where its jobs connect.",
+            show_default="engine/relay.sock in the run's folder",
+        ),
+    ] = None,
     insecure: Insecure = False,
     exit_when_done: Annotated[
         bool,
@@ -79,7 +86,7 @@ def server_command(
     _end_on_sigterm()
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
-        None if model_api is None else parse_address("--model-api", model_api), insecure,
+        None if model_api is None else parse_address("--model-api", model_api), insecure, socket,
         exit_when_done=exit_when_done, next_run=next_run,
         roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip

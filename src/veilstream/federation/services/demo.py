@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
+
+if TYPE_CHECKING:
+    from veilstream.federation.transports.flare.local import LocalFlare
 
 __all__ = ["DemoResult", "demo_plan", "run_demo"]
 
@@ -116,9 +119,12 @@ def run_demo(
     if engine == "flower":
         return _run_flower(folder, plan, names, trusted=trust_engine, options=list(options))
     given = [*options, *(["--insecure"] if insecure else [])]
-    children = _children(folder, engine, port, names, given)
+    flare = _flare(folder, names, trusted=trust_engine) if engine == "flare" else None
+    children = _children(folder, engine, port, names, given, flare, trusted=trust_engine)
     began = time.monotonic()
     try:
+        if flare is not None:
+            flare.start()
         for child in children:
             child.start()
         _log.info("a server and %d learners run; their logs are in %s", learners, folder / "logs")
@@ -127,6 +133,8 @@ def run_demo(
         for child in reversed(children[1:]):
             child.end(5.0)
         children[0].end()
+        if flare is not None:
+            flare.close()
     seconds = time.monotonic() - began
     return _result(plan, folder, engine, names, seconds)
 
@@ -140,16 +148,31 @@ def _check_accounts(engine: str, *, trusted: bool) -> None:
         )  # fmt: skip
 
 
+def _flare(folder: Path, names: list[str], *, trusted: bool) -> LocalFlare:
+    """FLARE's own processes; what the accounts may not read is closed below the folder."""
+    from veilstream.federation.transports.flare.local import LocalFlare
+
+    folder.chmod(0o711)
+    return LocalFlare(folder / "flare", folder / "keys", names, other_accounts=not trusted)
+
+
 def _children(
-    folder: Path, engine: str, port: int, names: list[str], options: list[str]
-) -> list[Child]:
+    folder: Path, engine: str, port: int, names: list[str], options: list[str],
+    flare: LocalFlare | None = None, *, trusted: bool = False,
+) -> list[Child]:  # fmt: skip
     """The server first."""
+
+    def at(name: str) -> list[str]:
+        trust = ["--trust-engine"] if trusted and name != "server" else []
+        return [] if flare is None else ["--socket", str(flare.socket(name)), *trust]
+
     host = "localhost" if engine == "flare" else "127.0.0.1"
     veilstream = [sys.executable, "-m", "veilstream"]
     common = ["--plan", str(folder / "plan.toml"), "--engine", engine, *options]
     server = [
         *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
         "--listen", f"{host}:{port}", "--out", str(folder / "run"), "--exit-when-done",
+        *at("server"),
     ]  # fmt: skip
     children = [Child(server, folder / "logs/server.log")]
     for index, name in enumerate(names):
@@ -157,7 +180,7 @@ def _children(
             *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
             "--server", f"{host}:{port}", "--data", f"plan:{index}",
             "--store", str(folder / "learners" / name / "store.db"),
-            "--new-store",
+            "--new-store", *at(name),
         ]  # fmt: skip
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children

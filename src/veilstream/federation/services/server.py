@@ -34,7 +34,7 @@ _END_S = 10.0  # that learners have to confirm the end, where the server does no
 
 def server_engine(
     name: str, keys: Path, state: Path, address: Address, *, dim: int,
-    answer_within_s: float = 600.0, insecure: bool = False,
+    answer_within_s: float = 600.0, socket: Path | None = None, insecure: bool = False,
 ) -> Engine:  # fmt: skip
     """The engine of this name, for models of this dimension."""
     if name == "direct":
@@ -51,7 +51,7 @@ def server_engine(
     if name == "flare":
         from veilstream.federation.transports.flare import FlareServer
 
-        return FlareServer(keys, state, address, insecure=insecure)
+        return FlareServer(keys, state, address, dim=dim, socket=socket, insecure=insecure)
     raise UnknownName("engine", name, ENGINES)
 
 
@@ -66,6 +66,8 @@ class ServerService:
     engine: str = "direct"
     model_api: Address | None = None
     insecure: bool = False
+    socket: Path | None = None
+    """Where FLARE's jobs connect; None: in the run's folder."""
     task: Task | None = None
     exit_when_done: bool = False
     """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
@@ -113,7 +115,7 @@ class ServerService:
             engine = self.transport or server_engine(
                 self.engine, self.keys, self.folder / "engine", self.address,
                 dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
-                insecure=self.insecure,
+                insecure=self.insecure, socket=self.socket,
             )  # fmt: skip
             stack.callback(engine.close)
             engine.start()
