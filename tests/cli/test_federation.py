@@ -6,38 +6,37 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
-
-COMMANDS = [
-    ["server"],
-    ["learner", "--id", "a", "--server", "127.0.0.1:8400", "--data", "plan:0"],
-    ["federation", "demo"],
-]
+from veilstream.errors import InputError
+from veilstream.federation.services.demo import demo_plan
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
-def test_flare_starts_only_where_it_is_trusted_and_the_error_says_why(command, tmp_path):
+@pytest.mark.parametrize("engine", ["flower", "flare"])
+def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
+    engine, tmp_path, monkeypatch
+):
+    from veilstream.federation.services import demo
+
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError) as error:
+        demo.run_demo(tmp_path / "demo", engine, learners=1, rounds=1)
+    assert "records, store and keys" in str(error.value)
+    assert "--trust-engine" in str(error.value)
+    assert "--engine direct" in str(error.value)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_learner_that_dials_needs_to_know_where(tmp_path):
+    from veilstream.federation.identity import make_keys
+
     plan = tmp_path / "plan.toml"
-    plan.write_text(plan_of().to_toml())
-    more = [] if command[0] == "federation" else ["--plan", str(plan)]
-    done = veilstream(*command, *more, "--engine", "flare", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "can read the learner's files" in done.stderr
-    assert "the server, another learner and any local account" in done.stderr
-    assert "--trust-engine" in done.stderr
-    assert "--engine direct" in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"plan.toml"}
-
-
-@pytest.mark.parametrize("command", COMMANDS[:2], ids=lambda c: c[0])
-def test_with_trust_the_next_thing_that_is_missing_is_named(command, tmp_path):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(plan_of().to_toml())
+    plan.write_text(demo_plan(1, 2).to_toml())
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
     done = veilstream(
-        *command, "--plan", str(plan), "--engine", "flare", "--trust-engine", cwd=tmp_path
-    )
-    assert done.returncode != 0
-    assert "--trust-engine" not in done.stderr
-    assert "keys" in done.stderr
+        "learner", "--id", "a", "--data", "plan:0", "--plan", str(plan), "--new-store",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--server" in done.stderr
 
 
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):

@@ -6,7 +6,6 @@ deployed learner can be told reaches it.
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
-from tests.support.federation import wait_for
+from tests.support.federation import serve
 from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.services.coordinator import Coordinator
@@ -44,9 +43,8 @@ def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], 
         keys = LearnerKeys.load(root / "keys/learners" / name)
         daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
         sockets[name] = root / f"{name}.sock"
-        threading.Thread(target=daemon.serve, args=(sockets[name],), daemon=True).start()
         stack.callback(daemon.close)
-        wait_for(sockets[name].exists)
+        stack.callback(serve(daemon, sockets[name]).close)
     return sockets, daemons
 
 

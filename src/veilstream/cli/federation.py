@@ -40,14 +40,13 @@ def demo_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.demo import run_demo
-    from veilstream.federation.services.supervision import check_trusted
 
     configure_logs(log_level, log_format)
-    check_trusted(engine, trusted=trust_engine)
     options = ["--log-level", log_level.value, "--log-format", log_format.value]
     result = run_demo(
-        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure, options=options
-    )
+        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure,
+        trust_engine=trust_engine, options=options,
+    )  # fmt: skip
     if json:
         print_json(result.as_dict())
         return

@@ -25,12 +25,14 @@ __all__ = ["learner_command"]
 
 
 def learner_command(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     plan: PlanFile,
     data: Annotated[
         str,
         typer.Option(help="A .csv or .jsonl file, `live` (people call its API), plan:INDEX."),
     ],
+    server: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the server; for --engine direct.")
+    ] = None,
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")
@@ -65,6 +67,14 @@ def learner_command(
         ),
     ] = False,
     engine: EngineName = "direct",
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="For flower and flare: the Unix socket where their process, under another "
+            "account, connects.",
+            show_default="ID.sock beside the store",
+        ),
+    ] = None,
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
@@ -78,7 +88,6 @@ def learner_command(
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.services.learner import LearnerService
-    from veilstream.federation.services.supervision import check_trusted
     from veilstream.plans.plan import Plan
 
     no_core_dumps()
@@ -95,13 +104,13 @@ def learner_command(
         raise InputError(
             "--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490"
         )
-    check_trusted(engine, trusted=trust_engine)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     service = LearnerService(
         Plan.load(plan), folder, store or Path(f"{name}.db"), data,
-        parse_address("--server", server), engine, witness, at, insecure,
-        new_store=new_store,
-        reply_after_s=reply_after, reply_when_full=reply_when_full,
+        None if server is None else parse_address("--server", server), engine, witness, at,
+        insecure, new_store=new_store,
+        reply_after_s=reply_after, reply_when_full=reply_when_full, socket=socket,
+        trust_engine=trust_engine,
     )  # fmt: skip
     service.run(stop)

@@ -14,7 +14,6 @@ from veilstream.cli.service_options import (
     LogFormat,
     LogLevel,
     PlanFile,
-    TrustEngine,
     parse_address,
 )
 from veilstream.federation.services.logs import Format, Level, configure_logs
@@ -34,7 +33,6 @@ def server_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "direct",
-    trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
@@ -47,11 +45,9 @@ def server_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.server import ServerService
-    from veilstream.federation.services.supervision import check_trusted
     from veilstream.plans.plan import Plan
 
     configure_logs(log_level, log_format)
-    check_trusted(engine, trusted=trust_engine)
     loaded = Plan.load(plan)
     folder = out or Path("runs") / loaded.name
     _end_on_sigterm()

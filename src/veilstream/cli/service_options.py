@@ -27,7 +27,8 @@ EngineName = Annotated[
 TrustEngine = Annotated[
     bool,
     typer.Option(
-        "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
+        "--trust-engine",
+        help="Let an engine's process run under the learner's own account, where it can read all.",
     ),
 ]
 Insecure = Annotated[

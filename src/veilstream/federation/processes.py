@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Child"]
 
@@ -31,11 +32,21 @@ class Child:
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        directory: Path | None = None, account: int | None = None,
     ) -> None:  # fmt: skip
+        """A command that is not started yet.
+
+        Args:
+            command: program and arguments.
+            log: file to which its output is appended.
+            environment: added to this process's own.
+            directory: in which it runs.
+            account: user and group under which it runs, with no other groups; needs root.
+
+        """
         self.command, self.log = list(command), log
         self._environment = os.environ | dict(environment or {})
-        self._directory = directory
+        self._directory, self._account = directory, account
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self._due = self._began = 0.0
@@ -62,10 +73,14 @@ class Child:
         if sys.platform == "linux":
             leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        under: dict[str, Any] = {}
+        if self._account is not None:
+            under = {"user": self._account, "group": self._account, "extra_groups": []}
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
+                **under,
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

@@ -1,8 +1,9 @@
 """The learner's long-lived side: ledger, noise, model and data source behind one function.
 
-`handle(request bytes) -> reply bytes` is all that an engine's relay calls, over a Unix socket. It
-does one request at a time, and the same request again gets the same release. Only releases leave:
-no loss, no count of refused clients; a reply has one size whatever the data, and where people call
+`handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
+does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
+request at a time, and the same request again gets the same release. Only releases leave: no loss,
+no count of refused clients; a reply has one size whatever the data, and where people call
 (`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`).
 """
 
@@ -10,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import threading
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,6 @@ from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import LearnerKeys
-from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
@@ -58,7 +56,6 @@ class Daemon:
         else:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
-        self._listener: socket.socket | None = None
 
     @property
     def learner(self) -> Learner:
@@ -177,38 +174,9 @@ class Daemon:
         """What the newest model says; None before the first, or for features of another shape."""
         return self._learner.predict(features)
 
-    # --- the socket ------------------------------------------------------------------------------
-
-    def listen(self, path: Path) -> None:
-        """Open the Unix socket; `serve` answers there."""
-        self._listener = frames.listen(path)
-
-    def serve(self, path: Path | None = None) -> None:
-        """Answer until `close`."""
-        if path is not None:
-            self.listen(path)
-        assert self._listener is not None
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while (data := frames.receive(connection)) is not None:
-                    frames.send(connection, self.handle(data))
-            except (OSError, _Closing):
-                return  # what was sealed is sent when someone asks again
-
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering; what waits for its time does not leave."""
         self._closing.set()
-        if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
         with self._busy:
             self._learner.close()
 

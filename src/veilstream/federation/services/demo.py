@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import make_keys
 from veilstream.federation.processes import Child
+from veilstream.federation.services.carrier_socket import OWN_ACCOUNT
 from veilstream.federation.services.checkpoint import ModelFile
-from veilstream.federation.services.supervision import TRUST_NEEDED
 from veilstream.files import write_file
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
@@ -90,12 +91,14 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 def run_demo(
     folder: Path, engine: str, learners: int, rounds: int, *, insecure: bool = False,
-    options: Sequence[str] = (),
+    trust_engine: bool = False, options: Sequence[str] = (),
 ) -> DemoResult:  # fmt: skip
     """Keys, a server, learners; to the end of the horizon, then everything is checked.
 
-    ``options`` go to every process as they are.
+    An engine's processes beside the learners run under accounts of their own, for which this needs
+    root; ``trust_engine`` lets them run under this one. ``options`` go to every process.
     """
+    _check_accounts(engine, trusted=trust_engine)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     plan = demo_plan(learners, rounds)
@@ -123,6 +126,15 @@ def run_demo(
     return _result(plan, folder, engine, names, seconds)
 
 
+def _check_accounts(engine: str, *, trusted: bool) -> None:
+    if engine != "direct" and not trusted and os.geteuid() != 0:
+        raise InputError(
+            "--engine", engine,
+            f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
+            "use --engine direct, or add --trust-engine: the demo's data are synthetic",
+        )  # fmt: skip
+
+
 def _children(
     folder: Path, engine: str, port: int, names: list[str], options: list[str]
 ) -> list[Child]:
@@ -130,7 +142,6 @@ def _children(
     host = "localhost" if engine == "flare" else "127.0.0.1"
     veilstream = [sys.executable, "-m", "veilstream"]
     common = ["--plan", str(folder / "plan.toml"), "--engine", engine, *options]
-    common += ["--trust-engine"] if engine in TRUST_NEEDED else []  # asked for before this
     server = [
         *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
         "--listen", f"{host}:{port}", "--out", str(folder / "run"),

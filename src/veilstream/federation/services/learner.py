@@ -1,20 +1,17 @@
-"""The learner's long-lived process, beside its data: ledger, daemon, data source, relay."""
+"""The learner's long-lived process, beside its data: ledger, daemon, data source, transport."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.federation.identity import LearnerKeys
+from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
@@ -25,35 +22,21 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import LiveSource
 
-__all__ = ["LearnerService", "learner_node"]
+__all__ = ["LearnerService"]
 
 _log = logging.getLogger(__name__)
 
 
-def learner_node(
-    name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
-) -> Node:
-    """The engine of this name, at a learner: one that reaches the daemon by its socket."""
-    if name == "flower":
-        from veilstream.federation.transports.flower import FlowerNode
-
-        return FlowerNode(keys, socket, state, server, insecure=insecure)
-    if name == "flare":
-        from veilstream.federation.transports.flare import FlareNode
-
-        return FlareNode(keys, socket, state, server, insecure=insecure)
-    raise UnknownName("engine", name, ENGINES)
-
-
 @dataclass
 class LearnerService:
-    """`veilstream learner`: ledger, daemon, data source, and the engine's relay."""
+    """`veilstream learner`: ledger, daemon, data source, and a way to the server."""
 
     plan: Plan
     keys: Path
     store: Path
     data: str
-    server: Address
+    server: Address | None
+    """Where to dial; engines other than direct know that themselves."""
     engine: str = "direct"
     witness: Path | None = None
     learner_api: Address | None = None
@@ -64,6 +47,10 @@ class LearnerService:
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
     reply_when_full: bool = False
+    socket: Path | None = None
+    """Where an engine's carrier connects; None: NAME.sock beside the store."""
+    trust_engine: bool = False
+    """Answer a carrier of this process's own account, which could read all that is here."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``."""
@@ -90,7 +77,7 @@ class LearnerService:
                 api = LearnerApi(daemon, live, self.learner_api)
                 stack.callback(api.close)
                 _log.info("learner API at http://%s:%d/", self.learner_api[0], api.port)
-            node = self._node(daemon, learner, stack)
+            node = self._node(daemon, learner)
             stack.callback(node.close)
             node.start()
             rounds, seen = self.plan.learning.rounds, learner.round
@@ -102,33 +89,23 @@ class LearnerService:
                         seen = learner.round
                         _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
 
-    def _node(self, daemon: Daemon, learner: Learner, stack: ExitStack) -> Node:
-        """The engine's side here; only the direct one is in this process and needs no socket."""
+    def _node(self, daemon: Daemon, learner: Learner) -> Node:
+        """The direct transport, in this process; or a socket for whoever carries elsewhere."""
         if self.engine == "direct":
+            if self.server is None:
+                raise InputError(
+                    "--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400"
+                )
             from veilstream.federation.transports.direct import DirectNode
 
             return DirectNode(
                 self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
                 enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
             )  # fmt: skip
+        if self.engine not in ENGINES:
+            raise UnknownName("engine", self.engine, ENGINES)
         name = self.keys.resolve().name
-        socket = stack.enter_context(_short_path(self.store.parent, f"{name}.sock"))
-        daemon.listen(socket)
-        threading.Thread(target=daemon.serve, daemon=True).start()
-        state = self.store.with_suffix(".engine")
-        return learner_node(
-            self.engine, self.keys, socket, state, self.server, insecure=self.insecure
-        )
-
-
-@contextmanager
-def _short_path(folder: Path, name: str) -> Iterator[Path]:
-    """A path for a Unix socket, whose name may have 100 bytes; else one in a temporary folder."""
-    path = folder.resolve() / name
-    if len(os.fsencode(path)) <= 90:
-        yield path
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        return
-    with tempfile.TemporaryDirectory(prefix="veilstream-") as short:
-        yield Path(short) / name
+        return CarrierSocket(
+            daemon.handle, self.socket or self.store.absolute().parent / f"{name}.sock",
+            dim=int(learner.settings["d"]), trust_own_account=self.trust_engine,
+        )  # fmt: skip
