@@ -119,8 +119,10 @@ def listen_to_federation(
             wire = Wiretap(sockets)
             coordinator.go(wire)
         finally:
-            for side in [*carriers, *daemons]:
-                side.close()
+            for carrier in carriers:
+                carrier.close()
+            for daemon in daemons:
+                daemon.close()
         return {name: _transcript(name, wire.heard, clients[name].known, server) for name in _NAMES}
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 __all__ = ["Child"]
 
@@ -73,14 +72,12 @@ class Child:
         if sys.platform == "linux":
             leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        under: dict[str, Any] = {}
-        if self._account is not None:
-            under = {"user": self._account, "group": self._account, "extra_groups": []}
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
-                **under,
+                user=self._account, group=self._account,
+                extra_groups=None if self._account is None else [],
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

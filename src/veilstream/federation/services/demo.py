@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ __all__ = ["DemoResult", "demo_plan", "run_demo"]
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_QUIET_S = 60.0
 _PLAN = """
 name = "federation-demo"
 [learning]
@@ -110,6 +113,8 @@ def run_demo(
 
         provision(folder / "keys", "localhost", port)
     write_file(folder / "plan.toml", plan.to_toml())
+    if engine == "flower":
+        return _run_flower(folder, plan, names, trusted=trust_engine, options=list(options))
     given = [*options, *(["--insecure"] if insecure else [])]
     children = _children(folder, engine, port, names, given)
     began = time.monotonic()
@@ -156,6 +161,60 @@ def _children(
         ]  # fmt: skip
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children
+
+
+def _run_flower(
+    folder: Path, plan: Plan, names: list[str], *, trusted: bool, options: list[str]
+) -> DemoResult:
+    """With a SuperLink, SuperNodes and `flwr run`; see `transports.flower.local`."""
+    from veilstream.federation.transports.flower.app_folder import write_app
+    from veilstream.federation.transports.flower.local import LocalFlower, socket_folder
+
+    folder.chmod(0o711)  # what others may not read is closed below it
+    began, rounds = time.monotonic(), plan.learning.rounds
+    flower = LocalFlower(folder / "flower", folder / "keys", names, other_accounts=not trusted)
+    shutil.copytree(folder / "keys/server", folder / "server-keys")
+    flower.give_to_server(folder / "server-keys")
+    flower.give_to_server(folder / "run")
+    (folder / "plan.toml").chmod(0o644)
+    write_app(
+        folder / "app", plan=folder / "plan.toml", keys=folder / "server-keys", out=folder / "run"
+    )
+    with ExitStack() as stack:
+        stack.callback(flower.close)
+        flower.start()
+        learners = []
+        for place, name in enumerate(names):
+            at = socket_folder(folder / "sockets" / name, flower.accounts[name]) / "s"
+            learner = [
+                sys.executable, "-m", "veilstream", "learner", "--engine", "flower",
+                "--plan", str(folder / "plan.toml"), "--data", f"plan:{place}",
+                "--keys", str(folder / "keys/learners" / name), "--socket", str(at),
+                "--store", str(folder / "learners" / name / "store.db"), "--new-store",
+                *(["--trust-engine"] if trusted else []), *options,
+            ]  # fmt: skip
+            child = Child(learner, folder / f"logs/{name}.log")
+            stack.callback(child.end, 5.0)
+            child.start()
+            learners.append(child)
+            flower.start_supernode(name, at)
+        (folder / "sockets").chmod(0o711)
+        run = flower.submit(folder / "app")
+        _log.info("Flower's run %s has begun; logs are in %s and logs", run, folder / "flower")
+        children = [flower.superlink, *flower.supernodes.values(), *learners]
+        with progress("rounds", rounds) as tick:
+            done = 0
+            while (now := _lines(folder / "run/rounds.csv") - 1) < rounds:
+                if (failed := next((c for c in children if not c.running), None)) is not None:
+                    raise _failed(failed)
+                if time.monotonic() - began > _QUIET_S and flower.status(run) == "finished:failed":
+                    raise _failed(flower.superlink)
+                tick(max(0, now - done))
+                done = max(done, now)
+                time.sleep(_LOOK_S)
+        while not flower.status(run).startswith("finished"):
+            time.sleep(_LOOK_S)
+    return _result(plan, folder, "flower", names, time.monotonic() - began)
 
 
 def _wait(children: list[Child], rounds_csv: Path, rounds: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.services.coordinator import Coordinator, Standing
 from veilstream.federation.services.model_api import ModelApi
@@ -39,9 +39,10 @@ def server_engine(
             keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure
         )
     if name == "flower":
-        from veilstream.federation.transports.flower import FlowerServer
-
-        return FlowerServer(keys, state, address, insecure=insecure)
+        raise InputError(
+            "--engine", name, "`flwr run`, since Flower starts the server itself",
+            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
+        )  # fmt: skip
     if name == "flare":
         from veilstream.federation.transports.flare import FlareServer
 
@@ -61,6 +62,8 @@ class ServerService:
     model_api: Address | None = None
     insecure: bool = False
     task: Task | None = None
+    transport: Engine | None = None
+    """What carries, where an engine has started this process; None: one of this process."""
 
     def run(self, watch: Callable[[Standing], None] = lambda _: None) -> Coordinator:
         """Run to the end of the horizon; started again after a kill, go on."""
@@ -80,14 +83,15 @@ class ServerService:
                 at = f"{scheme}://{self.model_api[0]}:{page.port}"
                 _log.info("models are published at %s/model/latest", at)
             if not coordinator.finished:
-                engine = server_engine(
+                engine = self.transport or server_engine(
                     self.engine, self.keys, self.folder / "engine", self.address,
                     dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
                     insecure=self.insecure,
                 )  # fmt: skip
                 stack.callback(engine.close)
                 engine.start()
-                _log.info("run %s waits for learners at %s:%d", coordinator.run, *self.address)
+                at = f" at {self.address[0]}:{self.address[1]}" if self.transport is None else ""
+                _log.info("run %s waits for learners%s", coordinator.run, at)
                 with supervised([engine]) as check:
                     coordinator.go(engine, look=check)
         return coordinator
