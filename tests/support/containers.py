@@ -95,7 +95,7 @@ class Image:
                   f"mount -t tmpfs -o mode=1777,nosuid,nodev,noexec tmpfs {root}/tmp"]  # fmt: skip
         if not writable:
             lines.append(f"mount -o remount,bind,ro {root}")
-        inside = f"cd {shlex.quote(self.workdir)} && exec \"$@\""
+        inside = f'cd {shlex.quote(self.workdir)} && exec "$@"'
         lines.append(
             shlex.join(["exec", "chroot", str(self.root), "/usr/bin/setpriv", *limits,
                         "/usr/bin/env", "-i", *(f"{k}={v}" for k, v in self.env.items()),
