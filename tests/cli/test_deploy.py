@@ -1,4 +1,4 @@
-"""What lies in deploy/ says what is true: options that exist, locks with hashes, units that are shut."""
+"""What deploy/ says is true: options that exist, locks with hashes, units that are shut."""
 
 from __future__ import annotations
 
@@ -80,9 +80,8 @@ def commands() -> list[tuple[str, list[str]]]:
             words = [*re.findall(r'"([^"]+)"', entry), *shlex.split(service["command"])]
             found.append((f"{path.name}: {name}", words))
     script = re.sub(r"\\\n", "", (DEPLOY / "submit-flower").read_text())
-    for line in re.findall(r"^\s*(veilstream .*)$", script, re.MULTILINE):
-        found.append(("submit-flower", shlex.split(line)))
-    return found
+    lines = re.findall(r"^\s*(veilstream .*)$", script, re.MULTILINE)
+    return found + [("submit-flower", shlex.split(line)) for line in lines]
 
 
 def parse(words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Images' steps and roles without a container tool: accounts, read-only roots, and what a carrier sees."""
+"""Images' steps and roles without a container tool: accounts, roots, what a carrier sees."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def learner(image: Image, federation: Path, name: str, *options: str, **places):
     volumes = {"/var/lib/veilstream": state, "/var/lib/veilstream-witness": witness}
     volumes |= places.pop("volumes", {})
     return state, image.start(
-        *image.entrypoint, "--plan", "/etc/veilstream/plan.toml", "--keys", f"/etc/veilstream/{name}",
+        *image.entrypoint,
+        "--plan", "/etc/veilstream/plan.toml", "--keys", f"/etc/veilstream/{name}",
         "--data", "/data/records.csv", "--store", f"/var/lib/veilstream/{name}.db",
         "--witness", f"/var/lib/veilstream-witness/{name}.witness", "--new-store", *options,
         volumes=volumes,

@@ -1,4 +1,4 @@
-"""A Containerfile without a container tool: its steps, and programs in what they made, in namespaces.
+"""A Containerfile without a container tool: its steps and its programs, in namespaces.
 
 The base image is this machine's /usr and the interpreter that runs the tests, both read-only. In
 place of the hash-locked install stand links to the installed packages that the lock names, and to
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import shlex
 import shutil
@@ -82,8 +81,8 @@ class Image:
             limits += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
         root = shlex.quote(str(self.root))
         lines = ["set -e", "mount --make-rprivate /", f"mount --bind {root} {root}"]
-        mounts = [(Path("/usr"), "/usr"), (PACKAGES, "/packages"),
-                  (Path("/dev/null"), "/dev/null"), (Path("/dev/urandom"), "/dev/urandom")]  # fmt: skip
+        mounts = [(Path(place), place) for place in ("/usr", "/dev/null", "/dev/urandom")]
+        mounts.append((PACKAGES, "/packages"))
         prefix = Path(sys.base_prefix)
         if not prefix.is_relative_to("/usr"):
             mounts.append((prefix, str(prefix)))
@@ -211,7 +210,7 @@ def _base(image: Image) -> None:
         (image.root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):  # as on this machine
         if (host := Path("/", name)).is_symlink():
-            (image.root / name).symlink_to(os.readlink(host))
+            (image.root / name).symlink_to(host.readlink())
     for name, content in CONTENT.items():
         (image.root / name).write_text(content)
     shutil.copy("/etc/ld.so.cache", image.root / "etc")
