@@ -196,6 +196,7 @@ def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
     for name in carriers:
         found = settings(DEPLOY / "systemd" / name)
         assert found["TemporaryFileSystem"] == ["/:ro"]
+        assert found["ProtectSystem"][-1] == "no"  # any other would undo the line before, silently
         bound = shlex.split(" ".join(found["BindReadOnlyPaths"] + found["BindPaths"]))
         ours = {path.lstrip("-") for path in bound if "veilstream" in path}
         assert ours == {"/opt/veilstream-carrier", "/run/veilstream-%i", f"/var/lib/{users[name]}"}
