@@ -113,7 +113,7 @@ def test_commands_know_the_options_that_deploy_gives_them(where, words):
 @functools.cache
 def help_of(program: str) -> str:
     beside = Path(sys.executable).parent / program
-    done = subprocess.run([beside, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([beside, "--help"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

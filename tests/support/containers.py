@@ -112,7 +112,7 @@ class Image:
         """The same, to its end."""
         kinds = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = self.start(*command, **kinds, **options)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def _bind(self, source: Path, place: str, mode: str) -> list[str]:
