@@ -223,6 +223,13 @@ print(found, answer, entries)
 """
 
 
+def as_account(command: list[str], content: bytes, uid: int, gid: int, *groups: int):
+    return subprocess.run(
+        command, input=content, capture_output=True, timeout=PATIENCE_S,
+        user=uid, group=gid, extra_groups=groups,
+    )  # fmt: skip
+
+
 def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
     run = volume(federation / "socket", LEARNER, SHARED, 0o2710)
     state, process = learner(
@@ -243,26 +250,24 @@ def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
             "python3", "-c", SEARCH, MARK, "/run/veilstream/carrier.sock",
             volumes={"/run/veilstream": run}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        assert told.communicate(request, timeout=PATIENCE_S)[0].decode().strip() == "[] b'VSM1' None"
+        out, _ = told.communicate(request, timeout=PATIENCE_S)
+        assert out.decode().strip() == "[] b'VSM1' None"
         # And as that account on the machine itself, with the learner's folders before it.
         pid = inside(process)
         places = [str(state), f"{state}-witness", str(federation / "keys"), f"/proc/{pid}"]
         places += [str(path) for path in federation.glob("*.csv")]
         search = ["/usr/bin/python3", "-c", SEARCH, MARK, str(address), *places]
-        as_carrier = {"user": CARRIER, "group": SHARED, "extra_groups": []}
-        told = subprocess.run(search, input=request, capture_output=True, timeout=PATIENCE_S, **as_carrier)
+        told = as_account(search, request, CARRIER, SHARED)
         assert told.stdout.decode().strip() == "[] b'VSM1' None", told.stderr
         # The same search by root finds plenty, so it can find.
-        told = subprocess.run(search, input=request, capture_output=True, timeout=PATIENCE_S)
+        told = as_account(search, request, 0, 0)
         assert len(re.findall(r"\.(?:db|key|csv|witness)'", told.stdout.decode())) > 5, told
         # A process of the learner's own account is not answered, and the log says why.
-        own = {"user": LEARNER, "group": LEARNER, "extra_groups": [SHARED]}
-        told = subprocess.run(search, input=request, capture_output=True, timeout=PATIENCE_S, **own)
+        told = as_account(search, request, LEARNER, LEARNER, SHARED)
         assert b"VSM1" not in told.stdout
         wait_for(lambda: "own account" in log.read_text(), PATIENCE_S)
         # A stranger of neither account does not get in.
-        stranger = {"user": 10003, "group": 10003, "extra_groups": []}
-        told = subprocess.run(search, input=request, capture_output=True, timeout=PATIENCE_S, **stranger)
+        told = as_account(search, request, 10003, 10003)
         assert b"PermissionError" in told.stderr
     finally:
         end(process)
