@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tomllib
+
 import pytest
 
 from tests.cli.test_plan import veilstream
@@ -37,6 +40,36 @@ def test_a_learner_that_dials_needs_to_know_where(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "--server" in done.stderr
+
+
+def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_path):
+    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
+    done = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "flwr run app" in done.stdout
+    app = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["config"] == {
+        "plan": str(tmp_path / "plan.toml"), "keys": str(tmp_path / "keys/server"),
+        "out": str(tmp_path / "runs/federation-demo"),
+    }  # fmt: skip
+    for name in ("serverapp", "clientapp"):
+        module, _, attribute = app["components"][name].partition(":")
+        assert importlib.util.find_spec(module) is not None
+        assert attribute == "app"
+    again = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "a new or empty folder" in again.stderr
+
+
+def test_a_server_over_flower_is_started_by_flower(tmp_path):
+    from veilstream.federation.identity import make_keys
+
+    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
+    done = veilstream("server", "--plan", "plan.toml", "--engine", "flower", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "flwr run" in done.stderr
+    assert "veilstream federation flower-app" in done.stderr
 
 
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):

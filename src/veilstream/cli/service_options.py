@@ -32,7 +32,8 @@ TrustEngine = Annotated[
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
+    bool,
+    typer.Option("--insecure", help="Loopback only: without TLS (Flower and FLARE keep theirs)."),
 ]
 
 

@@ -130,6 +130,8 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
         raise InputError("learners", learners, "a name of its own for each", "rename one")
     if not hosts:
         raise InputError("host", hosts, "at least one name or address", "try --host 127.0.0.1")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
     ca_key = _new_key("P-256")
     ca = _signed(
         _builder("veilstream CA", ca_key, max(days, 3650)).add_extension(*_authority()),

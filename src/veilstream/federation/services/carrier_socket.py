@@ -74,6 +74,7 @@ class CarrierSocket:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, int] = {}
         self._notes: Counter[str] = Counter()
+        self._root_noted = False
 
     def start(self) -> None:
         """Open it, for the owner and the group, and answer in threads.
@@ -142,7 +143,8 @@ class CarrierSocket:
                 return "this system does not say whose process it is (--trust-engine takes it)"
             if uid == os.geteuid():
                 return f"{OWN_ACCOUNT}; run it as another account, or start with --trust-engine"
-            if uid == 0:
+            if uid == 0 and not self._root_noted:
+                self._root_noted = True
                 self._note("the carrier runs as root, which can read this learner's files anyway")
         with self._lock:
             if len(self._open) >= _CONNECTIONS:

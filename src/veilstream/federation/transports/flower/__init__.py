@@ -15,22 +15,7 @@ so a SuperNode has an account of its own, which can read nothing of the learner'
     local.py           SuperLink and SuperNodes on this machine, for the demo, studies and tests
 """
 
-__all__ = ["RECORD", "REPLY", "REQUEST", "require_flwr"]
+__all__ = ["RECORD", "REPLY", "REQUEST"]
 
 RECORD, REQUEST, REPLY = "veilstream", "request", "reply"
 """Names in a Flower message: the record, and the bytes in it."""
-
-
-def require_flwr() -> None:
-    """Say what to install.
-
-    Raises:
-        MissingExtra: without flwr.
-
-    """
-    import importlib.util
-
-    from veilstream.errors import MissingExtra
-
-    if importlib.util.find_spec("flwr") is None:
-        raise MissingExtra("flwr", "flower", "a federation over Flower")

@@ -6,6 +6,7 @@ this process is root: numbers that nobody else has, as systemd's dynamic users.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -20,10 +21,9 @@ from typing import Any
 
 import tomli_w
 
-from veilstream.errors import InputError, VeilstreamError
+from veilstream.errors import InputError, MissingExtra, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.processes import Child
-from veilstream.federation.transports.flower import require_flwr
 from veilstream.files import write_file
 
 __all__ = ["LocalFlower", "socket_folder"]
@@ -47,7 +47,7 @@ class LocalFlower:
 
     def __init__(
         self, folder: Path, keys: Path, learners: Sequence[str], *, other_accounts: bool,
-        python: Path | None = None,
+        python: Path | None = None, simulation: bool = False,
     ) -> None:  # fmt: skip
         """Nothing is started yet.
 
@@ -57,13 +57,15 @@ class LocalFlower:
             learners: their names.
             other_accounts: give each part an account of its own; needs root.
             python: the interpreter beside which Flower's commands are; None: this one.
+            simulation: let the SuperLink simulate SuperNodes (by Ray) instead of waiting for some.
 
         Raises:
             MissingExtra: without flwr.
             InputError: an account that cannot enter the folder, or not start this Python.
 
         """
-        require_flwr()
+        if importlib.util.find_spec("flwr") is None:
+            raise MissingExtra("flwr", "flower", "a federation over Flower")
         self._folder, self._keys, self.learners = folder.absolute(), keys, list(learners)
         self._python = Path(sys.executable) if python is None else python
         self.port = free_port()
@@ -78,7 +80,7 @@ class LocalFlower:
         if other_accounts:
             self._folder.chmod(0o711)
             self._check_reach()
-        self.superlink = self._make_superlink()
+        self.superlink = self._make_superlink(simulation)
         self.supernodes: dict[str, Child] = {}
 
     # --- what is started -------------------------------------------------------------------------
@@ -116,20 +118,25 @@ class LocalFlower:
                 "--node-config", f"socket={json.dumps(str(at.absolute()))}",
             ],
             self._folder / f"{name}.log", self._environment(home), home, account,
+            str(self._python),
         )  # fmt: skip
         child.start()
         self.supernodes[name] = child
         return child
 
-    def submit(self, app: Path) -> str:
+    def submit(self, app: Path, *options: str) -> str:
         """`flwr run`; the run's number."""
-        said = self._flwr("run", str(app.absolute()), _NAME)
+        said = self._flwr("run", str(app.absolute()), _NAME, *options)
         return str(said["run-id"])
 
     def status(self, run: str) -> str:
         """As Flower says it: starting, running, finished:completed, finished:failed, ..."""
         said = self._flwr("list", _NAME, "--run-id", run)
         return str(said["runs"][0]["status"])
+
+    def stop(self, run: str) -> None:
+        """`flwr stop`."""
+        self._flwr("stop", run, _NAME)
 
     def close(self) -> None:
         """End all."""
@@ -138,7 +145,7 @@ class LocalFlower:
 
     # --- how -------------------------------------------------------------------------------------
 
-    def _make_superlink(self) -> Child:
+    def _make_superlink(self, simulation: bool) -> Child:
         home = self._home("superlink", self.account)
         for needed in ("ca.pem", "tls.pem", "tls.key"):
             self._give(self._keys / "server" / needed, home / needed, self.account)
@@ -147,9 +154,11 @@ class LocalFlower:
                 self._program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
                 "--ssl-ca-certfile", str(home / "ca.pem"), "--ssl-certfile", str(home / "tls.pem"),
                 "--ssl-keyfile", str(home / "tls.key"), "--database", str(home / "state.db"),
-                "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+                "--simulation" if simulation else "--enable-supernode-auth",
+                "--disable-runtime-dependency-installation",
             ],
             self._folder / "superlink.log", self._environment(home), home, self.account,
+            str(self._python),
         )  # fmt: skip
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
