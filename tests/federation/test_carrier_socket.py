@@ -21,7 +21,7 @@ from veilstream.federation.services.carrier_socket import CarrierSocket
 
 DIM = 6
 CLOSED = r"closed without an answer|reset|Broken pipe"
-REQUEST = b"VSM1 a request"
+REQUEST = b"VSM2 a request"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another account")
 OTHER = 61184
 
