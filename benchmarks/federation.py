@@ -18,7 +18,6 @@ round. Prints seconds a round (medians), CPU seconds of a learner's daemon a rou
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import socket
@@ -40,7 +39,7 @@ from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.learner import learner_node
@@ -144,8 +143,7 @@ def be_null(asked: argparse.Namespace) -> None:
     keys = LearnerKeys.load(asked.null / "keys/learners" / asked.name)
 
     def signed(request: bytes) -> bytes:
-        digest(request)
-        keys.server.verifies(bytes(64), hashlib.sha256(request).digest())
+        Request.read(request, keys.server)
         return Reply("release", asked.name, "", {}, reply[:-300]).sign(keys.identity)
 
     asked.daemon = asked.null

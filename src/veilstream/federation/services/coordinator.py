@@ -20,7 +20,7 @@ from veilstream.deployment.terms import SAME_TERMS, Terms, both_sides, differenc
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
 from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -76,6 +76,8 @@ class _Round:
     """A round in flight."""
 
     began: float
+    model: tuple[bytes, str] | None = None
+    """What all learners are sent, and its hash."""
     asked: dict[str, _Asked] = field(default_factory=dict)
 
 
@@ -191,8 +193,9 @@ class Coordinator:
             asking = self._enrolling.setdefault(node, _Enrolling())
             if now > asking.again_at:
                 request = Request(
-                    "enrol", self.run, "", secrets.token_hex(8), settings=self._settings
-                ).sign(self._keys.identity)
+                    "enrol", self.run, "", secrets.token_hex(8), settings=self._settings,
+                    time=int(time.time()),
+                ).sign(self._keys.identity)  # fmt: skip
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
@@ -206,7 +209,7 @@ class Coordinator:
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
-            request = self._request(name) if asked is None else asked.request
+            request = self._request(name, here) if asked is None else asked.request
             here.asked[name] = _Asked(request, now, place.node)
             self._outstanding[name].add(digest(request))
             transport.send(place.node, request)
@@ -216,12 +219,15 @@ class Coordinator:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
-    def _request(self, name: str) -> bytes:
+    def _request(self, name: str, here: _Round) -> bytes:
         asked = self._fold.announce(name)
+        if here.model is None:
+            body = asked.x.astype("<f4").tobytes()
+            here.model = (body, body_hash(body))
+        body, hashed = here.model
         return Request(
-            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted,
-            body=asked.x.astype("<f4").tobytes(),
-        ).sign(self._keys.identity)  # fmt: skip
+            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted, body=body
+        ).sign(self._keys.identity, hashed)
 
     # --- replies ---------------------------------------------------------------------------------
 

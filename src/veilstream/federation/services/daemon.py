@@ -12,6 +12,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import LearnerKeys
 from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
@@ -110,6 +111,7 @@ class Daemon:
             "round": self._learner.round,
             "daemon": self._instance,
             "settings": self._learner.settings,
+            "time": int(time.time()),
         }
         return Reply("enrolled", self._keys.name, answers, facts)
 
@@ -225,7 +227,7 @@ def _kind(error: Exception) -> str:
 def _outside(error: VeilstreamError) -> str:
     """What the server may know: its own mistakes in full, of the learner's machine nothing."""
     if isinstance(error, InputError | ProtocolError):
-        return str(error)
+        return str(error)[:LONGEST_TEXT]
     if isinstance(error, LedgerError):
         return "its store is not the newest, or damaged (its own log says more)"
     return _STOPPED
