@@ -182,7 +182,8 @@ class Fleet:
         request = Request.read(data, keys.server)
         if request.kind == "enrol":
             facts = {
-                "epoch": 0, "round": 0, "daemon": keys.name, "settings": self.releases.settings
+                "epoch": 0, "round": 0, "daemon": keys.name, "settings": self.releases.settings,
+                "time": int(time.time()),
             }  # fmt: skip
             return Reply("enrolled", keys.name, digest(data), facts).sign(keys.identity)
         self._look_at(request)

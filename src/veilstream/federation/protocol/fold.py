@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,49 @@ from veilstream.learning.algorithm import blend, moved, step_size
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
 
-__all__ = ["Announcement", "ClosedRound", "OtherEpoch", "Seat", "ServerFold"]
+__all__ = [
+    "Announcement",
+    "ClosedRound",
+    "InMemory",
+    "LastMessage",
+    "OtherEpoch",
+    "Seat",
+    "ServerFold",
+]
 
 Floats = NDArray[np.float64]
+
+
+class LastMessage(Protocol):
+    """Where the last accepted message of one learner is kept."""
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+
+    def keep(self, payload: bytes) -> None:
+        """Take this message for the last one."""
+
+    def forget(self) -> None:
+        """There is none any more."""
+
+
+class InMemory:
+    """A `LastMessage` in memory: for studies, the audit and tests."""
+
+    def __init__(self, dim: int) -> None:
+        self._prefix = self._nothing = np.zeros(dim, np.int64)
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+        return self._prefix
+
+    def keep(self, payload: bytes) -> None:
+        """Take this message for the last one."""
+        self._prefix = decode(payload).prefix
+
+    def forget(self) -> None:
+        """There is none any more."""
+        self._prefix = self._nothing
 
 
 @dataclass
@@ -40,13 +80,17 @@ class Seat:
     """A learner, as the server knows it."""
 
     name: str
-    prefix: NDArray[np.int64]
-    """Sum of its noisy steps so far, in units of the grid, as last accepted."""
+    kept: LastMessage
     epoch: int = 0
     round: int = 0
     """Its own next round."""
     accepted: tuple[int, str] | None = None
     """Round and hash of its last accepted message."""
+
+    @property
+    def prefix(self) -> NDArray[np.int64]:
+        """Sum of its noisy steps so far, in units of the grid, as last accepted."""
+        return self.kept.prefix()
 
 
 @dataclass(frozen=True)
@@ -76,10 +120,15 @@ class OtherEpoch(ProtocolError):
 class ServerFold:
     """x, each learner's last accepted prefix, and the round in flight."""
 
-    def __init__(self, terms: Terms, x0: NDArray[np.float32], learners: Iterable[str]) -> None:
+    def __init__(
+        self, terms: Terms, x0: NDArray[np.float32], learners: Iterable[str],
+        kept: Mapping[str, LastMessage] | None = None,
+    ) -> None:  # fmt: skip
+        """``kept`` is where each learner's last message goes; None: in memory."""
         x = x0.astype(np.float64)
-        nothing = np.zeros(len(x), np.int64)
-        seats = {name: Seat(name, nothing.copy()) for name in learners}
+        seats = {
+            name: Seat(name, InMemory(len(x)) if kept is None else kept[name]) for name in learners
+        }
         self._set(terms, 0, x, x.copy(), seats)
 
     @classmethod
@@ -98,7 +147,7 @@ class ServerFold:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
         self.terms = terms
         self._round, self._x, self._average, self._seats = round_, x, average, seats
-        self._increments: dict[str, NDArray[np.int64]] = {}
+        self._total = np.zeros(terms.dim, np.int64)  # of this round's increments
         self._accepted: dict[str, tuple[int, int, str]] = {}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -136,12 +185,12 @@ class ServerFold:
     @property
     def answered(self) -> tuple[str, ...]:
         """Whose message counts in the round in flight."""
-        return tuple(sorted(self._increments))
+        return tuple(sorted(self._accepted))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Whose does not, so far."""
-        return tuple(sorted(set(self._seats) - set(self._increments)))
+        return tuple(sorted(set(self._seats) - set(self._accepted)))
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -162,7 +211,7 @@ class ServerFold:
         seat = self._seats[learner]
         if epoch > seat.epoch:
             seat.epoch, seat.round, seat.accepted = epoch, 0, None
-            seat.prefix = np.zeros_like(seat.prefix)
+            seat.kept.forget()
         elif epoch < seat.epoch or round_ < seat.round:
             raise ProtocolError(
                 f"learner {learner!r} is at epoch {epoch}, round {round_}, and had come to epoch "
@@ -190,30 +239,30 @@ class ServerFold:
                 f"a release of epoch {message.epoch}, round {message.round} from {learner!r}",
                 f"epoch {seat.epoch}, round {seat.round} was asked for",
             )
-        if learner in self._increments:
+        if learner in self._accepted:
             raise ProtocolError(
                 f"a second release of {learner!r} in one round of the server",
                 "it is asked for its next one when this round is closed",
             )
-        self._increments[learner] = message.prefix - seat.prefix
+        self._total += message.prefix
+        self._total -= seat.prefix
         self._accepted[learner] = (message.epoch, message.round, message.hash)
-        seat.prefix, seat.accepted = message.prefix, (message.round, message.hash)
+        seat.kept.keep(payload)
+        seat.accepted = (message.round, message.hash)
         seat.round += 1
         return True
 
     def close_round(self) -> ClosedRound:
         """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ)."""
         terms, method, r = self.terms, self.terms.method, self._round
-        total = np.zeros(terms.dim, np.int64)
-        for increment in self._increments.values():
-            total += increment
-        mean = total * (terms.grid.step / terms.learners)
+        mean = self._total * (terms.grid.step / terms.learners)
         size = step_size(method.step_size * method.server_step_size, method.step_decay, r)
         self._x = moved(self._x, mean, size, terms.projection_radius)
         weight = blend(method.averaging, r)
         self._average = (1.0 - weight) * self._average + weight * self._x
         closed = ClosedRound(r, self._accepted, self.missing)
-        self._round, self._increments, self._accepted = r + 1, {}, {}
+        self._round, self._accepted = r + 1, {}
+        self._total = np.zeros_like(self._total)
         return closed
 
 

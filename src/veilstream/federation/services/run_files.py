@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
-from veilstream.federation.services.checkpoint import ModelFile, Position
+from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
+from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
@@ -36,12 +37,15 @@ class RunFiles:
 
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
-        resumed = (self._folder / "checkpoint.npz").exists()
+        resumed = (self._folder / CHECKPOINT).exists()
         check_folder(self._folder, self._plan, resume=resumed or _killed_at_birth(self._folder))
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
-        fold = ServerFold(self._terms, x0, learners)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
+        kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
+        fold = ServerFold(self._terms, x0, learners, kept)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
@@ -53,14 +57,14 @@ class RunFiles:
         return fold
 
     def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
-        position = Position.load(self._folder / "checkpoint.npz")
+        position = Position.load(self._folder)
         if set(position.seats) != set(learners) or len(position.x) != len(x0):
             raise InputError(
                 "learners", learners,
                 f"those that the run was begun with: {sorted(position.seats)}",
                 "name another folder for another run",
             )  # fmt: skip
-        self.run = position.run
+        self.run, self._messages = position.run, position.messages
         fold = ServerFold.resumed(
             self._terms, position.round, position.x, position.average, dict(position.seats)
         )
@@ -80,8 +84,9 @@ class RunFiles:
             self._sum_up(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        position = Position(self.run, fold.round, fold.x, fold.average, fold.seats)
-        position.save(self._folder / "checkpoint.npz")
+        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(
+            self._folder
+        )
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
@@ -105,7 +110,7 @@ def _killed_at_birth(folder: Path) -> bool:
         stray.unlink(missing_ok=True)
     ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine"}
 
 
 def _json(value: object) -> str:
