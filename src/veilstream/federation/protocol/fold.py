@@ -188,6 +188,11 @@ class ServerFold:
         return tuple(sorted(self._accepted))
 
     @property
+    def answered_count(self) -> int:
+        """How many."""
+        return len(self._accepted)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Whose does not, so far."""
         return tuple(sorted(set(self._seats) - set(self._accepted)))

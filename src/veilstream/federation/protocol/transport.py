@@ -3,6 +3,7 @@
     send(node, request)     soon, or a `Failure` comes back
     receive(timeout_s)      what has come since: (node, reply bytes or Failure)
     nodes()                 who can be reached now
+    send_parts(node, ...)   for those that can: a head, and a body that others share
 
 A node is the engine's word for a machine. Who sits there is found out by asking (`Coordinator`).
 Messages may be lost, late or doubled; their contents guard against that.
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Failure", "Inbox", "Transport"]
+__all__ = ["Failure", "Inbox", "SharesBodies", "Transport"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End the engine's run."""
+
+
+@runtime_checkable
+class SharesBodies(Protocol):
+    """A transport that takes a request in two parts, so that a thousand share one model."""
+
+    def send_parts(self, node: str, head: bytes, body: bytes) -> None:
+        """As `Transport.send`, of both together."""
 
 
 class Inbox:

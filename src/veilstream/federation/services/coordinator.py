@@ -21,7 +21,7 @@ from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
 from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
-from veilstream.federation.protocol.transport import Failure, Transport
+from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 5.0  # before an unanswered request is sent once more
 _REFUSED_AGAIN_S = 25.0
 _LOOK_S = 0.2
+_SCAN_S = 0.05  # between two looks through all learners, unless something has changed
+_TELL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Standing:
 class _Asked:
     """What a learner has been asked in this round."""
 
-    request: bytes
+    head: bytes
     at: float
     node: str
 
@@ -76,8 +78,11 @@ class _Round:
     """A round in flight."""
 
     began: float
-    model: tuple[bytes, str] | None = None
-    """What all learners are sent, and its hash."""
+    body: bytes = b""
+    """What all learners are sent."""
+    hashed_body: str = ""
+    scan_at: float = 0.0
+    """When it is next looked through all learners for those to be asked."""
     asked: dict[str, _Asked] = field(default_factory=dict)
 
 
@@ -111,6 +116,7 @@ class Coordinator:
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
+        self._tell_at = 0.0
         self._enrolling: dict[str, _Enrolling] = {}  # by node
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
@@ -155,8 +161,10 @@ class Coordinator:
             here = _Round(time.monotonic())
             while not self._complete(here):
                 look()
-                self._ask_newcomers(transport)
-                self._ask_for_rounds(transport, here)
+                if time.monotonic() >= here.scan_at:
+                    here.scan_at = time.monotonic() + _SCAN_S
+                    self._ask_newcomers(transport)
+                    self._ask_for_rounds(transport, here)
                 self._take_all(transport, here)
             self._close(here)
 
@@ -166,11 +174,13 @@ class Coordinator:
         self._take_all(transport, _Round(time.monotonic()))
 
     def _take_all(self, transport: Transport, here: _Round) -> None:
-        for node, data in transport.receive(_LOOK_S):
+        for node, data in transport.receive(min(_LOOK_S, _SCAN_S)):
             self._take(node, data, here)
+        if time.monotonic() > self._tell_at:
+            self._tell()
 
     def _complete(self, here: _Round) -> bool:
-        n, answered = self._plan.learning.learners, len(self._fold.answered)
+        n, answered = self._plan.learning.learners, self._fold.answered_count
         if answered == n:
             return True
         if n - len(self._refused) < self._needed:
@@ -202,32 +212,34 @@ class Coordinator:
 
     def _ask_for_rounds(self, transport: Transport, here: _Round) -> None:
         """Every learner for its next one; again if need be."""
-        now, answered = time.monotonic(), self._fold.answered
+        now, answered = time.monotonic(), set(self._fold.answered)
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
-            request = self._request(name, here) if asked is None else asked.request
-            here.asked[name] = _Asked(request, now, place.node)
-            self._outstanding[name].add(digest(request))
-            transport.send(place.node, request)
+            head = self._head(name, here) if asked is None else asked.head
+            here.asked[name] = _Asked(head, now, place.node)
+            self._outstanding[name].add(digest(head))
+            if isinstance(transport, SharesBodies):
+                transport.send_parts(place.node, head, here.body)
+            else:
+                transport.send(place.node, head + here.body)
 
     @property
     def _patience_s(self) -> float:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
-    def _request(self, name: str, here: _Round) -> bytes:
+    def _head(self, name: str, here: _Round) -> bytes:
         asked = self._fold.announce(name)
-        if here.model is None:
-            body = asked.x.astype("<f4").tobytes()
-            here.model = (body, body_hash(body))
-        body, hashed = here.model
+        if not here.body:
+            here.body = asked.x.astype("<f4").tobytes()
+            here.hashed_body = body_hash(here.body)
         return Request(
-            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted, body=body
-        ).sign(self._keys.identity, hashed)
+            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted
+        ).sign_head(self._keys.identity, here.hashed_body)
 
     # --- replies ---------------------------------------------------------------------------------
 
@@ -250,7 +262,6 @@ class Coordinator:
             _log.warning("%s: %s", self._name_at(node), error)
         except (KeyError, TypeError, ValueError, AttributeError):
             _log.warning("%s: a reply of unknown form; check its version", self._name_at(node))
-        self._tell()
 
     def _checked(self, data: bytes) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
@@ -260,8 +271,9 @@ class Coordinator:
                 f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
             )
         reply = Reply.read(data, self._keys.learners[name])
-        enrolling = set().union(*(asking.asked for asking in self._enrolling.values()))
-        if reply.answers not in self._outstanding[name] | enrolling:
+        if reply.answers not in self._outstanding[name] and not any(
+            reply.answers in asking.asked for asking in self._enrolling.values()
+        ):
             raise ProtocolError(
                 f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
             )
@@ -292,6 +304,7 @@ class Coordinator:
         self._refused.pop(name, None)
         here.asked.pop(name, None)
         self._places[name] = _Place(node, daemon)
+        here.scan_at = 0.0
         _log.info("learner %s has enrolled", name)
 
     def _accept(self, reply: Reply, here: _Round) -> None:
@@ -342,6 +355,7 @@ class Coordinator:
 
     def _tell(self) -> None:
         fold = self._fold
+        self._tell_at = time.monotonic() + _TELL_S
         self._watch(Standing(fold.round, self.terms.rounds, fold.answered, fold.missing))
 
     def _name_at(self, node: str) -> str:

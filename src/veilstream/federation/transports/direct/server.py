@@ -31,6 +31,11 @@ __all__ = ["DirectServer"]
 _PING_S = 1.0
 _OPEN_S = 20.0
 _DAY_S = 86_400.0
+_WRITERS = 32  # requests that are on their way at once; each is a copy of the model
+_WRITE_S = 1.0  # one that takes longer does not keep others waiting
+
+_Parts = tuple[bytes, bytes]
+"""A request: its head, and a body that others may share."""
 
 
 class DirectServer:
@@ -67,6 +72,7 @@ class DirectServer:
         self._answer_within_s = answer_within_s
         self._inbox = Inbox()
         self._links: dict[str, _Link] = {}
+        self._writers = _Writers(_WRITERS)
         self._server: grpc.aio.Server | None = None
         self._loop = wire.event_loop()
         self._notes: deque[str] = deque(maxlen=100)
@@ -138,15 +144,20 @@ class DirectServer:
 
     def nodes(self) -> set[str]:
         """Learners that are connected."""
-        return {name for name, link in list(self._links.items()) if link.welcomed}
+        links = self._links.copy()  # at once: the loop changes it meanwhile
+        return {name for name, link in links.items() if link.welcomed}
 
     def send(self, node: str, request: bytes) -> None:
         """Deliver a request, or the newest of several when the last one has been answered."""
-        largest = wire.request_limit(self._dim)
-        if len(request) > largest:
-            self._inbox.put(node, Failure(f"a request of {len(request)} bytes, over {largest}"))
+        self.send_parts(node, request, b"")
+
+    def send_parts(self, node: str, head: bytes, body: bytes) -> None:
+        """As `send`, of a request whose body others share: it is copied when it is written."""
+        largest, size = wire.request_limit(self._dim), len(head) + len(body)
+        if size > largest:
+            self._inbox.put(node, Failure(f"a request of {size} bytes, over {largest}"))
             return
-        self._loop.call_soon_threadsafe(self._post, node, request)
+        self._loop.call_soon_threadsafe(self._post, node, (head, body))
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
         """Replies and failures since the last call."""
@@ -164,7 +175,7 @@ class DirectServer:
         if server is not None:
             await server.stop(None)
 
-    def _post(self, node: str, request: bytes) -> None:
+    def _post(self, node: str, request: _Parts) -> None:
         link = self._links.get(node)
         if link is None or not link.welcomed:
             self._inbox.put(node, Failure("not connected"))
@@ -234,7 +245,7 @@ class DirectServer:
 
     async def _place(self, name: str, instance: str, context: Any) -> _Link:
         """Its place, unless another process has it."""
-        link = _Link(name, instance, context, self._answer_within_s, self._overdue)
+        link = _Link(name, instance, context, self._answer_within_s, self._overdue, self._writers)
         first = self._links.get(name)
         if first is not None and first.instance != instance:
             there = await first.ping()
@@ -253,21 +264,39 @@ class DirectServer:
         return link
 
 
+class _Writers:
+    """Writes requests, so many at a time: gRPC holds a copy of each until it is on its way."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def write(self, context: Any, request: _Parts) -> None:
+        """Wait for a turn, then until it is written; a slow reader gives its turn to the next."""
+        async with self._free:
+            writing = asyncio.ensure_future(context.write(b"".join((wire.REQUEST, *request))))
+            try:
+                await asyncio.wait((writing,), timeout=_WRITE_S)
+            except asyncio.CancelledError:
+                writing.cancel()
+                raise
+        await writing
+
+
 class _Link:
     """One learner's stream and what is out on it."""
 
     def __init__(
         self, name: str, instance: str, context: Any, within_s: float,
-        overdue: Callable[[str], None],
+        overdue: Callable[[str], None], writers: _Writers,
     ) -> None:  # fmt: skip
         self.name, self.instance = name, instance
-        self._within_s, self._overdue = within_s, overdue
+        self._within_s, self._overdue, self._writers = within_s, overdue, writers
         self._timer: asyncio.TimerHandle | None = None
         self.welcomed = self.ended = False
-        self.outstanding: bytes | None = None
-        self._next: bytes | None = None
+        self.outstanding: _Parts | None = None
+        self._next: _Parts | None = None
         self._context = context
-        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._frames: asyncio.Queue[bytes | _Parts] = asyncio.Queue()
         self._ping: asyncio.Future[bool] | None = None
         self._task = asyncio.current_task()
 
@@ -276,14 +305,14 @@ class _Link:
         self._frames.put_nowait(wire.WELCOME)
         self.welcomed = True
 
-    def take(self, request: bytes) -> None:
+    def take(self, request: _Parts) -> None:
         """Send now, or after the answer; nothing to do if just this is being answered."""
         if self.outstanding is None:
             self._send(request)
         elif request != self.outstanding:
             self._next = request
 
-    def watch(self, request: bytes | None) -> None:
+    def watch(self, request: _Parts | None) -> None:
         """Time the answer to this request and no other; a timer must not outlive its request."""
         if self._timer is not None:
             self._timer.cancel()
@@ -299,10 +328,10 @@ class _Link:
         if request is not None:
             self._send(request)
 
-    def _send(self, request: bytes) -> None:
+    def _send(self, request: _Parts) -> None:
         self.outstanding = request
         self.watch(request)
-        self._frames.put_nowait(wire.REQUEST + request)
+        self._frames.put_nowait(request)
 
     async def ping(self) -> bool:
         """Whether it answers at once."""
@@ -326,7 +355,11 @@ class _Link:
         """Write what is queued, until the stream ends."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                await self._context.write(await self._frames.get())
+                frame = await self._frames.get()
+                if isinstance(frame, bytes):
+                    await self._context.write(frame)
+                else:
+                    await self._writers.write(self._context, frame)
 
     def end(self) -> None:
         """End the stream."""
