@@ -130,7 +130,7 @@ class Releases:
         while len(self.models) <= round_:
             r = len(self.models) - 1
             method = self.terms.method
-            mean = (self._sum(r) - self._sum(r - 1)) * (self.terms.grid.step / self.terms.learners)
+            mean = (self._sum(r) - self._sum(r - 1)) / self.terms.learners * self.terms.grid.step
             self._x = self._x - method.step_size * method.server_step_size * mean
             self.models.append(self._x.astype(np.float32))
         return self.models[round_]

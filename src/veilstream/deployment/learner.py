@@ -177,6 +177,11 @@ class Learner:
         return self._broken
 
     @property
+    def run(self) -> str | None:
+        """The server's run that this epoch belongs to, if it has joined one."""
+        return self._run
+
+    @property
     def notices(self) -> list[str]:
         """What the person beside it should know of its files, a sentence each."""
         return list(self._ledger.notices)

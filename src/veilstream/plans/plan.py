@@ -117,6 +117,11 @@ class FederationPlan(_Part):
     quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
     deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+    combine: Literal["mean", "trimmed", "median"] = "mean"
+    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
+    the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
+    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
+    """For "trimmed"."""
 
 
 class MethodPlan(_Part):

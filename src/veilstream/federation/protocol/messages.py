@@ -24,6 +24,7 @@ import hashlib
 import json
 import math
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,8 +61,9 @@ class Request:
     settings: dict[str, Any] = field(default_factory=dict)
     """The server's terms, in an enrolment."""
     body: bytes = b""
-    time: int = 0
-    """The server's clock in an enrolment, seconds since 1970."""
+    time: int = field(default_factory=lambda: int(time.time()))
+    """The server's clock, seconds since 1970. A learner joins a run only by its server's word of
+    now: a request that someone kept cannot bind a new epoch to a run that is over."""
 
     def sign(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
         """As it is sent; ``hashed_body`` is `body_hash` of the body, where it is known."""

@@ -60,7 +60,8 @@ class Position:
         about = {
             "run": self.run, "round": self.round, "d": len(self.x),
             "seats": [
-                [s.name, s.epoch, s.round, s.accepted, _slots(s).slot] for s in self.seats.values()
+                [s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot]
+                for s in self.seats.values()
             ],
         }  # fmt: skip
         head = json.dumps(about).encode()
@@ -87,11 +88,11 @@ class Position:
         dim = about["d"]
         messages = MessageFile(folder / MESSAGES, dim)
         seats = {}
-        for index, (name, epoch, round_, accepted, slot) in enumerate(about["seats"]):
+        for index, (name, epoch, round_, accepted, state, why, slot) in enumerate(about["seats"]):
             slots = Slots(messages, index, slot)
             if accepted is not None:
                 slots.check(name, *accepted)
-            seats[name] = Seat(name, slots, epoch, round_, tuple(accepted) if accepted else None)
+            seats[name] = Seat(name, slots, epoch, round_, accepted and tuple(accepted), state, why)
         x, average = numbers[:dim], numbers[-dim:].copy()
         return cls(about["run"], about["round"], x, average, seats, messages)
 

@@ -25,6 +25,7 @@ from veilstream.errors import InputError, LedgerError, ProtocolError, Veilstream
 from veilstream.federation.identity import LearnerKeys
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
@@ -34,6 +35,7 @@ __all__ = ["Daemon"]
 
 _log = logging.getLogger(__name__)
 
+_CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 
 
@@ -77,7 +79,7 @@ class Daemon:
         except _Closing:
             raise
         except VeilstreamError as error:
-            _log.error("request refused: %s", error)
+            _log.error("request refused: %s", shown(error, LONGEST_TEXT))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
             _log.error("%s while answering; this is a defect", _kind(error))
@@ -92,12 +94,17 @@ class Daemon:
                 f"a request to {request.learner!r} at learner {self._keys.name!r}",
                 "check which keys this machine was given",
             )
-        self._learner.join(request.run)
+        self._join(request)
         release = self._release(request, arrived)
         self.rounds_done += 1
         return Reply("release", self._keys.name, answers, {}, release.payload)
 
     def _enrol(self, request: Request, answers: str) -> Reply:
+        if request.learner not in ("", self._keys.name):
+            raise ProtocolError(
+                f"an enrolment of {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
         unlike = differences(request.settings, self._learner.settings)
         if unlike:
             both = both_sides(unlike)
@@ -105,7 +112,7 @@ class Daemon:
                 f"server and learner {self._keys.name!r} have different plans ({both})",
                 SAME_TERMS,
             )
-        self._learner.join(request.run)
+        self._join(request)
         facts = {
             "epoch": self._learner.epoch,
             "round": self._learner.round,
@@ -114,6 +121,20 @@ class Daemon:
             "time": int(time.time()),
         }
         return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _join(self, request: Request) -> None:
+        """Give this epoch to a run, once, by a request of now.
+
+        A request that someone kept could otherwise bind a new epoch to a run that is over.
+        """
+        apart = int(time.time()) - request.time
+        if self._learner.run is None and abs(apart) > _CLOCKS_APART_S:
+            raise ProtocolError(
+                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
+                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent "
+                "again",
+            )
+        self._learner.join(request.run)
 
     def _release(self, request: Request, arrived: float) -> Release:
         """Do the round, or say again what is sealed; a round begun with another x is finished."""

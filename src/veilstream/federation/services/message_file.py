@@ -79,17 +79,25 @@ class Slots:
         """That of the message; None without one."""
         self._safe = slot
         """That of the last checkpoint, which is not written to."""
+        self._before: int | None = None
+        """That of the message before."""
 
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
-        if self.slot is None:
+        return self._prefix(self.slot)
+
+    def increment(self) -> NDArray[np.int64]:
+        """What the message has added to the one before it; known until the next checkpoint."""
+        return self._prefix(self.slot) - self._prefix(self._before)
+
+    def _prefix(self, slot: int | None) -> NDArray[np.int64]:
+        if slot is None:
             return np.zeros(self._file.dim, np.int64)
-        payload = self._file.read(self._index, self.slot)
-        return np.frombuffer(payload, "<i8", offset=HEADER_BYTES)
+        return np.frombuffer(self._file.read(self._index, slot), "<i8", offset=HEADER_BYTES)
 
     def keep(self, payload: bytes) -> None:
         """Take this message for the last one."""
-        self.slot = 0 if self._safe is None else 1 - self._safe
+        self._before, self.slot = self.slot, 0 if self._safe is None else 1 - self._safe
         self._file.write(self._index, self.slot, payload)
 
     def forget(self) -> None:

@@ -7,8 +7,10 @@ the same numbers.
 
 from __future__ import annotations
 
+import csv
 import json
 import secrets
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
+from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
 from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
 from veilstream.federation.services.message_file import MessageFile, Slots
@@ -33,6 +36,7 @@ class RunFiles:
 
     def __init__(self, folder: Path, plan: Plan, terms: Terms) -> None:
         self._folder, self._plan, self._terms = folder, plan, terms
+        self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
 
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
@@ -45,7 +49,7 @@ class RunFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
         kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
-        fold = ServerFold(self._terms, x0, learners, kept)
+        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
@@ -66,8 +70,9 @@ class RunFiles:
             )  # fmt: skip
         self.run, self._messages = position.run, position.messages
         fold = ServerFold.resumed(
-            self._terms, position.round, position.x, position.average, dict(position.seats)
-        )
+            self._terms, position.round, position.x, position.average, dict(position.seats),
+            self._combine,
+        )  # fmt: skip
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
@@ -82,6 +87,19 @@ class RunFiles:
         self._save(fold)  # last: a kill before it has the round done, and listed, once more
         if fold.finished:
             self._sum_up(fold)
+
+    def record_operation(self, fold: ServerFold, operation: str, about: str, why: str) -> None:
+        """Durable when it returns: what an operator did between rounds, and what came of it."""
+        path = self._folder / "operations.csv"
+        begun = path.exists()
+        with path.open("a", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            if not begun:
+                rows.writerow(["time", "round", "operation", "about", "why"])
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            rows.writerow([now, fold.round, operation, about, why])
+        self.models.write(fold.round, fold.published)
+        self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
         Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(
