@@ -105,7 +105,7 @@ class ReleaseBounds:
         """Refuse what a release adds if it is too long; how long it is."""
         with np.errstate(over="ignore"):
             exact = increment.astype(np.float64)
-            length = math.sqrt(float(exact @ exact))
+            length = math.sqrt(float(np.square(exact, out=exact).sum()))  # BLAS would start threads
         bound = self.increment(before, rounds)
         if not length <= bound:
             raise OutOfBounds(

@@ -32,6 +32,7 @@ from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
+from veilstream.federation.protocol.messages import Buffer
 from veilstream.learning.algorithm import blend, moved, step_size
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class LastMessage(Protocol):
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
 
-    def keep(self, payload: bytes) -> None:
+    def keep(self, payload: Buffer) -> None:
         """Take this message for the last one."""
 
     def increment(self) -> NDArray[np.int64]:
@@ -82,7 +83,7 @@ class InMemory:
         """The message's; zeros without one."""
         return self._prefix
 
-    def keep(self, payload: bytes) -> None:
+    def keep(self, payload: Buffer) -> None:
         """Take this message for the last one."""
         self._before, self._prefix = self._prefix, decode(payload).prefix
 
@@ -299,8 +300,10 @@ class ServerFold:
         if seat.asked:
             seat.state = "open"
 
-    def accept(self, learner: str, payload: bytes) -> bool:
+    def accept(self, learner: str, payload: Buffer, hashed: str | None = None) -> bool:
         """Count a message in this round; False for one that was counted before.
+
+        ``hashed`` is its SHA-256, where it has been computed.
 
         Raises:
             InputError: these bytes are no message.
@@ -309,7 +312,7 @@ class ServerFold:
             ProtocolError: a message that was not asked for, or a second one for one round.
 
         """
-        seat, message = self._seats[learner], decode(payload)
+        seat, message = self._seats[learner], decode(payload, hashed)
         if (message.epoch, message.round) < (seat.epoch, seat.round):
             _check_same(seat, message)
             return False

@@ -32,10 +32,12 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import PrivateKey, PublicKey
 
-__all__ = ["LONGEST_TEXT", "Reply", "Request", "body_hash", "digest"]
+__all__ = ["LONGEST_TEXT", "Buffer", "Reply", "Request", "body_hash", "digest"]
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
+
+Buffer = bytes | memoryview
 
 _MAGIC = b"VSM2"
 _SIGNATURE_BYTES = 64
@@ -60,7 +62,7 @@ class Request:
     acknowledged: tuple[int, str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """The server's terms, in an enrolment."""
-    body: bytes = b""
+    body: Buffer = b""
     time: int = field(default_factory=lambda: int(time.time()))
     """The server's clock, seconds since 1970. A learner joins a run only by its server's word of
     now: a request that someone kept cannot bind a new epoch to a run that is over."""
@@ -81,7 +83,7 @@ class Request:
         )  # fmt: skip
 
     @classmethod
-    def read(cls, data: bytes, key: PublicKey) -> Request:
+    def read(cls, data: Buffer, key: PublicKey) -> Request:
         """Check the signature, then the body's hash, then the form.
 
         Raises:
@@ -119,7 +121,7 @@ class Reply:
     """Hash of the request."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Enrolled: epoch, round, daemon, settings, time (the learner's clock). Refusal: why."""
-    body: bytes = b""
+    body: Buffer = b""
     hashed_body: str = field(default="", compare=False)
     """`body_hash` of the body, in a reply that was read."""
 
@@ -132,13 +134,13 @@ class Reply:
         return _seal(head, key) + self.body
 
     @classmethod
-    def claimed_learner(cls, data: bytes) -> str:
+    def claimed_learner(cls, data: Buffer) -> str:
         """Whom it says it is from, before anything is checked."""
         head, _, _ = _parts(data)
         return _Form(*_UNKNOWN).text(head.get("learner"), _NAME)
 
     @classmethod
-    def read(cls, data: bytes, key: PublicKey) -> Reply:
+    def read(cls, data: Buffer, key: PublicKey) -> Reply:
         """Check the signature, then the body's hash, then the form.
 
         Raises:
@@ -158,7 +160,7 @@ class Reply:
         return cls(kind, claimed, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
-def digest(data: bytes) -> str:
+def digest(data: Buffer) -> str:
     """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
     end = len(data)
     if len(data) >= _HEAD.size and data[:4] == _MAGIC:
@@ -166,7 +168,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(memoryview(data)[:end]).hexdigest()
 
 
-def body_hash(body: bytes) -> str:
+def body_hash(body: Buffer) -> str:
     """As a head names its body."""
     return hashlib.sha256(body).hexdigest()
 
@@ -226,7 +228,7 @@ def _seal(head: dict[str, Any], key: PrivateKey) -> bytes:
     return signed + key.sign(hashlib.sha256(signed).digest())
 
 
-def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
+def _parts(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     """The head, and where it ends; nothing is checked but that it can be read."""
     if len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:4] != _MAGIC:
         raise ProtocolError(*_UNKNOWN)
@@ -244,7 +246,7 @@ def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
     return head, view, end
 
 
-def _open(data: bytes, key: PublicKey, sender: str) -> tuple[dict[str, Any], bytes]:
+def _open(data: Buffer, key: PublicKey, sender: str) -> tuple[dict[str, Any], Buffer]:
     length = _HEAD.unpack_from(data)[1] if len(data) >= _HEAD.size else len(data)
     end = _HEAD.size + length
     signed = hashlib.sha256(memoryview(data)[:end]).digest()
@@ -254,7 +256,7 @@ def _open(data: bytes, key: PublicKey, sender: str) -> tuple[dict[str, Any], byt
             "both sides need keys that `veilstream keys` made together",
         )
     head, view, end = _parts(data)
-    body = bytes(view[end + _SIGNATURE_BYTES :])
+    body = view[end + _SIGNATURE_BYTES :]  # not copied: a thousand of them come at once
     if head.get("body") != body_hash(body):
         raise ProtocolError(
             f"a body that {sender} did not sign", "it was changed or cut short on the way"

@@ -17,6 +17,8 @@ from typing import Protocol, runtime_checkable
 
 __all__ = ["Failure", "Inbox", "SharesBodies", "Transport"]
 
+_AT_ONCE = 32  # replies that are handed over together: whoever reads them holds all of these
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -59,12 +61,17 @@ class Inbox:
         """A reply or a failure."""
         self._queue.put((node, what))
 
+    @property
+    def waiting(self) -> int:
+        """About how many have not been received yet."""
+        return self._queue.qsize()
+
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
-        """All since the last call; waits for the first at most this long."""
+        """Some that have come since, oldest first; waits for the first at most this long."""
         found: list[tuple[str, bytes | Failure]] = []
         try:
             found.append(self._queue.get(timeout=timeout_s))
-            while True:
+            while len(found) < _AT_ONCE:
                 found.append(self._queue.get_nowait())
         except queue.Empty:
             return found

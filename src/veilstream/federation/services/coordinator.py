@@ -22,7 +22,7 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
-from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
 from veilstream.federation.services.run_files import RunFiles
@@ -286,7 +286,7 @@ class Coordinator:
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _take(self, node: str, data: bytes | Failure, here: _Round) -> None:
+    def _take(self, node: str, data: Buffer | Failure, here: _Round) -> None:
         if isinstance(data, Failure):
             _log.warning("%s: %s", self._name_at(node), shown(data.why))
             for asked in here.asked.values():
@@ -311,7 +311,7 @@ class Coordinator:
                 self._name_at(node), type(error).__name__,
             )  # fmt: skip
 
-    def _checked(self, node: str, data: bytes) -> Reply:
+    def _checked(self, node: str, data: Buffer) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
         name = Reply.claimed_learner(data)
         if name not in self._keys.learners:
@@ -369,7 +369,7 @@ class Coordinator:
     def _accept(self, reply: Reply, here: _Round) -> None:
         name = reply.learner
         try:
-            if not self._fold.accept(name, reply.body):
+            if not self._fold.accept(name, reply.body, reply.hashed_body):
                 return  # the same again
         except OutOfBounds:
             here.asked.pop(name, None)

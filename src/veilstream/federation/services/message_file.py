@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.release import HEADER_BYTES, decode
 from veilstream.errors import InputError
+from veilstream.federation.protocol.messages import Buffer
 
 __all__ = ["MessageFile", "Slots"]
 
@@ -44,7 +45,7 @@ class MessageFile:
         if handle is not None:
             os.close(handle)
 
-    def write(self, index: int, slot: int, payload: bytes | memoryview) -> None:
+    def write(self, index: int, slot: int, payload: Buffer) -> None:
         """Durable after `sync`."""
         if len(payload) != self.message_bytes:
             raise InputError(
@@ -95,7 +96,7 @@ class Slots:
             return np.zeros(self._file.dim, np.int64)
         return np.frombuffer(self._file.read(self._index, slot), "<i8", offset=HEADER_BYTES)
 
-    def keep(self, payload: bytes) -> None:
+    def keep(self, payload: Buffer) -> None:
         """Take this message for the last one."""
         self._before, self.slot = self.slot, 0 if self._safe is None else 1 - self._safe
         self._file.write(self._index, self.slot, payload)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from veilstream.errors import InputError
 from veilstream.federation.addresses import check_loopback, wait_until_free
@@ -32,6 +32,7 @@ _PING_S = 1.0
 _OPEN_S = 20.0
 _DAY_S = 86_400.0
 _WRITERS = 32  # requests that are on their way at once; each is a copy of the model
+_BACKLOG, _BACKLOG_S = 64, 0.002  # replies that wait to be read; how long to wait for that
 _WRITE_S = 1.0  # one that takes longer does not keep others waiting
 
 _Parts = tuple[bytes, bytes]
@@ -72,7 +73,7 @@ class DirectServer:
         self._answer_within_s = answer_within_s
         self._inbox = Inbox()
         self._links: dict[str, _Link] = {}
-        self._writers = _Writers(_WRITERS)
+        self._writers = _Writers(_WRITERS, self._inbox)
         self._server: grpc.aio.Server | None = None
         self._loop = wire.event_loop()
         self._notes: deque[str] = deque(maxlen=100)
@@ -217,7 +218,8 @@ class DirectServer:
             return link.answered_ping()
         if frame[:1] != wire.REPLY or link.outstanding is None:
             return False
-        self._inbox.put(link.name, frame[1:])
+        # Not copied: a thousand large ones come at once, and whoever reads them takes any buffer.
+        self._inbox.put(link.name, cast("bytes", memoryview(frame)[1:]))
         link.answered()
         return True
 
@@ -267,12 +269,17 @@ class DirectServer:
 class _Writers:
     """Writes requests, so many at a time: gRPC holds a copy of each until it is on its way."""
 
-    def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
+    def __init__(self, count: int, inbox: Inbox) -> None:
+        self._free, self._inbox = asyncio.Semaphore(count), inbox
 
     async def write(self, context: Any, request: _Parts) -> None:
-        """Wait for a turn, then until it is written; a slow reader gives its turn to the next."""
+        """Wait for a turn, then until it is written; a slow reader gives its turn to the next.
+
+        While replies wait to be read nobody else is asked: they would only wait as well, in memory.
+        """
         async with self._free:
+            while self._inbox.waiting > _BACKLOG:
+                await asyncio.sleep(_BACKLOG_S)
             writing = asyncio.ensure_future(context.write(b"".join((wire.REQUEST, *request))))
             try:
                 await asyncio.wait((writing,), timeout=_WRITE_S)
