@@ -74,4 +74,5 @@ class Inbox:
             while len(found) < _AT_ONCE:
                 found.append(self._queue.get_nowait())
         except queue.Empty:
-            return found
+            pass
+        return found
