@@ -53,3 +53,21 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     assert done.returncode == 2
     assert "--reply-after = 3.0: expected >= 30 seconds" in done.stderr
     assert not (tmp_path / "a.db").exists()
+
+
+def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
+    from veilstream.federation.identity import make_keys
+    from veilstream.federation.services.run_lock import RunLock
+
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
+    (tmp_path / "plan.toml").write_text(plan_of().to_toml())
+    server = ["server", "--plan", "plan.toml", "--out", "run", "--listen", "127.0.0.1:0"]
+    done = veilstream(*server, "--void", "aa", cwd=tmp_path)
+    assert done.returncode == 2
+    words = "--void = 'aa': expected one of a, b, c (did you mean 'a'?)"
+    assert words in " ".join(done.stderr.split())
+    held = RunLock(tmp_path / "run")
+    done = veilstream(*server, cwd=tmp_path)
+    held.close()
+    assert done.returncode == 6
+    assert "a run has one server" in " ".join(done.stderr.split())

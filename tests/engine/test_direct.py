@@ -524,6 +524,13 @@ def test_a_server_warns_of_its_certificates_end(world):
     assert "certificate ends on 20" in world.transport().supervise()
 
 
+def test_a_learner_warns_of_its_certificates_end_once_a_day(world):
+    renew_learner(world.root / "keys", "a", days=10)
+    node = world.node("a", echo)
+    assert "this learner's certificate ends on 20" in (node.supervise() or "")
+    assert node.supervise() is None
+
+
 @pytest.mark.parametrize(
     ("begins", "ends", "words"), [(-20, -10, "has expired"), (10, 20, "is not valid yet")]
 )

@@ -36,6 +36,17 @@ def server_command(
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
+    roll_back: Annotated[
+        int | None,
+        typer.Option(help="Go on from the model after so many rounds.", show_default=False),
+    ] = None,
+    void: Annotated[
+        list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False),
+    ] = None,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
@@ -58,6 +69,7 @@ def server_command(
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
         None if model_api is None else parse_address("--model-api", model_api), insecure,
+        roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)

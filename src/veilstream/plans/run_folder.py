@@ -54,8 +54,13 @@ def _stored_plan(path: Path) -> Plan:
         ) from error  # fmt: skip
 
 
-def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
-    """Refuse a folder that holds another run, or anything else; or this run, unless resumed."""
+def check_folder(
+    path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()
+) -> None:
+    """Refuse a folder that holds another run, or anything else; or this run, unless resumed.
+
+    Files named in ``besides`` may be there.
+    """
     stored = path / "plan.toml"
     if stored.exists():
         if not _same_run(_stored_plan(stored), plan):
@@ -64,7 +69,9 @@ def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
             raise InputError(
                 "out", str(path), "a folder without a run", "--resume continues it; or name another"
             )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    elif path.exists() and (
+        not path.is_dir() or any(found.name not in besides for found in path.iterdir())
+    ):
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
 
 

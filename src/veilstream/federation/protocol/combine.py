@@ -36,10 +36,14 @@ class Combine:
     ) -> NDArray[np.float64]:
         """The direction in units of the grid: a centre of those that answered, times their share.
 
-        Not for a mean, which is the sum of all increments over ``n``.
         ``n`` counts all learners, so that weights stay 1/n whoever answers.
         """
         total = np.zeros(len(increments[0]), np.float64)
+        if self.is_mean:
+            exact = np.zeros(len(total), np.int64)
+            for increment in increments:
+                exact += increment
+            return exact / n
         m = len(increments)
         width = max(1, _CHUNK_BYTES // (8 * m))
         for first in range(0, len(total), width):

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
+from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.messages import Buffer
 from veilstream.learning.algorithm import blend, moved, step_size
@@ -158,13 +158,18 @@ class ServerFold:
         learners: Iterable[str],
         combine: Combine | None = None,
         kept: Mapping[str, LastMessage] | None = None,
+        *,
+        bounded: bool = True,
     ) -> None:
-        """``kept`` is where each learner's last message goes; None: in memory."""
+        """``kept`` is where each learner's last message goes; None: in memory.
+
+        ``bounded=False`` takes releases of any size: for audits, which look at what is wrong.
+        """
         x = x0.astype(np.float64)
         seats = {
             name: Seat(name, InMemory(len(x)) if kept is None else kept[name]) for name in learners
         }
-        self._set(terms, 0, x, x.copy(), seats, combine)
+        self._set(terms, 0, x, x.copy(), seats, combine, bounded)
 
     @classmethod
     def resumed(
@@ -178,7 +183,7 @@ class ServerFold:
     ) -> ServerFold:
         """As it stood between two rounds."""
         fold = cls.__new__(cls)
-        fold._set(terms, round_, x, average, seats, combine)
+        fold._set(terms, round_, x, average, seats, combine, bounded=True)
         return fold
 
     def _set(
@@ -189,13 +194,14 @@ class ServerFold:
         average: Floats,
         seats: dict[str, Seat],
         combine: Combine | None,
+        bounded: bool,
     ) -> None:
         if len(x) != terms.dim:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
         self.terms = terms
         self._round, self._x, self._average, self._seats = round_, x, average, seats
         self._combine = combine or Combine()
-        self.bounds = ReleaseBounds.of(terms)
+        self.bounds = ReleaseBounds.of(terms) if bounded else None
         self._total = np.zeros(terms.dim, np.int64)  # of this round's increments, for a mean
         self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
         self._lengths: dict[str, float] = {}  # of those that count
@@ -319,7 +325,7 @@ class ServerFold:
         steps = (seat.round + 1) * self.terms.local_steps
         asked = (seat.epoch, seat.round, self.terms.grid.step, self.terms.dim, steps)
         given = (message.epoch, message.round, message.grid, len(message.prefix), message.steps)
-        if given != asked or seat.round >= self.terms.rounds:
+        if given != asked or (self.bounds and seat.round >= self.terms.rounds):
             refusal = ProtocolError if message.epoch == seat.epoch else OtherEpoch
             raise refusal(
                 f"a release of epoch {message.epoch}, round {message.round} from {learner!r}",
@@ -349,22 +355,23 @@ class ServerFold:
             How long the increment is, in units of the grid.
 
         """
-        rounds = seat.round + 1
+        rounds, bounds = seat.round + 1, self.bounds
         before = 0 if seat.accepted is None else seat.accepted[0] + 1
+        base = seat.state == "base"
         try:
-            self.bounds.check_prefix(seat.name, rounds, message.prefix)
-            if seat.state == "base":
-                increment, length = np.zeros(self.terms.dim, np.int64), 0.0
-            else:
-                increment = message.prefix - seat.prefix
-                length = self.bounds.check_increment(seat.name, before, rounds, increment)
+            if bounds is not None:
+                bounds.check_prefix(seat.name, rounds, message.prefix)
+            increment = message.prefix - (message.prefix if base else seat.prefix)
+            length = norm(increment)
+            if bounds is not None and not base:
+                bounds.check_increment(seat.name, before, rounds, length)
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
         if self._combine.is_mean:
             self._total += increment
         else:
-            small = self.bounds.increment(before, rounds) < 2.0**31
+            small = bounds is not None and bounds.increment(before, rounds) < 2.0**31
             self._increments[seat.name] = increment.astype(np.int32) if small else increment
         return length
 
@@ -372,7 +379,7 @@ class ServerFold:
         """Undo `_add`; how long it was."""
         length = self._lengths.pop(learner)
         if not self._combine.is_mean:
-            self._increments.pop(learner, None)
+            self._increments.pop(learner)
         elif length:
             self._total -= self._seats[learner].kept.increment()
         return length

@@ -455,6 +455,7 @@ class Coordinator:
         self._fold.reset(learner)
         self._refused.pop(learner, None)
         self._places.pop(learner, None)
+        self._enrolling.clear()  # whoever is not seated is asked at once
         self._files.record_operation(self._fold, "reset", learner, stood)
         _log.warning("learner %s is taken as it is at its next enrolment", learner)
 

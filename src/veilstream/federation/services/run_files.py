@@ -22,6 +22,7 @@ from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
 from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
 from veilstream.federation.services.message_file import MessageFile, Slots
+from veilstream.federation.services.run_lock import LOCK_FILE
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
@@ -42,14 +43,11 @@ class RunFiles:
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
         resumed = (self._folder / CHECKPOINT).exists()
-        check_folder(self._folder, self._plan, resume=resumed or _killed_at_birth(self._folder))
+        going_on = resumed or _killed_at_birth(self._folder)
+        check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
-        kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
-        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
@@ -57,6 +55,9 @@ class RunFiles:
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
         write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
         self.models.write(0, x0)
+        self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
+        kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
+        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
         self._save(fold)
         return fold
 
@@ -128,7 +129,7 @@ def _killed_at_birth(folder: Path) -> bool:
         stray.unlink(missing_ok=True)
     ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine"}
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
 
 
 def _json(value: object) -> str:

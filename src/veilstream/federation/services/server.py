@@ -17,6 +17,7 @@ from veilstream.errors import UnknownName
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.services.coordinator import Coordinator, Standing
 from veilstream.federation.services.model_api import ModelApi
+from veilstream.federation.services.run_lock import RunLock
 from veilstream.federation.services.supervision import ENGINES, Address, Engine, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -61,17 +62,25 @@ class ServerService:
     model_api: Address | None = None
     insecure: bool = False
     task: Task | None = None
+    roll_back: int | None = None
+    """Go on from the model that was published after so many rounds."""
+    void: tuple[str, ...] = ()
+    """Learners that are never asked again."""
+    reset: tuple[str, ...] = ()
+    """Learners that are taken at their next enrolment as they are."""
 
     def run(self, watch: Callable[[Standing], None] = lambda _: None) -> Coordinator:
         """Run to the end of the horizon; started again after a kill, go on."""
         keys = ServerKeys.load(self.keys)
         task = task_of(self.plan) if self.task is None else self.task
         x0 = np.asarray(task.init(self.plan.run.first_seed), np.float32)
-        coordinator = Coordinator(
-            self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
-        )
-        _log.info("guarantee: %s", coordinator.terms.guarantee)
         with ExitStack() as stack:
+            stack.callback(RunLock(self.folder).close)
+            coordinator = Coordinator(
+                self.plan, x0, keys, self.folder, engine=self.engine, task=task, watch=watch
+            )
+            self._operate(coordinator)
+            _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.model_api is not None:
                 tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
                 page = ModelApi(coordinator, self.model_api, tls)
@@ -91,3 +100,12 @@ class ServerService:
                 with supervised([engine]) as check:
                     coordinator.go(engine, look=check)
         return coordinator
+
+    def _operate(self, coordinator: Coordinator) -> None:
+        """What the operator has decided, before anyone is asked."""
+        if self.roll_back is not None:
+            coordinator.roll_back(self.roll_back)
+        for learner in self.void:
+            coordinator.void(learner)
+        for learner in self.reset:
+            coordinator.reset(learner)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ __all__ = ["StreamClient", "TlsFiles"]
 _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
 _PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help
+_DAY_S = 86_400.0
 _TRIES = 3  # at first contact, before a trouble with TLS is believed
 _UNKNOWN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -69,6 +71,7 @@ class StreamClient:
         self._future: Any = None
         self._said = ""
         self._answered = False
+        self._warn_at = 0.0
         self.notes: deque[str] = deque(maxlen=100)
         """Lines to show."""
         self.connected = False
@@ -146,8 +149,15 @@ class StreamClient:
     def _welcomed(self) -> None:
         self.connected = self._enrolled = True
         self._say("connected")
-        if self._tls is not None and (soon := expiring(load(self._tls.certificate), "this")):
-            self.notes.append(f"warning: {soon}")
+
+    def warn_of_expiry(self) -> None:
+        """A line from 30 days before this learner's certificate ends, every day."""
+        if self._tls is None or time.monotonic() < self._warn_at:
+            return
+        self._warn_at = time.monotonic() + _DAY_S
+        with contextlib.suppress(OSError, ValueError):  # said when it connects
+            if soon := expiring(load(self._tls.certificate), "this learner's"):
+                self.notes.append(f"warning: {soon}")
 
     async def _explain(self, code: grpc.StatusCode) -> Trouble:
         """Why the server is not to be had, in our own words."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.addresses import check_loopback
+from veilstream.federation.identity import check_private
 from veilstream.federation.transports.direct import require_grpc
 
 __all__ = ["DirectNode"]
@@ -55,6 +56,7 @@ class DirectNode:
                         "keys", str(path), "a file that `veilstream keys` made",
                         f"`veilstream keys renew KEYS --learner {keys.name}` makes it",
                     )  # fmt: skip
+            check_private(tls.key)
         name = keys.resolve().name
         self._client = StreamClient(server, name, handle, tls, dim=dim, enrolled=enrolled)
 
@@ -77,6 +79,7 @@ class DirectNode:
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
+        self._client.warn_of_expiry()
         lines = []
         while self._client.notes:
             lines.append(self._client.notes.popleft())
