@@ -32,7 +32,7 @@ from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
-from veilstream.federation.protocol.messages import Buffer
+from veilstream.federation.protocol.messages import Buffer, Sum
 from veilstream.learning.algorithm import blend, moved, step_size
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ the operator decides. void: never asked again."""
 class LastMessage(Protocol):
     """Where the last accepted message of one learner is kept."""
 
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
 
@@ -78,6 +82,11 @@ class InMemory:
 
     def __init__(self, dim: int) -> None:
         self._prefix = self._before = self._nothing = np.zeros(dim, np.int64)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+        return self._prefix is not self._nothing
 
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
@@ -205,6 +214,7 @@ class ServerFold:
         self._total = np.zeros(terms.dim, np.int64)  # of this round's increments, for a mean
         self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
         self._lengths: dict[str, float] = {}  # of those that count
+        self._sums: list[tuple[tuple[str, ...], NDArray[np.int64], float]] = []  # of aggregators
         self._accepted: dict[str, tuple[int, int, str]] = {}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -341,11 +351,71 @@ class ServerFold:
                 f"a second release of {learner!r} in one round of the server",
                 "it is asked for its next one when this round is closed",
             )
+        if seat.accepted is not None and not seat.kept.held:
+            raise ProtocolError(
+                f"a release of {learner!r}, whose last message an aggregator holds",
+                f"let it connect there; or start the server with --reset {learner}",
+            )
         self._lengths[learner] = self._add(seat, message)
         self._accepted[learner] = (message.epoch, message.round, message.hash)
         seat.kept.keep(payload)
         seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
+        return True
+
+    def accept_sum(self, said: Sum) -> bool:
+        """Count what several learners' messages add, summed up on the way; False for one again.
+
+        What the aggregator was sent is checked there; here, that each part begins where its seat
+        stands, and that the sum is no longer than all of them could be together.
+
+        Raises:
+            ProtocolError: a part that was not asked for or begins elsewhere; then none counts.
+            OutOfBounds: a sum that no learners of this plan make.
+
+        """
+        seats = [self._seats[part.learner] for part in said.parts]
+        ends = [(part.round, part.hash) for part in said.parts]
+        if all(seat.accepted == end for seat, end in zip(seats, ends, strict=True)):
+            return False
+        bound = 0.0
+        for part, seat in zip(said.parts, seats, strict=True):
+            asked = (seat.epoch, seat.round, seat.accepted)
+            if (part.epoch, part.round, part.base) != asked or not seat.asked:
+                refusal = ProtocolError if part.epoch == seat.epoch else OtherEpoch
+                raise refusal(
+                    f"a sum of {said.aggregator!r} with epoch {part.epoch}, round {part.round} of "
+                    f"{part.learner!r}", f"epoch {seat.epoch}, round {seat.round} was asked for",
+                )  # fmt: skip
+            if part.learner in self._lengths or seat.round >= self.terms.rounds:
+                raise ProtocolError(
+                    f"a second release of {part.learner!r} in one round of the server",
+                    "it is asked for its next one when this round is closed",
+                )
+            if self.bounds is not None:
+                before = 0 if seat.accepted is None else seat.accepted[0] + 1
+                bound += self.bounds.increment(before, seat.round + 1)
+        if len({part.learner for part in said.parts}) < len(seats) or not (
+            self._combine.is_mean and len(said.total) == 8 * self.terms.dim
+        ):
+            raise ProtocolError(
+                f"a sum of {said.aggregator!r} of another form", "check its plan and version"
+            )
+        total = np.frombuffer(said.total, "<i8").astype(np.int64)
+        length = norm(total)
+        if self.bounds is not None and not length <= bound:
+            raise OutOfBounds(
+                f"a sum of {said.aggregator!r} of {length:.0f} units, over {bound:.0f}, which "
+                f"{len(seats)} learners could add together", "look at the aggregator's machine",
+            )  # fmt: skip
+        self._total += total
+        self._sums.append((tuple(part.learner for part in said.parts), total, length))
+        for part, seat in zip(said.parts, seats, strict=True):
+            self._lengths[part.learner] = 0.0  # together they are in `_sums`
+            self._accepted[part.learner] = (part.epoch, part.round, part.hash)
+            seat.kept.forget()
+            seat.accepted = (part.round, part.hash)
+            seat.round, seat.state = seat.round + 1, "open"
         return True
 
     def _add(self, seat: Seat, message: Message) -> float:
@@ -375,14 +445,26 @@ class ServerFold:
             self._increments[seat.name] = increment.astype(np.int32) if small else increment
         return length
 
-    def _leave_out(self, learner: str) -> float:
-        """Undo `_add`; how long it was."""
-        length = self._lengths.pop(learner)
+    def _leave_out_worst(self) -> tuple[tuple[str, ...], float]:
+        """Undo the longest increment; whose it was, and how long.
+
+        Of a sum, all that are in it: an equal share of its length counts for each.
+        """
+        worst = max(self._lengths, key=self._lengths.__getitem__)
+        length = self._lengths[worst]
+        longest = max(self._sums, key=lambda entry: entry[2] / len(entry[0]), default=None)
+        if longest is not None and longest[2] / len(longest[0]) >= length:
+            self._sums.remove(longest)
+            self._total -= longest[1]
+            for name in longest[0]:
+                del self._lengths[name]
+            return longest[0], longest[2]
+        del self._lengths[worst]
         if not self._combine.is_mean:
-            self._increments.pop(learner)
+            self._increments.pop(worst)
         elif length:
-            self._total -= self._seats[learner].kept.increment()
-        return length
+            self._total -= self._seats[worst].kept.increment()
+        return (worst,), length
 
     def close_round(self) -> ClosedRound:
         """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ).
@@ -393,14 +475,15 @@ class ServerFold:
         r, method = self._round, self.terms.method
         x, dropped = self._moved(), []
         while not self._within(x) and self._lengths:
-            worst = max(self._lengths, key=self._lengths.__getitem__)
-            length = self._leave_out(worst) * self.terms.grid.step
-            dropped.append(worst)
-            seat = self._seats[worst]
-            seat.state, seat.why = "held", (
-                f"its release of round {seat.round - 1}, of norm {length:.3g}, would have led x "
-                f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
-            )  # fmt: skip
+            names, length = self._leave_out_worst()
+            for name in names:
+                dropped.append(name)
+                seat = self._seats[name]
+                seat.state, seat.why = "held", (
+                    f"its release of round {seat.round - 1}, of norm "
+                    f"{length * self.terms.grid.step:.3g}, would have led x "
+                    f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
+                )  # fmt: skip
             x = self._moved()
         self._x = x
         weight = blend(method.averaging, r)
@@ -409,7 +492,7 @@ class ServerFold:
         closed = ClosedRound(r, self._accepted, missing, tuple(dropped))
         self._round, self._accepted = r + 1, {}
         self._total = np.zeros_like(self._total)
-        self._increments, self._lengths = {}, {}
+        self._increments, self._lengths, self._sums = {}, {}, []
         return closed
 
     def _moved(self) -> Floats:

@@ -32,7 +32,7 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import PrivateKey, PublicKey
 
-__all__ = ["LONGEST_TEXT", "Buffer", "Reply", "Request", "body_hash", "digest"]
+__all__ = ["LONGEST_TEXT", "Buffer", "Part", "Reply", "Request", "Sum", "body_hash", "digest"]
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
@@ -83,6 +83,12 @@ class Request:
         )  # fmt: skip
 
     @classmethod
+    def without_body(cls, head: Buffer) -> bool:
+        """Whether nothing follows this head, before anything is checked."""
+        said, _, _ = _parts(head)
+        return said.get("body") == body_hash(b"")
+
+    @classmethod
     def read(cls, data: Buffer, key: PublicKey) -> Request:
         """Check the signature, then the body's hash, then the form.
 
@@ -98,11 +104,7 @@ class Request:
         )  # fmt: skip
         if head["kind"] not in ("enrol", "round"):
             raise form.error()
-        said, acknowledged = head["acknowledged"], None
-        if said is not None:
-            if not isinstance(said, list) or len(said) != 2:
-                raise form.error()
-            acknowledged = (form.whole(said[0]), form.text(said[1], _HASH))
+        acknowledged = form.accepted(head["acknowledged"])
         return cls(
             head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
             form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
@@ -160,6 +162,69 @@ class Reply:
         return cls(kind, claimed, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
+@dataclass(frozen=True)
+class Part:
+    """One learner's share of a `Sum`: which message, and which one it is counted from."""
+
+    learner: str
+    epoch: int
+    round: int
+    hash: str
+    base: tuple[int, str] | None
+    """Round and hash of the message that the server has accepted last; None: nothing."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """From an aggregator to the server: what messages of its learners add, in one sum.
+
+    The body is the list of parts (4 bytes of length, JSON) and the sum (int64, little-endian).
+    """
+
+    aggregator: str
+    run: str
+    parts: tuple[Part, ...]
+    total: bytes
+
+    def sign(self, key: PrivateKey) -> bytes:
+        """As it is sent."""
+        rows = [[p.learner, p.epoch, p.round, p.hash, p.base] for p in self.parts]
+        text = json.dumps(rows, separators=(",", ":")).encode()
+        body = struct.pack("<I", len(text)) + text + self.total
+        head = {"aggregator": self.aggregator, "run": self.run, "body": body_hash(body)}
+        return _seal(head, key) + body
+
+    @classmethod
+    def read(cls, data: Buffer, key: PublicKey) -> Sum:
+        """Check the signature, then the body's hash, then the form.
+
+        Raises:
+            ProtocolError: it is not this aggregator's, was changed on the way, or has another form.
+
+        """
+        head, body = _open(data, key, "its aggregator")
+        form = _Form("a sum of unknown form", "check the aggregator's version")
+        form.fields(head, "aggregator", "run", "body")
+        view = memoryview(body)
+        if len(view) < 4 or (end := 4 + struct.unpack_from("<I", view)[0]) > len(view):
+            raise form.error()
+        try:
+            rows = _JSON.decode(bytes(view[4:end]).decode())
+        except (ValueError, RecursionError):
+            raise form.error() from None
+        if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 5 for r in rows):
+            raise form.error()
+        parts = tuple(
+            Part(
+                form.text(row[0], _NAME), form.whole(row[1]), form.whole(row[2]),
+                form.text(row[3], _HASH), form.accepted(row[4]),
+            )
+            for row in rows
+        )  # fmt: skip
+        name, run = form.text(head["aggregator"], _NAME), form.text(head["run"], _RUN)
+        return cls(name, run, parts, bytes(view[end:]))
+
+
 def digest(data: Buffer) -> str:
     """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
     end = len(data)
@@ -198,6 +263,13 @@ class _Form:
         if not isinstance(value, str) or len(value) > longest:
             raise self.error()
         return value
+
+    def accepted(self, value: Any) -> tuple[int, str] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2:
+            raise self.error()
+        return self.whole(value[0]), self.text(value[1], _HASH)
 
     def table(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -90,7 +90,7 @@ class Position:
         seats = {}
         for index, (name, epoch, round_, accepted, state, why, slot) in enumerate(about["seats"]):
             slots = Slots(messages, index, slot)
-            if accepted is not None:
+            if slot is not None:  # else an aggregator holds it
                 slots.check(name, *accepted)
             seats[name] = Seat(name, slots, epoch, round_, accepted and tuple(accepted), state, why)
         x, average = numbers[:dim], numbers[-dim:].copy()

@@ -22,7 +22,7 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
-from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, Sum, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
 from veilstream.federation.services.run_files import RunFiles
@@ -125,6 +125,11 @@ class Coordinator:
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
         self._tell_at = 0.0
+        if keys.aggregators and plan.federation.combine != "mean":
+            raise InputError(
+                "federation.combine", plan.federation.combine, "mean, where there are aggregators",
+                "their sums cannot be taken apart: let all learners connect to the server",
+            )  # fmt: skip
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
         self._enrolling: dict[str, _Enrolling] = {}  # by node
         self._refusals: dict[str, int] = {}  # since the last release
@@ -294,6 +299,9 @@ class Coordinator:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
+            if node[:1] == "@":
+                self._accept_sum(node[1:], data, here)
+                return
             reply = self._checked(node, data)
             if reply.kind == "refusal":
                 self._refusal(node, reply, here)
@@ -381,6 +389,29 @@ class Coordinator:
         _log.debug("learner %s has answered", name)
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
+
+    def _accept_sum(self, aggregator: str, data: Buffer, here: _Round) -> None:
+        key, learners = self._keys.aggregators[aggregator]
+        said = Sum.read(data, key)
+        if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
+            raise ProtocolError(
+                f"a sum of {aggregator!r} for another run or other learners", "check its keys"
+            )
+        try:
+            if not self._fold.accept_sum(said):
+                return  # the same again
+        except ProtocolError as error:
+            for part in said.parts:  # ask again soon; in another epoch, who they are
+                if part.learner in here.asked:
+                    asked = here.asked[part.learner]
+                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
+                if isinstance(error, OtherEpoch):
+                    self._places.pop(part.learner, None)
+                    here.asked.pop(part.learner, None)
+            raise
+        for part in said.parts:
+            self._refusals.pop(part.learner, None)
+            self._outstanding[part.learner].clear()
 
     def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""

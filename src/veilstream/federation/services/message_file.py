@@ -83,6 +83,11 @@ class Slots:
         self._before: int | None = None
         """That of the message before."""
 
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+        return self.slot is not None
+
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
         return self._prefix(self.slot)
