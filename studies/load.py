@@ -145,6 +145,7 @@ class Fleet:
     def __init__(self, keys: Path, names: Sequence[str], releases: Releases) -> None:
         self._keys, self._names, self.releases = keys, names, releases
         self._implied: dict[int, bytes] = {}
+        self._next = [0] * len(names)
         self.first_request: list[float] = []
         """When each round's first request came."""
         self.violations: Counter[str] = Counter()
@@ -185,11 +186,12 @@ class Fleet:
         request = Request.read(data, keys.server)
         if request.kind == "enrol":
             facts = {
-                "epoch": 0, "round": 0, "daemon": keys.name, "settings": self.releases.settings,
-                "time": int(time.time()),
+                "epoch": 0, "round": self._next[index], "daemon": keys.name,
+                "settings": self.releases.settings, "time": int(time.time()),
             }  # fmt: skip
             return Reply("enrolled", keys.name, digest(data), facts).sign(keys.identity)
         self._look_at(request)
+        self._next[index] = max(self._next[index], request.round + 1)
         body = self.releases.payload(index, request.round)
         return Reply("release", keys.name, digest(data), {}, body).sign(keys.identity)
 
