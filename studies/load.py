@@ -181,6 +181,7 @@ class Fleet:
                 await call.write(wire.PING)
             elif frame[:1] == wire.REQUEST:
                 await call.write(wire.REPLY + self._answer(index, keys, frame[1:]))
+            del frame  # else a thousand models would be held
 
     def _answer(self, index: int, keys: LearnerKeys, data: bytes) -> bytes:
         request = Request.read(data, keys.server)

@@ -96,7 +96,7 @@ class Request:
             ProtocolError: it is not the server's, was changed on the way, or has another form.
 
         """
-        head, body = _open(data, key, "the server")
+        head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
             head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
@@ -149,8 +149,7 @@ class Reply:
             ProtocolError: it is not this learner's, was changed on the way, or has another form.
 
         """
-        claimed = cls.claimed_learner(data)
-        head, body = _open(data, key, f"learner {claimed!r}")
+        head, body = _open(data, key, lambda: f"learner {cls.claimed_learner(data)!r}")
         form = _Form("a reply of unknown form", "check the learner's version")
         form.fields(head, "kind", "learner", "answers", "facts", "body")
         kind, facts = head["kind"], form.table(head["facts"])
@@ -159,7 +158,8 @@ class Reply:
         form.fields(facts, *_FACTS[kind])
         for name, check in _FACTS[kind].items():
             check(form, facts[name])
-        return cls(kind, claimed, form.text(head["answers"], _HASH), facts, body, head["body"])
+        name = form.text(head["learner"], _NAME)
+        return cls(kind, name, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Sum:
             ProtocolError: it is not this aggregator's, was changed on the way, or has another form.
 
         """
-        head, body = _open(data, key, "its aggregator")
+        head, body = _open(data, key, lambda: "its aggregator")
         form = _Form("a sum of unknown form", "check the aggregator's version")
         form.fields(head, "aggregator", "run", "body")
         view = memoryview(body)
@@ -318,20 +318,20 @@ def _parts(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     return head, view, end
 
 
-def _open(data: Buffer, key: PublicKey, sender: str) -> tuple[dict[str, Any], Buffer]:
+def _open(data: Buffer, key: PublicKey, sender: Callable[[], str]) -> tuple[dict[str, Any], Buffer]:
     length = _HEAD.unpack_from(data)[1] if len(data) >= _HEAD.size else len(data)
     end = _HEAD.size + length
     signed = hashlib.sha256(memoryview(data)[:end]).digest()
     if not key.verifies(bytes(data[end : end + _SIGNATURE_BYTES]), signed):
         raise ProtocolError(
-            f"a message that is not signed by {sender}",
+            f"a message that is not signed by {sender()}",
             "both sides need keys that `veilstream keys` made together",
         )
     head, view, end = _parts(data)
     body = view[end + _SIGNATURE_BYTES :]  # not copied: a thousand of them come at once
     if head.get("body") != body_hash(body):
         raise ProtocolError(
-            f"a body that {sender} did not sign", "it was changed or cut short on the way"
+            f"a body that {sender()} did not sign", "it was changed or cut short on the way"
         )
     return head, body
 

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 5.0  # before an unanswered request is sent once more
 _REFUSED_AGAIN_S = 25.0
 _LOOK_S = 0.2
-_SCAN_S = 2e-5  # a learner: between two looks through all of them
+_SCAN_S = 5e-5  # a learner: between two looks through all of them
 _TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
@@ -259,6 +259,7 @@ class Coordinator:
     def _ask_for_rounds(self, transport: Transport, here: _Round) -> None:
         """Every learner for its next one; again if need be."""
         now, answered = time.monotonic(), set(self._fold.answered)
+        parts = transport if isinstance(transport, SharesBodies) else None
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
@@ -270,8 +271,8 @@ class Coordinator:
             head = self._head(name, here) if asked is None else asked.head
             here.asked[name] = _Asked(head, now, place.node)
             self._outstanding[name].add(digest(head))
-            if isinstance(transport, SharesBodies):
-                transport.send_parts(place.node, head, here.body)
+            if parts is not None:
+                parts.send_parts(place.node, head, here.body)
             else:
                 transport.send(place.node, head + here.body)
 

@@ -33,9 +33,10 @@ _PING_S = 1.0
 _OPEN_S = 20.0
 _PORT_S = 1.0  # a server that was killed leaves its port at once
 _DAY_S = 86_400.0
-_WRITERS = 32  # requests that are on their way at once; each is a copy of the model
-_BACKLOG, _BACKLOG_S = 64, 0.002  # replies that wait to be read; how long to wait for that
-_WRITE_S = 1.0  # one that takes longer does not keep others waiting
+_SMALL = 1 << 16  # a request that is written as it comes
+_OUT = 128  # larger ones that are out, or whose replies wait to be read; beyond, they are paced
+_LEAST_RATE = 25e6  # bytes a second at which they leave all the same
+_PACE_S = 0.001
 
 _Parts = tuple[bytes, bytes]
 """A request: its head, and a body that others may share."""
@@ -88,7 +89,9 @@ class DirectServer:
         self._answer_within_s = answer_within_s
         self._inbox = Inbox() if inbox is None else inbox
         self._links: dict[str, _Link] = {}
-        self._writers = _Writers(_WRITERS, self._inbox)
+        self._posts: deque[tuple[str, _Parts]] = deque()
+        self._posting = False
+        self._pace = _Pace(self._inbox)
         self._server: grpc.aio.Server | None = None
         self._loop = wire.event_loop()
         self._notes: deque[str] = deque(maxlen=100)
@@ -177,7 +180,10 @@ class DirectServer:
         if size > largest:
             self._inbox.put(node, Failure(f"a request of {size} bytes, over {largest}"))
             return
-        self._loop.call_soon_threadsafe(self._post, node, (head, body))
+        self._posts.append((node, (head, body)))
+        if not self._posting:  # waking the loop costs more than all the rest
+            self._posting = True
+            self._loop.call_soon_threadsafe(self._post_all)
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
         """Replies and failures since the last call."""
@@ -194,6 +200,11 @@ class DirectServer:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+
+    def _post_all(self) -> None:
+        self._posting = False  # first: what is appended from here on wakes the loop again
+        while self._posts:
+            self._post(*self._posts.popleft())
 
     def _post(self, node: str, request: _Parts) -> None:
         branch = self._branches.get(self._behind.get(node, ""))
@@ -225,6 +236,7 @@ class DirectServer:
                     why = "it sent what was not asked for"
                     self._notes.append(f"{name}: {why}; its connection was ended")
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+                del frame  # else each stream would hold its last one while it waits
         except asyncio.CancelledError:
             why = "the connection was lost"
             if link.ended:
@@ -235,6 +247,7 @@ class DirectServer:
             link.watch(None)
             if self._links.get(name) is link:
                 del self._links[name]
+            self._pace.answered(link.outstanding)
             if link.outstanding is not None:
                 self._inbox.put(name, Failure(why))
 
@@ -257,6 +270,7 @@ class DirectServer:
                 if not branch.hear(frame):
                     self._notes.append(f"aggregator {name} sent what was not asked for")
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not expected")
+                del frame
         finally:
             writing.cancel()
             branch.lost()
@@ -298,7 +312,7 @@ class DirectServer:
 
     async def _place(self, name: str, instance: str, context: Any) -> _Link:
         """Its place, unless another process has it."""
-        link = _Link(name, instance, context, self._answer_within_s, self._overdue, self._writers)
+        link = _Link(name, instance, context, self._answer_within_s, self._overdue, self._pace)
         first = self._links.get(name)
         if first is not None and first.instance != instance:
             there = await first.ping()
@@ -312,32 +326,39 @@ class DirectServer:
             first.end()
             if first.outstanding is not None:
                 self._inbox.put(name, Failure("it connected anew"))
+                self._pace.answered(first.outstanding)
                 first.outstanding = None
         self._links[name] = link
         return link
 
 
-class _Writers:
-    """Writes requests, so many at a time: gRPC holds a copy of each until it is on its way."""
+class _Pace:
+    """Holds large requests back while many are out.
 
-    def __init__(self, count: int, inbox: Inbox) -> None:
-        self._free, self._inbox = asyncio.Semaphore(count), inbox
+    Each is a copy of the model in memory, and its reply twice as much. Learners that wait for
+    clients do not delay the others for long.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox, self._turn = inbox, asyncio.Lock()
+        self.out = 0
+        """Large requests that wait for an answer."""
 
     async def write(self, context: Any, request: _Parts) -> None:
-        """Wait for a turn, then until it is written; a slow reader gives its turn to the next.
+        """Write it in its turn."""
+        frame_bytes = len(request[0]) + len(request[1])
+        if frame_bytes > _SMALL:
+            async with self._turn:
+                until = time.monotonic() + frame_bytes / _LEAST_RATE
+                while self.out + self._inbox.waiting >= _OUT and time.monotonic() < until:
+                    await asyncio.sleep(_PACE_S)
+                self.out += 1
+        await context.write(b"".join((wire.REQUEST, *request)))
 
-        While replies wait to be read nobody else is asked: they would only wait as well, in memory.
-        """
-        async with self._free:
-            while self._inbox.waiting > _BACKLOG:
-                await asyncio.sleep(_BACKLOG_S)
-            writing = asyncio.ensure_future(context.write(b"".join((wire.REQUEST, *request))))
-            try:
-                await asyncio.wait((writing,), timeout=_WRITE_S)
-            except asyncio.CancelledError:
-                writing.cancel()
-                raise
-        await writing
+    def answered(self, request: _Parts | None) -> None:
+        """It is out no more."""
+        if request is not None and len(request[0]) + len(request[1]) > _SMALL:
+            self.out = max(0, self.out - 1)
 
 
 class _Link:
@@ -345,10 +366,10 @@ class _Link:
 
     def __init__(
         self, name: str, instance: str, context: Any, within_s: float,
-        overdue: Callable[[str], None], writers: _Writers,
+        overdue: Callable[[str], None], pace: _Pace,
     ) -> None:  # fmt: skip
         self.name, self.instance = name, instance
-        self._within_s, self._overdue, self._writers = within_s, overdue, writers
+        self._within_s, self._overdue, self._pace = within_s, overdue, pace
         self._timer: asyncio.TimerHandle | None = None
         self.welcomed = self.ended = False
         self.outstanding: _Parts | None = None
@@ -381,6 +402,7 @@ class _Link:
 
     def answered(self) -> None:
         """The answer is here; what has waited goes out."""
+        self._pace.answered(self.outstanding)
         request, self.outstanding, self._next = self._next, None, None
         self.watch(None)
         if request is not None:
@@ -417,7 +439,7 @@ class _Link:
                 if isinstance(frame, bytes):
                     await self._context.write(frame)
                 else:
-                    await self._writers.write(self._context, frame)
+                    await self._pace.write(self._context, frame)
 
     def end(self) -> None:
         """End the stream."""
