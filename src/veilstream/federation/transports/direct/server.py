@@ -354,6 +354,8 @@ class _Pace:
                     await asyncio.sleep(_PACE_S)
                 self.out += 1
         await context.write(b"".join((wire.REQUEST, *request)))
+        if frame_bytes > _SMALL:  # a connection holds what it wrote last: let that be small
+            await context.write(wire.WELCOME)
 
     def answered(self, request: _Parts | None) -> None:
         """It is out no more."""
