@@ -34,7 +34,7 @@ _OPEN_S = 20.0
 _PORT_S = 1.0  # a server that was killed leaves its port at once
 _DAY_S = 86_400.0
 _SMALL = 1 << 16  # a request that is written as it comes
-_OUT = 128  # larger ones that are out, or whose replies wait to be read; beyond, they are paced
+_OUT = 48  # larger ones that are out, or whose replies wait to be read; beyond, they are paced
 _LEAST_RATE = 25e6  # bytes a second at which they leave all the same
 _PACE_S = 0.001
 
