@@ -268,7 +268,7 @@ def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one
         assert (again.folder, again.start) == (opening.folder, None)
         assert begin(x0=again.x0, folder=again.folder, start=again.start).run == second.run
     # Killed before its first checkpoint, it begins again in the same way.
-    for left in ("checkpoint.npz", "models.f32"):
+    for left in ("checkpoint.bin", "messages.bin", "models.f32"):
         (opening.folder / left).unlink()
     again = open_run(first, plan, Plain(), next_run=False)
     assert (again.folder, again.start) == (opening.folder, opening.start)

@@ -182,7 +182,7 @@ class Daemon:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
         if not (learner.pinned and r == learner.round):
-            learner.begin_round(r, self._model(request.body), request.acknowledged)
+            learner.begin_round(r, self._model(bytes(request.body)), request.acknowledged)
         try:
             self._take_clients(r)
             return learner.finish_round()
