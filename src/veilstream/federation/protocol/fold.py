@@ -510,7 +510,7 @@ class ServerFold:
         """Whether learners will take it: finite as float32, and within the cap."""
         with np.errstate(over="ignore", invalid="ignore"):
             sent = x.astype(np.float32).astype(np.float64)
-            return bool(np.sqrt(sent @ sent) <= self.terms.model_norm_cap)
+            return bool(np.sqrt(np.square(sent).sum()) <= self.terms.model_norm_cap)
 
     # --- what the server's operator decides between rounds ---------------------------------------
 
