@@ -22,6 +22,7 @@ from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.plans.prepare import prepare
+from veilstream.plans.records import record_terms
 from veilstream.privacy import Guarantee
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
@@ -66,6 +67,8 @@ class Terms:
     task: str = "logistic"
     ridge: float = 0.0
     learners: int = 1
+    records: dict[str, Any] | None = None
+    """What a record of a table is, and the hashes of code that the plan names."""
     admission: Admission | None = None
     """Which records the task admits; None where only the plan is known, not the task itself."""
 
@@ -85,7 +88,7 @@ class Terms:
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            _admission(task),
+            record_terms(plan), _admission(task),
         )  # fmt: skip
 
     @property
@@ -110,6 +113,7 @@ class Terms:
             "task": self.task,
             "ridge": self.ridge,
             "learners": self.learners,
+            "records": self.records,
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }
