@@ -13,6 +13,7 @@ import typer
 from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, plan
 from veilstream.cli.learner import learner_command
+from veilstream.cli.new import new_command
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
@@ -51,6 +52,7 @@ def _root(
     pass
 
 
+app.command("new")(new_command)
 app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("run")(run_command)
