@@ -24,8 +24,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="""Look at records of your own, fetch data sets, and see which are here.
 
-    Start with `veilstream data check FILE` for records of your own, or `veilstream data list`. Data go to the user's data directory, or to the one that
-    the environment variable VEILSTREAM_DATA names.
+    Start with `veilstream data check FILE` for records of your own, or `veilstream data list`.
+    Data sets go to the user's data directory, or to the one that the environment variable
+    VEILSTREAM_DATA names.
     """,
 )
 

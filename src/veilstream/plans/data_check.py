@@ -158,15 +158,14 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
         '# "flag" in a feature keeps it.',
         "[data]", 'kind = "table"', f"source = {_quoted(source)}",
     ]  # fmt: skip
-    for role in ("learner", "client", "time", "label"):
-        if roles[role] is not None:
-            lines.append(f"{role} = {_quoted(str(roles[role]))}")
+    named = ("learner", "client", "time", "label")
+    lines += [f"{role} = {_quoted(str(roles[role]))}" for role in named if roles[role] is not None]
     column = found.columns[label] if label is not None else None
     classes = column is not None and len(column.texts) <= _FEW
     if classes and task in (None, "logistic", "softmax"):
-        lines.append('# labels: its texts, the second of two is +1; fill in: labels = ["no", "yes"]')
+        lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
     else:
-        lines.append("# label_range: what anybody knows of it; fill in: label_range = [0.0, 100.0]")
+        lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")
     for name, each in found.columns.items():
         if name in roles.values():
             continue
@@ -175,7 +174,7 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
             lines += ['kind = "numeric"', "# fill in what anybody knows: low = 0.0, high = 100.0"]
         else:
             lines += ['kind = "hashed"', f"width = {_WIDTH}",
-                      '# or kind = "categorical" with vocabulary = [...] that anybody knows']  # fmt: skip
+                      '# or kind = "categorical" and vocabulary = [...]']  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

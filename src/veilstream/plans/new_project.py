@@ -14,7 +14,7 @@ __all__ = ["new_project"]
 _STATIONS = ("north", "south", "west")
 _ROWS = 9000
 
-_PLAN = '''\
+_PLAN = """\
 # A plan: all that a run needs, the same file on every machine.
 #   veilstream plan plan.toml      what it promises, and which noise suits it
 #   veilstream data check records/north.csv --plan plan.toml
@@ -80,9 +80,9 @@ averaging = 2.0             # publish an average of the models so far
 name = "noise-free"         # for comparison: protects no one, and is left out of a deployment
 kind = "noise-free"
 step_size = 0.3
-'''
+"""
 
-_README = '''\
+_README = """\
 # {name}
 
 A project for veilstream: one model, trained from records
@@ -97,7 +97,7 @@ and `channel`. Put your own files in their place and name their columns in `plan
 
 To deploy it between machines: `veilstream keys make`, then `veilstream server` on one and
 `veilstream learner` beside each file. `veilstream learner --help` says how.
-'''
+"""
 
 
 def new_project(folder: Path) -> list[Path]:

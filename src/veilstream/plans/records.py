@@ -21,7 +21,7 @@ from veilstream.plans.schema import PlanTable, value
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
-__all__ = ["TABLE_TASKS", "FeaturePlan", "record_terms", "schema_of"]
+__all__ = ["TABLE_TASKS", "FeaturePlan", "label_unit", "record_terms", "schema_of"]
 
 TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
 """Tasks for records of a table."""
@@ -134,6 +134,14 @@ def record_terms(plan: Plan) -> dict[str, Any] | None:
         if name is not None and ":" in name:
             terms[key] = {"name": name, "sha256": code_hash(key, name)}
     return terms or None
+
+
+def label_unit(plan: Plan) -> float:
+    """What 1 on the scale of the task's targets is in the label's own units."""
+    if plan.data.kind != "table" or plan.data.encode is not None:
+        return 1.0
+    label = schema_of(plan).label
+    return 1.0 if label.classes is not None or label.counts else 0.5 * (label.high - label.low)
 
 
 def _label(plan: Plan, name: str) -> Label:

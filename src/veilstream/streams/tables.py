@@ -40,6 +40,7 @@ Row = tuple[int, Mapping[str, object] | None]
 """Number from 0, and cells by column; None where the row cannot be read."""
 
 _SAMPLE_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 20
 _SETTLED_S = 2.0
 """A last line without its newline is whole once the file has not changed for so long."""
 _LONGEST_LINE = 1 << 24
@@ -87,9 +88,6 @@ class TableReader(Protocol):
     def skip_to(self, bookmark: Bookmark) -> None:
         """Go on behind a bookmark; an error if what lies before it has changed."""
 
-    def close(self) -> None:
-        """Let go of the file."""
-
 
 def open_table(path: Path | str, *, whole: bool = True, query: str | None = None) -> TableReader:
     """A table by its file's name.
@@ -136,19 +134,20 @@ def check_columns(table: TableReader, wanted: tuple[str, ...]) -> None:
 
 
 class _Lines:
-    """A growing file of lines: bytes in, text out, hashed on the way."""
+    """A growing file of lines: bytes in, text out, hashed on the way; holds no file open."""
 
     def __init__(self, path: Path, *, whole: bool) -> None:
         self.path, self._whole = path, whole
-        self._file = path.open("rb")
-        sample = self._file.read(_SAMPLE_BYTES)
-        self._file.seek(0)
+        with path.open("rb") as file:
+            sample = file.read(_SAMPLE_BYTES)
         self.encoding, self.bom, self.notice = _encoding(sample, path.name)
-        self._file.seek(self.bom)
         self.sample = sample[self.bom :].decode(self.encoding, "replace")
         self._hash = hashlib.blake2b(digest_size=16)
-        self._newline = "\n".encode(self.encoding.removesuffix("-sig"))
+        self._newline = "\n".encode(self.encoding)
         self._position = self.bom
+        self._buffer = b""  # what follows there, as far as it has been fetched
+        self._at = 0
+        self._file_number = path.stat().st_ino
 
     @property
     def digest(self) -> str:
@@ -158,36 +157,48 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        self._file.seek(self._position)
-        if self.path.stat().st_size < self._position:
-            raise InputError(
-                "data", str(self.path), "a file that only grows; it has become shorter",
-                "put the old content back, or give new records in a file of another name",
-            )  # fmt: skip
-        line = self._read_line()
-        if not line:
-            raise StopIteration
-        if not line.endswith(self._newline) and not self._whole:
-            changed = time.time() - self.path.stat().st_mtime
-            if changed < _SETTLED_S:
-                raise StopIteration  # someone is still writing it
+        end = self._end_of_line()
+        while end < 0 and self._fetch():
+            end = self._end_of_line()
+        if end < 0:
+            end = len(self._buffer)
+            if end == self._at or not self._settled():
+                raise StopIteration
+        line = self._buffer[self._at : end]
+        self._at = end
         self._position += len(line)
         self._hash.update(line)
         return line.decode(self.encoding, "surrogateescape")
 
-    def _read_line(self) -> bytes:
-        if len(self._newline) == 1:
-            return self._file.readline(_LONGEST_LINE)
-        parts = bytearray()  # two bytes a character
-        while len(parts) < _LONGEST_LINE:
-            pair = self._file.read(2)
-            parts += pair
-            if len(pair) < 2 or pair == self._newline:
-                break
-        return bytes(parts)
+    def _end_of_line(self) -> int:
+        """Behind the next newline in the buffer; -1 where there is none."""
+        width = len(self._newline)
+        found = self._buffer.find(self._newline, self._at)
+        while found >= 0 and (found - self._at) % width:  # half a character
+            found = self._buffer.find(self._newline, found + 1)
+        if found < 0 and len(self._buffer) - self._at > _LONGEST_LINE:
+            return self._at + _LONGEST_LINE
+        return -1 if found < 0 else found + width
 
-    def close(self) -> None:
-        self._file.close()
+    def _fetch(self) -> bool:
+        """More of the file into the buffer; whether there was more."""
+        size, number = self.path.stat().st_size, self.path.stat().st_ino
+        known = self._position + len(self._buffer) - self._at
+        if size < known or number != self._file_number:
+            what = "has become shorter" if size < known else "is another file now"
+            raise InputError(
+                "data", str(self.path), f"a file that only grows; it {what}",
+                "put the old content back, or give new records in a file of another name",
+            )  # fmt: skip
+        with self.path.open("rb") as file:
+            file.seek(known)
+            more = file.read(_CHUNK_BYTES)
+        self._buffer, self._at = self._buffer[self._at :] + more, 0
+        return bool(more)
+
+    def _settled(self) -> bool:
+        """Whether a last line without its newline is all there."""
+        return self._whole or time.time() - self.path.stat().st_mtime >= _SETTLED_S
 
 
 class CsvTable:
@@ -240,10 +251,6 @@ class CsvTable:
         """Go on behind a bookmark; an error if what lies before it has changed."""
         _skip(self, bookmark)
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._lines.close()
-
 
 class JsonLinesTable:
     """One JSON object a line."""
@@ -278,10 +285,6 @@ class JsonLinesTable:
         """Go on behind a bookmark; an error if what lies before it has changed."""
         _skip(self, bookmark)
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._lines.close()
-
 
 class RowsTable:
     """Rows of a Python iterator, each a mapping: for sources of your own, and for tests."""
@@ -308,9 +311,6 @@ class RowsTable:
     def skip_to(self, bookmark: Bookmark) -> None:
         """Go on behind a bookmark; an error if what lies before it has changed."""
         _skip(self, bookmark)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 def _skip(table: Any, bookmark: Bookmark) -> None:
