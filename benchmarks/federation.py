@@ -18,7 +18,6 @@ round. Prints seconds a round (medians), CPU seconds of a learner's daemon a rou
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import socket
@@ -30,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -40,10 +40,11 @@ from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner import learner_node
 from veilstream.federation.services.server import server_engine
 from veilstream.federation.services.supervision import Engine, supervised
 from veilstream.learning.tasks import Sample
@@ -133,8 +134,9 @@ def be_daemon(asked: argparse.Namespace) -> None:
     learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
     daemon = Daemon(learner, keys, Endless())
     if asked.engine != "direct":
-        daemon.serve(asked.socket)
-        return
+        carrier = CarrierSocket(daemon.handle, asked.socket, dim=asked.dim, trust_own_account=True)
+        carrier.start()
+        threading.Event().wait()
     be_learner(asked, daemon.handle)
 
 
@@ -144,8 +146,7 @@ def be_null(asked: argparse.Namespace) -> None:
     keys = LearnerKeys.load(asked.null / "keys/learners" / asked.name)
 
     def signed(request: bytes) -> bytes:
-        digest(request)
-        keys.server.verifies(bytes(64), hashlib.sha256(request).digest())
+        Request.read(request, keys.server)
         return Reply("release", asked.name, "", {}, reply[:-300]).sign(keys.identity)
 
     asked.daemon = asked.null
@@ -178,18 +179,19 @@ def engine_in(
     server = server_engine(name, root / "keys/server", root / "engine", address, dim=dim)
     stack.callback(server.close)
     server.start()
-    supervised_sides = [server]
-    for learner, path in sockets.items():
-        if name == "direct":
-            continue  # in the learner's own process: see `be_learner`
-        node = learner_node(
-            name, root / "keys/learners" / learner, path, root / f"{learner}.engine", address,
-            insecure=False,
-        )  # fmt: skip
-        stack.callback(node.close)
-        node.start()
-        supervised_sides.append(node)
-    stack.enter_context(supervised(supervised_sides))
+    sides: list[Any] = [server]
+    if name == "flare":  # direct is in the learner's own process: see `be_learner`
+        from veilstream.federation.transports.flare.local import LocalFlare
+
+        at = {learner: {"VEILSTREAM_SOCKET": str(path)} for learner, path in sockets.items()}
+        at["server"] = {"VEILSTREAM_RELAY_SOCKET": str(root / "engine/relay.sock")}
+        flare = LocalFlare(
+            root / "flare", root / "keys", list(sockets), other_accounts=False, environments=at
+        )
+        stack.callback(flare.close)
+        flare.start()
+        sides.append(flare)
+    stack.enter_context(supervised(sides))
     return server
 
 
@@ -216,7 +218,7 @@ def null_rounds(
             for node, what in transport.receive(5.0):
                 if isinstance(what, bytes):
                     if keys is not None:
-                        Reply.read(what, keys.learners[node])
+                        Reply.read(what, keys.learners[Reply.claimed_learner(what)])
                     waiting.discard(node)
         times.append(time.perf_counter() - began)
     return [*times, (time.process_time() - spent) / rounds]
@@ -263,41 +265,106 @@ def main() -> None:
 
 
 def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack: ExitStack):
-    if kind == "null":
+    daemons: list[Child] = []
+    if kind == "ours":
+        daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
+    elif asked.engine == "direct":
         for name, path in sockets.items():
-            if asked.engine == "direct":
-                daemon_process(root, name, path, port, asked, stack, "--null")
-            else:
-                stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
+            daemon_process(root, name, path, port, asked, stack, "--null")
+    else:
+        for path in sockets.values():
+            stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
+    before = [cpu_seconds(daemon) for daemon in daemons]
+    if asked.engine == "flower":
+        figures = flower_rounds(kind, asked, root, sockets, stack)
+    else:
         transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
-        keys = ServerKeys.load(root / "keys/server") if asked.signed else None
-        times = null_rounds(transport, asked.learners, asked.rounds + 3, asked.dim, keys)
+        figures = rounds_over(transport, kind, asked, root)
+    if kind == "null":
+        return figures
+    spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
+    return figures | {
+        "learner_cpu_s_a_round": round(statistics.fmean(spent) / (asked.rounds + 3), 4),
+        "bytes_up_a_learner": 300 + HEADER_BYTES + 8 * asked.dim,
+        "bytes_of_a_float32_gradient": 4 * asked.dim,
+    }
+
+
+def rounds_over(
+    transport: Transport, kind: str, asked: argparse.Namespace, root: Path
+) -> dict[str, float]:
+    """The server's side of a measurement, wherever its transport lives."""
+    keys = ServerKeys.load(root / "keys/server")
+    if kind == "null":
+        signed = keys if asked.signed else None
+        times = null_rounds(transport, asked.learners, asked.rounds + 3, asked.dim, signed)
         cpu = times.pop()
         return {
             "null_s": round(statistics.median(times[3:]), 4),
             "null_server_cpu_s_a_round": round(cpu, 4),
         }
     plan = plan_of(asked.learners, asked.rounds + 3)
-    daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
-    before = [cpu_seconds(daemon) for daemon in daemons]
-    transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
-    keys = ServerKeys.load(root / "keys/server")
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
     began, busy = time.monotonic(), time.process_time()
     coordinator.go(transport)
     total, busy = time.monotonic() - began, time.process_time() - busy
     rows = (root / "run/rounds.csv").read_text().splitlines()[1:]
     times = [float(row.split(",")[1]) for row in rows]
-    spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
-    cpu = statistics.fmean(spent) / len(times)
     return {
         "ours_s": round(statistics.median(times[3:]), 4),
         "ours_total_s": round(total, 1),
-        "learner_cpu_s_a_round": round(cpu, 4),
         "server_cpu_s_a_round": round(busy / len(times), 4),
-        "bytes_up_a_learner": 300 + HEADER_BYTES + 8 * asked.dim,
-        "bytes_of_a_float32_gradient": 4 * asked.dim,
     }
+
+
+FLOWER_SERVER = """
+import argparse, json, sys
+from pathlib import Path
+from typing import Any
+from flwr.serverapp import ServerApp
+sys.path.insert(0, {here!r})
+import federation
+from veilstream.federation.transports.flower.grid_transport import GridTransport
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    asked = argparse.Namespace(**json.loads({asked!r}))
+    transport = GridTransport(grid, dim=asked.dim, answer_within_s=120.0)
+    found = federation.rounds_over(transport, {kind!r}, asked, Path({root!r}))
+    Path({root!r}, "found.json").write_text(json.dumps(found))
+"""
+
+
+def flower_rounds(
+    kind: str, asked: argparse.Namespace, root: Path, sockets: dict[str, Path], stack: ExitStack
+) -> dict[str, float]:
+    """`rounds_over` in a ServerApp, by `flwr run`. Accounts make no difference to time: one."""
+    from veilstream.federation.transports.flower.app_folder import write_app
+    from veilstream.federation.transports.flower.local import LocalFlower
+
+    flower = LocalFlower(root / "flower", root / "keys", list(sockets), other_accounts=False)
+    stack.callback(flower.close)
+    flower.start()
+    for name, path in sockets.items():
+        flower.start_supernode(name, path)
+    app = root / "app"
+    write_app(app, plan=root, keys=root, out=root)
+    settings = {key: getattr(asked, key) for key in ("learners", "rounds", "dim", "signed")}
+    code = FLOWER_SERVER.format(
+        here=str(Path(__file__).parent), asked=json.dumps(settings), kind=kind, root=str(root)
+    )
+    (app / "measured.py").write_text(code)
+    description = app / "pyproject.toml"
+    ours = "veilstream.federation.transports.flower.server_app:app"
+    description.write_text(description.read_text().replace(ours, "measured:app"))
+    run = flower.submit(app)
+    while not (status := flower.status(run)).startswith("finished"):
+        time.sleep(5.0)  # each look costs a second of CPU
+    if status != "finished:completed":
+        raise SystemExit(flower.superlink.last_lines(30))
+    return dict(json.loads((root / "found.json").read_text()))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """A federation of real processes, of which any may be killed at any time.
 
-    python -m studies.chaos --engine flower --rounds 60
+    python -m studies.chaos --engine direct --rounds 60
 
 Server and learners are the commands that people run; this process is their init system and starts
 again what has died. Victims are drawn at random from all of their processes: the server, learner
-daemons, relays, and whatever the engine itself started on either side. In the end:
+daemons, and whatever the engine itself started on either side. (Flower's processes are started by
+Flower's own commands, not by ours: `tests/engine/test_flower.py` ends them.) In the end:
 
 * the run is complete and every ledger verifies;
 * no round of any learner has two payloads: the ledgers have one message a round, and every hash
@@ -25,8 +26,10 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -42,6 +45,9 @@ from veilstream.federation.services.demo import _children
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised
 from veilstream.progress import progress
+
+if TYPE_CHECKING:
+    from veilstream.federation.transports.flare.local import LocalFlare
 
 DIM = 20
 
@@ -97,29 +103,36 @@ def study(
     names = [f"learner-{i}" for i in range(learners)]
     port = free_port()
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
-    if engine == "flare":
-        from veilstream.federation.transports.flare import provision
-
-        provision(folder / "keys", "localhost", port)
     (folder / "plan.toml").write_text(plan.to_toml())
-    children = _children(folder, engine, port, names, [])
+    flare = _flare(folder, names, port) if engine == "flare" else None
+    children = _children(folder, engine, port, names, [], flare, trusted=flare is not None)
+    others = {} if flare is None else flare.processes
     report = Report(engine, learners, rounds)
     began = time.monotonic()
     try:
-        for child in children:
+        for child in [*others.values(), *children]:
             child.start()
-        _live(children, folder, rounds, every_s, rng, report, began + limit_s)
+        _live(children, others, folder, rounds, every_s, rng, report, began + limit_s)
     finally:
-        for child in children:
+        for child in [*children, *others.values()]:
             child.end()
     report.seconds = time.monotonic() - began
     _compare(folder, plan, names, report)
     return report
 
 
+def _flare(folder: Path, names: list[str], port: int) -> LocalFlare:
+    """FLARE's own processes, under this account: who reads what is for `engine/test_flare.py`."""
+    from veilstream.federation.transports.flare import provision
+    from veilstream.federation.transports.flare.local import LocalFlare
+
+    provision(folder / "keys", "localhost", port)
+    return LocalFlare(folder / "flare", folder / "keys", names, other_accounts=False)
+
+
 def _live(
-    children: list[Child], folder: Path, rounds: int, every_s: float, rng: np.random.Generator,
-    report: Report, until: float,
+    children: list[Child], others: Mapping[str, Child], folder: Path, rounds: int, every_s: float,
+    rng: np.random.Generator, report: Report, until: float,
 ) -> None:  # fmt: skip
     done, due = 0, 0.0
     with progress("rounds", rounds) as tick:
@@ -132,16 +145,18 @@ def _live(
                     report.violations[f"gave up with {child.exit_code}: {child.last_lines(2)}"] += 1
                     return
                 child.keep_running()
+            for child in others.values():
+                child.keep_running()
             now = max(0, _lines(folder / "run/rounds.csv") - 1)
             tick(max(0, now - done))
             done = max(done, now)
             if done and time.monotonic() > due:
                 due = time.monotonic() + rng.exponential(every_s)
-                report.kills[_kill_one(children, rng)] += 1
+                report.kills[_kill_one(children, others, rng)] += 1
             time.sleep(0.1)
 
 
-def _kill_one(children: list[Child], rng: np.random.Generator) -> str:
+def _kill_one(children: list[Child], others: Mapping[str, Child], rng: np.random.Generator) -> str:
     """SIGKILL for one process of the whole family, whichever it is."""
     family: list[tuple[str, int]] = []
     for place, child in enumerate(children):
@@ -150,6 +165,11 @@ def _kill_one(children: list[Child], rng: np.random.Generator) -> str:
         side = "server" if place == 0 else "learner"
         family.append((side, child.pid))
         family += [(f"{side}: {name}", pid) for name, pid in _descendants(child.pid)]
+    for name, child in others.items():
+        if child.pid is not None:
+            side = "FLARE's server" if name == "server" else "FLARE's site"
+            family.append((side, child.pid))
+            family += [(f"{side}: worker", pid) for _, pid in _descendants(child.pid)]
     if not family:
         return "nobody"
     name, pid = family[int(rng.integers(len(family)))]
@@ -234,7 +254,7 @@ def _text(path: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", default="direct", choices=["direct", "flower", "flare"])
+    parser.add_argument("--engine", default="direct", choices=["direct", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=float, default=4.0, help="mean seconds between kills")

@@ -82,6 +82,29 @@ def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
     assert "numpy" not in loaded
 
 
+def test_the_flower_app_at_a_learner_loads_nothing_else_of_ours():
+    pytest.importorskip("flwr")
+    statement = "import warnings; warnings.simplefilter('ignore')\n"
+    loaded = loaded_by(statement + "import veilstream.federation.transports.flower.client_app")
+    ours = {m.removeprefix("veilstream") for m in loaded if m.startswith("veilstream")}
+    folder = ".federation.transports"
+    assert ours == {
+        "", ".federation", ".federation.protocol", ".federation.protocol.frames", folder,
+        f"{folder}.flower", f"{folder}.flower.client_app",
+    }  # fmt: skip
+
+
+PUBLIC = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp")
+
+
+def test_the_flower_app_uses_flowers_public_modules_only():
+    used = set()
+    for path in (ROOT / "src/veilstream").rglob("*.py"):
+        used |= set(re.findall(r"^\s*(?:from|import) (flwr[\w.]*)", path.read_text(), re.M))
+    assert used >= {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+    assert used <= set(PUBLIC)
+
+
 ALLOWED = {
     "mechanisms": set(),
     "privacy": {"mechanisms"},

@@ -9,6 +9,7 @@
     │   └── LedgerError                exit 4   a learner's ledger is damaged, or older than it was
     ├── ProtocolError                  exit 7   a message that server or learner must not act on
     ├── StoreBusy                      exit 6   another process is the ledger's one writer
+    ├── RunBusy                        exit 6   another server writes to the run's folder
     └── SolverError                    exit 5   an optimisation did not reach its tolerance
 
 Exit 130 means that the user interrupted (Ctrl-C). Exit codes are part of the public interface.
@@ -27,6 +28,7 @@ __all__ = [
     "MissingExtra",
     "PrivacyError",
     "ProtocolError",
+    "RunBusy",
     "SolverError",
     "StoreBusy",
     "UnknownName",
@@ -150,6 +152,22 @@ class StoreBusy(VeilstreamError):
         self.path, self.holder = path, holder
         super().__init__(
             f"{path} is held by process {holder}: a ledger has one writer (stop that learner first)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.holder)
+
+
+class RunBusy(VeilstreamError):
+    """Another server writes to this run's folder."""
+
+    exit_code: ClassVar[int] = 6
+
+    def __init__(self, path: str, holder: str) -> None:
+        self.path, self.holder = path, holder
+        super().__init__(
+            f"{path} is held by process {holder}: a run has one server (stop that one first, or "
+            "name another folder with --out)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

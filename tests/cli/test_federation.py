@@ -2,42 +2,74 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tomllib
+
 import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
-
-COMMANDS = [
-    ["server"],
-    ["learner", "--id", "a", "--server", "127.0.0.1:8400", "--data", "plan:0"],
-    ["federation", "demo"],
-]
+from veilstream.errors import InputError
+from veilstream.federation.services.demo import demo_plan
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
-def test_flare_starts_only_where_it_is_trusted_and_the_error_says_why(command, tmp_path):
+@pytest.mark.parametrize("engine", ["flower", "flare"])
+def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
+    engine, tmp_path, monkeypatch
+):
+    from veilstream.federation.services import demo
+
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError) as error:
+        demo.run_demo(tmp_path / "demo", engine, learners=1, rounds=1)
+    assert "records, store and keys" in str(error.value)
+    assert "--trust-engine" in str(error.value)
+    assert "--engine direct" in str(error.value)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_learner_that_dials_needs_to_know_where(tmp_path):
+    from veilstream.federation.identity import make_keys
+
     plan = tmp_path / "plan.toml"
-    plan.write_text(plan_of().to_toml())
-    more = [] if command[0] == "federation" else ["--plan", str(plan)]
-    done = veilstream(*command, *more, "--engine", "flare", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "can read the learner's files" in done.stderr
-    assert "the server, another learner and any local account" in done.stderr
-    assert "--trust-engine" in done.stderr
-    assert "--engine direct" in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"plan.toml"}
-
-
-@pytest.mark.parametrize("command", COMMANDS[:2], ids=lambda c: c[0])
-def test_with_trust_the_next_thing_that_is_missing_is_named(command, tmp_path):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(plan_of().to_toml())
+    plan.write_text(demo_plan(1, 2).to_toml())
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
     done = veilstream(
-        *command, "--plan", str(plan), "--engine", "flare", "--trust-engine", cwd=tmp_path
-    )
-    assert done.returncode != 0
-    assert "--trust-engine" not in done.stderr
-    assert "keys" in done.stderr
+        "learner", "--id", "a", "--data", "plan:0", "--plan", str(plan), "--new-store",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--server" in done.stderr
+
+
+def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_path):
+    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
+    done = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "flwr run app" in done.stdout
+    app = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["config"] == {
+        "plan": str(tmp_path / "plan.toml"), "keys": str(tmp_path / "keys/server"),
+        "out": str(tmp_path / "runs/federation-demo"),
+    }  # fmt: skip
+    for name in ("serverapp", "clientapp"):
+        module, _, attribute = app["components"][name].partition(":")
+        assert importlib.util.find_spec(module) is not None
+        assert attribute == "app"
+    again = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "a new or empty folder" in again.stderr
+
+
+def test_a_server_over_flower_is_started_by_flower(tmp_path):
+    from veilstream.federation.identity import make_keys
+
+    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
+    done = veilstream("server", "--plan", "plan.toml", "--engine", "flower", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "flwr run" in done.stderr
+    assert "veilstream federation flower-app" in done.stderr
 
 
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
@@ -53,3 +85,21 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     assert done.returncode == 2
     assert "--reply-after = 3.0: expected >= 30 seconds" in done.stderr
     assert not (tmp_path / "a.db").exists()
+
+
+def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
+    from veilstream.federation.identity import make_keys
+    from veilstream.federation.services.run_lock import RunLock
+
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
+    (tmp_path / "plan.toml").write_text(plan_of().to_toml())
+    server = ["server", "--plan", "plan.toml", "--out", "run", "--listen", "127.0.0.1:0"]
+    done = veilstream(*server, "--void", "aa", cwd=tmp_path)
+    assert done.returncode == 2
+    words = "--void = 'aa': expected one of a, b, c (did you mean 'a'?)"
+    assert words in " ".join(done.stderr.split())
+    held = RunLock(tmp_path / "run")
+    done = veilstream(*server, cwd=tmp_path)
+    held.close()
+    assert done.returncode == 6
+    assert "a run has one server" in " ".join(done.stderr.split())

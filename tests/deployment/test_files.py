@@ -12,6 +12,7 @@ from tests.deployment.test_learner import Still, client, model, plan_of, run_rou
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger import paths
 from veilstream.deployment.ledger.inspect import inspect, verify
+from veilstream.deployment.ledger.lock import OneWriter, holder
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, renew_witness
 from veilstream.deployment.ledger.witness import ENTRY_BYTES, Entry, Witness
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
@@ -358,3 +359,86 @@ def test_a_key_that_was_wiped_while_the_learner_ran_is_noticed(store):
             file.write(bytes(ENTRY_BYTES))
         with pytest.raises(LedgerError, match="damaged at its start"):
             learner.observe("someone", client(1, 0))
+
+
+# --- where the witness lies ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A store after one round whose witness is on another device, so to say."""
+    (tmp_path / "usb").mkdir()
+    path, witness = tmp_path / "s.db", tmp_path / "usb/w.witness"
+    with learner_at(path, witness=witness, create=True) as learner:
+        run_round(learner, 0)
+    return path, witness
+
+
+def test_everything_that_opens_a_ledger_finds_the_witness_where_it_was(elsewhere, monkeypatch):
+    path, witness = elsewhere
+    monkeypatch.chdir(path.parent)  # what is remembered does not depend on where one stands
+    with learner_at(path.name) as learner:
+        run_round(learner, 1)
+    assert not path.with_suffix(".witness").exists()
+    assert inspect(path).witness == str(witness)
+    assert inspect(path).witnessed == verify(path).records
+    witness.unlink()
+    renew_witness(path)
+    assert verify(path).witness == str(witness)
+    assert ask_for_epoch(path, abandon=True) == 1
+    assert begin_again(path)[1] == 6
+    assert verify(path).witness == str(witness)  # the new store remembers it too
+
+
+def test_a_witness_that_is_not_where_it_was_is_named_with_the_ways_out(elsewhere):
+    path, witness = elsewhere
+    moved = witness.rename(witness.with_name("moved.witness"))
+    for use in (learner_at, verify):
+        with pytest.raises(
+            LedgerError, match=r"w\.witness of .* is missing \(where it was"
+        ) as error:
+            use(path)
+        assert "--witness" in str(error.value)
+        assert str(error.value).index("mount its device") < str(error.value).index("renew-witness")
+    beside = path.with_suffix(".witness")
+    with pytest.raises(LedgerError, match=r"s\.witness .* is missing .*w\.witness is where it was"):
+        learner_at(path, witness=beside)
+    assert not beside.exists()
+    with learner_at(path, witness=moved) as learner:  # said once
+        run_round(learner, 1)
+    with learner_at(path) as learner:
+        assert learner.ledger.witness_path == moved
+    moved.rename(beside)
+    with learner_at(path, witness=beside):
+        pass
+    shutil.copytree(path.parent, path.parent / "new")  # beside the store it moves along with it
+    for name in ("s.db", "s.witness"):
+        path.with_name(name).unlink()
+    with learner_at(path.parent / "new/s.db") as learner:
+        assert learner.round == 2
+
+
+def test_a_witness_that_a_link_has_taken_the_place_of_is_refused_where_it_is_remembered(elsewhere):
+    path, witness = elsewhere
+    witness.rename(witness.with_name("real"))
+    witness.symlink_to(witness.with_name("real"))
+    for use in (learner_at, inspect, verify, renew_witness, ask_for_epoch, begin_again):
+        with pytest.raises(LedgerError, match=r"w\.witness is a symbolic link"):
+            use(path)
+
+
+def test_a_lock_is_not_taken_through_a_link(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "s.lock"
+    target.write_bytes(b"someone's")
+    link.symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        OneWriter(link)
+    assert holder(link) is None
+    assert target.read_bytes() == b"someone's"
+
+
+def test_a_witness_that_is_given_for_a_store_is_named_as_one(store):
+    witness = store.with_suffix(".witness")
+    for use in (learner_at, inspect, verify, renew_witness, ask_for_epoch):
+        with pytest.raises(InputError, match=r"this file is a witness.*name the store .*s\.db"):
+            use(witness)

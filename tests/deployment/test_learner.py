@@ -50,6 +50,14 @@ def model(r: int) -> np.ndarray:
     return np.random.default_rng(100 + r).standard_normal(D).astype(np.float32)
 
 
+def test_a_task_of_another_size_than_the_plan_says_is_refused(tmp_path):
+    with pytest.raises(
+        InputError, match=rf"data\.dim = {D}: expected the 2 parameters of the task"
+    ):
+        Learner(plan_of(), tmp_path / "s.db", Logistic(2), create=True)
+    assert not list(tmp_path.iterdir())
+
+
 def prefix_of(release) -> np.ndarray:
     return np.frombuffer(release.payload, "<i8", offset=HEADER_BYTES)
 

@@ -26,7 +26,7 @@ from tests.support.direct import (
     refusal,
     tls_listener,
 )
-from tests.support.federation import DIM, plan_of, seeds_by_name, wait_for
+from tests.support.federation import DIM, Lines, plan_of, seeds_by_name, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.identity import add_learner, make_keys, remove_learner, renew_learner
 from veilstream.federation.protocol.transport import Failure
@@ -37,6 +37,13 @@ from veilstream.federation.transports.direct import DirectServer, certificates, 
 def world(tmp_path):
     with DirectWorld(tmp_path, plan_of()) as world:
         yield world
+
+
+@pytest.fixture
+def learner_log():
+    lines = Lines("veilstream.federation.transports.direct.client")
+    yield lines
+    lines.end()
 
 
 def echo(request: bytes) -> bytes:
@@ -178,7 +185,7 @@ def test_a_request_whose_learner_goes_away_fails(world):
     assert isinstance(what, Failure)
 
 
-def test_a_handler_that_raises_leaves_the_stream_as_it_is(world):
+def test_a_handler_that_raises_leaves_the_stream_as_it_is(world, learner_log):
     transport = world.transport()
 
     def handle(request: bytes) -> bytes:
@@ -189,9 +196,8 @@ def test_a_handler_that_raises_leaves_the_stream_as_it_is(world):
     node = world.connect("a", handle)
     connected(world, "a")
     transport.send("a", b"bad")
-    said = []
-    wait_for(lambda: said.append(node.supervise() or "") or "ValueError" in "".join(said))
-    assert "someone" not in "".join(said)
+    wait_for(lambda: "ValueError" in "".join(learner_log))
+    assert "someone" not in "".join(learner_log)
     assert node.online
 
 
@@ -453,19 +459,20 @@ def test_plaintext_on_the_servers_port_ends_nobody(world):
     assert all(node.online for node in world.nodes.values())
 
 
-def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(world, tmp_path):
+def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(
+    world, tmp_path, learner_log
+):
     keys = tmp_path / "learner/a"
     make_keys(tmp_path / "other", ["127.0.0.1"], ["a"])
     shutil.copytree(tmp_path / "other/learners/a", keys)
     world.transport()
     node = world.connect("a", echo, keys=keys, enrolled=True)
-    said = []
     until = time.monotonic() + 4.0  # longer than a first contact takes to be refused
     while time.monotonic() < until:
-        said.append(node.supervise() or "")  # raises if it gives up
+        node.supervise()  # raises if it gives up
         time.sleep(0.05)
-    assert "CA did not sign" in "".join(said)
-    assert "waiting" in "".join(said)
+    assert "CA did not sign" in "".join(learner_log)
+    assert "waiting" in "".join(learner_log)
     for name in ("ca.pem", "tls.pem", "tls.key"):  # someone puts the right ones in place
         shutil.copy(world.root / "keys/learners/a" / name, keys / name)
     connected(world, "a")
@@ -522,6 +529,15 @@ def test_a_server_whose_certificate_has_expired_does_not_start(world):
 def test_a_server_warns_of_its_certificates_end(world):
     dated_certificate(world.root / "keys", -20, 10)
     assert "certificate ends on 20" in world.transport().supervise()
+
+
+def test_a_learner_warns_of_its_certificates_end_once_a_day(world, learner_log):
+    renew_learner(world.root / "keys", "a", days=10)
+    node = world.node("a", echo)
+    for _ in range(3):
+        node.supervise()
+    (line,) = learner_log
+    assert "this learner's certificate ends on 20" in line
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """A federation's models are the simulation's, under the same draws, whatever carries the messages.
 
+Flower's and FLARE's parts are in `test_flower.py` and `test_flare.py`, whose federations take long
+to start.
+
 The draws are given to the learners by a subclass in `studies.parity`; nothing that a
 deployed learner can be told reaches it.
 """
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,14 +16,10 @@ import numpy as np
 import pytest
 from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
-from tests.support.federation import wait_for
-from veilstream.federation.addresses import free_port
+from tests.support.federation import serve
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner import learner_node
-from veilstream.federation.services.server import server_engine
-from veilstream.federation.services.supervision import supervised
 from veilstream.federation.transports.direct import DirectNode, DirectServer
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.plans.data_source import PlanSource
@@ -44,13 +42,12 @@ def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], 
         keys = LearnerKeys.load(root / "keys/learners" / name)
         daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
         sockets[name] = root / f"{name}.sock"
-        threading.Thread(target=daemon.serve, args=(sockets[name],), daemon=True).start()
         stack.callback(daemon.close)
-        wait_for(sockets[name].exists)
+        stack.callback(serve(daemon, sockets[name]).close)
     return sockets, daemons
 
 
-@pytest.mark.parametrize("engine", ["loopback", "direct", "flower", "flare"])
+@pytest.mark.parametrize("engine", ["loopback", "direct"])
 def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
     plan, expected = simulated
     make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
@@ -62,8 +59,6 @@ def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
         transport = Loopback(sockets)
         if engine == "direct":
             transport = streams_between(tmp_path, daemons, len(x0), stack)
-        elif engine != "loopback":
-            transport = engine_between(engine, tmp_path, sockets, stack)
         coordinator.go(transport)
         models = np.array([coordinator.models.read(r) for r in range(ROUNDS + 1)])
     # A gradient is rounded towards zero, so a prefix is at most one unit a step off, and half a
@@ -85,27 +80,4 @@ def streams_between(root: Path, daemons: dict[str, Daemon], dim: int, stack: Exi
         node = DirectNode(keys, daemon.handle, ("127.0.0.1", server.port), dim=dim)
         stack.callback(node.close)
         node.start()
-    return server
-
-
-def engine_between(name: str, root: Path, sockets: dict[str, Path], stack: ExitStack):
-    """The engine's server side, supervised in a thread, and a node for each learner."""
-    address = ("localhost" if name == "flare" else "127.0.0.1", free_port())
-    if name == "flare":
-        from veilstream.federation.transports.flare import provision
-
-        provision(root / "keys", *address)
-    server = server_engine(name, root / "keys/server", root / "engine", address, dim=0)
-    stack.callback(server.close)
-    server.start()
-    supervised_sides = [server]
-    for learner, socket in sockets.items():
-        node = learner_node(
-            name, root / "keys/learners" / learner, socket, root / f"{learner}.engine", address,
-            insecure=False,
-        )  # fmt: skip
-        stack.callback(node.close)
-        node.start()
-        supervised_sides.append(node)
-    stack.enter_context(supervised(supervised_sides))
     return server

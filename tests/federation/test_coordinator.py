@@ -394,7 +394,7 @@ def test_other_labels_are_refused_where_the_server_knows_its_task(world):
     x0 = np.zeros(DIM, np.float32)
     server = Coordinator(world.plan, x0, keys, world.root / "run", task=Digits())
     world.start_all()
-    with pytest.raises(ProtocolError, match=r"admits: server .*\[0\.0, 1\.0\].*learner"):
+    with pytest.raises(ProtocolError, match=r"admits.labels: server .*\[0\.0, 1\.0\].*learner"):
         server.go(world.transport())
 
 

@@ -39,7 +39,7 @@ def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know
     def no_server(*_, **__):
         raise Reached
 
-    monkeypatch.setattr(service, "learner_node", no_server)
+    monkeypatch.setattr(service.CarrierSocket, "start", no_server)
     keys, store = place / "keys/learners/north", place / "north.db"
 
     def start(**more):

@@ -21,11 +21,11 @@ from veilstream.federation.identity import (
     remove_learner,
     renew_server,
 )
-from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
 
 KEY = PrivateKey(bytes(range(32)))
 REQUEST = Request("round", "run", "north", "nonce", 3, (2, "ab"), {"d": 5}, b"model")
-REPLY = Reply("release", "north", "cd", {"x": 1}, b"bytes")
+REPLY = Reply("release", "north", "cd", {}, b"bytes")
 
 
 def test_messages_survive_the_way():
@@ -52,28 +52,100 @@ def test_anything_else_is_refused(noise):
         Reply.read(noise, KEY.public)
 
 
+def signed(head, body: bytes = b"") -> bytes:
+    """Whatever a holder of the key may say; text is taken as it is."""
+    text = head.encode() if isinstance(head, str) else json.dumps(head).encode()
+    start = struct.pack("<4sI", b"VSM2", len(text)) + text
+    return start + KEY.sign(hashlib.sha256(start).digest()) + body
+
+
+NO_BODY = hashlib.sha256(b"").hexdigest()
+ROUND = {
+    "kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
+    "settings": {}, "time": 0, "follows": [], "body": NO_BODY,
+}  # fmt: skip
+ENROLLED = {
+    "kind": "enrolled", "learner": "north", "answers": "ab", "body": NO_BODY,
+    "facts": {"epoch": 0, "round": 0, "daemon": "d", "settings": {}, "time": 1},
+}  # fmt: skip
+
+
+def test_the_forms_that_the_next_tests_damage_are_read():
+    assert Request.read(signed(ROUND), KEY.public).round == 0
+    assert Reply.read(signed(ENROLLED), KEY.public).facts["time"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "other"}, {"kind": []}, {"run": 1}, {"run": "x" * 201}, {"learner": "x" * 64},
+        {"nonce": "x" * 65}, {"nonce": None}, {"round": -1}, {"round": True}, {"round": 2**32},
+        {"round": 1.0}, {"round": "3"}, {"acknowledged": [1]}, {"acknowledged": [1, 2]},
+        {"acknowledged": ["1", "ab"]}, {"acknowledged": {"0": 1}}, {"settings": []}, {"time": 1.5},
+        {"body": "0" * 64}, {"body": 3}, {"more": 1}, {"follows": "run"}, {"follows": [1]},
+        {"follows": ["x" * 201]}, {"follows": None},
+    ],
+)  # fmt: skip
+def test_a_signed_request_of_unknown_form_is_refused_too(change):
+    with pytest.raises(ProtocolError):
+        Request.read(signed(ROUND | change), KEY.public)
+
+
+@pytest.mark.parametrize("name", ["kind", "run", "round", "time", "settings", "follows", "body"])
+def test_a_signed_request_without_one_of_its_fields_is_refused(name):
+    with pytest.raises(ProtocolError):
+        Request.read(signed({k: v for k, v in ROUND.items() if k != name}), KEY.public)
+
+
+@pytest.mark.parametrize("name", ["epoch", "round", "time"])
+@pytest.mark.parametrize(
+    "said", ["Infinity", "-Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "1.0",
+             "null", "[]", "9" * 5000],
+)  # fmt: skip
+def test_only_whole_numbers_below_two_to_32_are_read(name, said):
+    facts = json.dumps(ENROLLED["facts"] | {name: "here"}).replace('"here"', said)
+    text = json.dumps(ENROLLED | {"facts": "there"}).replace('"there"', facts)
+    with pytest.raises(ProtocolError):
+        Reply.read(signed(text), KEY.public)
+
+
 @pytest.mark.parametrize(
     "head",
     [
-        [], "text", {}, {"kind": "round"}, None,
-        {"kind": "other", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
-         "settings": {}},
-        {"kind": "round", "run": 1, "learner": "", "nonce": "", "round": 0, "acknowledged": None,
-         "settings": {}},
-        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": -1, "acknowledged": None,
-         "settings": {}},
-        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": True,
-         "acknowledged": None, "settings": {}},
-        {"kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": [1],
-         "settings": {}},
+        "[]", '"text"', "{}", "null", "", "{", "[" * 60_000, "\x00", '{"kind": "release"}',
+        json.dumps(ENROLLED | {"facts": {}}), json.dumps(ENROLLED | {"facts": None}),
+        json.dumps(ENROLLED | {"kind": "release"}), json.dumps(ENROLLED | {"kind": ["enrolled"]}),
+        json.dumps(ENROLLED | {"kind": "refusal", "facts": {"why": "x" * 2001}}),
+        json.dumps(ENROLLED | {"kind": "refusal", "facts": {"why": 3}}),
+        json.dumps(ENROLLED | {"learner": 3}), json.dumps(ENROLLED | {"answers": "x" * 65}),
+        json.dumps(ENROLLED)[:-1] + ', "kind": "enrolled"}',
+        json.dumps(ENROLLED | {"facts": ENROLLED["facts"] | {"more": 1}}),
+        json.dumps(ENROLLED | {"facts": ENROLLED["facts"] | {"settings": {"a": "x" * 70_000}}}),
     ],
 )  # fmt: skip
-def test_a_signed_message_of_unknown_form_is_refused_too(head):
-    text = json.dumps(head).encode()
-    signed = struct.pack("<4sI", b"VSM1", len(text)) + text
-    for read in (Request.read, Reply.read):
-        with pytest.raises(ProtocolError):
-            read(signed + KEY.sign(hashlib.sha256(signed).digest()), KEY.public)
+def test_a_signed_reply_of_unknown_form_is_refused_too(head):
+    with pytest.raises(ProtocolError):
+        Reply.read(signed(head), KEY.public)
+
+
+def test_a_body_is_bound_to_its_head_and_hashed_once_for_all():
+    model = bytes(range(200))
+    hashed = body_hash(model)
+    requests = [Request("round", "run", name, "n", body=model) for name in ("a", "b")]
+    for request in requests:
+        whole = request.sign(KEY)
+        assert request.sign(KEY, hashed) == whole == request.sign_head(KEY, hashed) + model
+        assert Request.read(whole, KEY.public).body == model
+        for other in (model[:-1], model + b"x", b"", bytes(200)):
+            with pytest.raises(ProtocolError, match="a body that the server did not sign"):
+                Request.read(request.sign_head(KEY, hashed) + other, KEY.public)
+    assert digest(requests[0].sign(KEY)) == digest(requests[0].sign_head(KEY, hashed))
+    assert digest(requests[0].sign(KEY)) != digest(requests[1].sign(KEY))
+
+
+def test_a_head_that_no_one_would_read_is_not_sent():
+    with pytest.raises(ProtocolError, match="head"):
+        Request("enrol", "run", "", "n", settings={"a": "x" * 70_000}).sign(KEY)
 
 
 def test_another_key_is_refused_by_name():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
@@ -77,6 +77,7 @@ class World:
         make_keys(root / "keys", ["127.0.0.1"], list(names))
         self.notes = Lines("veilstream.federation.services.coordinator")
         self.daemons: dict[str, Daemon] = {}
+        self.carriers: dict[str, CarrierSocket] = {}
 
     def socket(self, name: str) -> Path:
         return self.root / f"{name}.sock"
@@ -92,13 +93,12 @@ class World:
         learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
         daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
-        threading.Thread(target=daemon.serve, args=(self.socket(name),), daemon=True).start()
-        wait_for(self.socket(name).exists)
+        self.carriers[name] = serve(daemon, self.socket(name))
         return daemon
 
     def stop(self, name: str) -> None:
+        self.carriers.pop(name).close()
         self.daemons.pop(name).close()
-        self.socket(name).unlink(missing_ok=True)
 
     def start_all(self) -> World:
         for name in self.names:
@@ -133,6 +133,15 @@ class World:
             total += message.prefix * message.grid
         size = method.step_size * method.server_step_size
         return -size * total / self.plan.learning.learners
+
+
+def serve(daemon: Daemon, path: Path) -> CarrierSocket:
+    """A daemon behind its socket, for carriers in the test's own process."""
+    carrier = CarrierSocket(
+        daemon.handle, path, dim=int(daemon.learner.settings["d"]), trust_own_account=True
+    )
+    carrier.start()
+    return carrier
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:

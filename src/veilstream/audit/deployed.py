@@ -85,7 +85,7 @@ class AuditServer:
 
     def __init__(self, terms: Terms, *, adaptive: bool, epoch: int = 0) -> None:
         self._start = np.zeros(terms.dim, np.float32)
-        self._fold = ServerFold(replace(terms, learners=1), self._start, [_ONE])
+        self._fold = ServerFold(replace(terms, learners=1), self._start, [_ONE], bounded=False)
         self._fold.enrol(_ONE, epoch, 0)
         self._adaptive = adaptive
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from veilstream.errors import PrivacyError
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
+from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.coordinator import Coordinator, Standing
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
@@ -98,6 +98,7 @@ def listen_to_federation(
         make_keys(root / "keys", ["127.0.0.1"], list(_NAMES))
         sockets = {name: root / f"{name}.sock" for name in _NAMES}
         daemons: list[Daemon] = []
+        carriers: list[CarrierSocket] = []
         clients: dict[str, _Clients] = {}
         try:
             for k, name in enumerate(_NAMES):
@@ -107,14 +108,19 @@ def listen_to_federation(
                 keys = LearnerKeys.load(root / "keys/learners" / name)
                 daemon = Daemon(learner, keys, clients[name])
                 daemons.append(daemon)
-                daemon.listen(sockets[name])
-                threading.Thread(target=daemon.serve, daemon=True).start()
+                carrier = CarrierSocket(
+                    daemon.handle, sockets[name], dim=terms.dim, trust_own_account=True
+                )
+                carriers.append(carrier)
+                carrier.start()
             server = ServerKeys.load(root / "keys/server")
             start = np.zeros(terms.dim, np.float32)
             coordinator = Coordinator(plan, start, server, root / "run", watch=watch)
             wire = Wiretap(sockets)
             coordinator.go(wire)
         finally:
+            for carrier in carriers:
+                carrier.close()
             for daemon in daemons:
                 daemon.close()
         return {name: _transcript(name, wire.heard, clients[name].known, server) for name in _NAMES}

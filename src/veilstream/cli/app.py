@@ -11,7 +11,7 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import audit, data, demo, federation, keys, ledger, plan
+from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
 from veilstream.cli.run import reproduce_command, run_command
@@ -64,6 +64,7 @@ app.add_typer(federation.app, name="federation")
 app.command("server")(server_command)
 app.command("learner")(learner_command)
 app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
 
 
 _EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch",

@@ -40,15 +40,49 @@ def demo_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.demo import run_demo
-    from veilstream.federation.services.supervision import check_trusted
 
     configure_logs(log_level, log_format)
-    check_trusted(engine, trusted=trust_engine)
     options = ["--log-level", log_level.value, "--log-format", log_format.value]
     result = run_demo(
-        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure, options=options
-    )
+        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure,
+        trust_engine=trust_engine, options=options,
+    )  # fmt: skip
     if json:
         print_json(result.as_dict())
         return
     typer.echo(result.text())
+
+
+@app.command("flower-app")
+def flower_app_command(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the app.", metavar="DIR")],
+    plan: Annotated[Path, typer.Option(help="The plan, on the SuperLink's machine.")],
+    keys: Annotated[Path, typer.Option(help="The server's folder of keys, there.")] = Path(
+        "keys/server"
+    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder, there.", show_default="runs/NAME of the plan"),
+    ] = None,
+    sockets: Annotated[
+        Path | None,
+        typer.Option(help="For Flower's simulation only: a folder with 0.sock, 1.sock, ..."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
+) -> None:
+    """Write the Flower app that carries this federation; `flwr run DIR` submits it.
+
+    Started again after a crash of the SuperLink or of its run, `flwr run DIR` goes on from the
+    run's folder.
+    """
+    from veilstream.cli.tables import print_json
+    from veilstream.federation.transports.flower.app_folder import write_app
+    from veilstream.plans.plan import Plan
+
+    name = Plan.load(plan).name
+    run = out or Path("runs") / name
+    write_app(folder, plan=plan, keys=keys, out=run, sockets=sockets)
+    if json:
+        print_json({"app": str(folder), "run": str(run.absolute())})
+        return
+    typer.echo(f"{folder}: submit it with `flwr run {folder} SUPERLINK`")

@@ -25,19 +25,28 @@ __all__ = ["learner_command"]
 
 
 def learner_command(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     plan: PlanFile,
     data: Annotated[
         str,
-        typer.Option(help="A .csv or .jsonl file, `live` (people call its API), plan:INDEX."),
+        typer.Option(
+            help="A .csv or .jsonl file; `live`: people call its API; `plan:INDEX`: the plan's own "
+            "data as learner INDEX of a simulation sees them, from 0, to try things out."
+        ),
     ],
+    server: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the server; for --engine direct.")
+    ] = None,
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")
     ] = None,
     store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="ID.db")] = None,
     witness: Annotated[
-        Path | None, typer.Option(help="The ledger's witness, best on another device.")
+        Path | None,
+        typer.Option(
+            help="The ledger's witness, best on another device. The ledger remembers where it is.",
+            show_default="where it was; at first beside the store",
+        ),
     ] = None,
     new_store: Annotated[
         bool,
@@ -49,6 +58,13 @@ def learner_command(
     ] = False,
     learner_api: Annotated[
         str | None, typer.Option(help="HOST:PORT for people beside it: observe and predict.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The learner API's access token; made where there is none.",
+            show_default="STORE with the suffix .token",
+        ),
     ] = None,
     reply_after: Annotated[
         float | None,
@@ -64,7 +80,22 @@ def learner_command(
             help="Live: reply as soon as a round is full; its time shows whether clients came.",
         ),
     ] = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done",
+            help="End when the server has said that the run is over and no epoch may follow.",
+        ),
+    ] = False,
     engine: EngineName = "direct",
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="For flower and flare: the Unix socket where their process, under another "
+            "account, connects.",
+            show_default="ID.sock beside the store",
+        ),
+    ] = None,
     trust_engine: TrustEngine = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
@@ -72,13 +103,13 @@ def learner_command(
 ) -> None:
     """Learn beside the data: clients' records stay here, only noisy sums leave.
 
-    Runs until it is stopped (Ctrl-C, SIGTERM), and may be killed at any time: started again it goes
-    on where its ledger stands. `veilstream ledger status STORE` shows where that is. The first
-    start needs `--new-store`; on a ledger that exists it changes nothing.
+    Runs until it is stopped (Ctrl-C, SIGTERM), also after the last round (callers then get 410),
+    and may be killed at any time: started again it goes on where its ledger stands.
+    `veilstream ledger status STORE` shows where that is. The first start needs `--new-store`; on a
+    ledger that exists it changes nothing.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.services.learner import LearnerService
-    from veilstream.federation.services.supervision import check_trusted
     from veilstream.plans.plan import Plan
 
     no_core_dumps()
@@ -95,13 +126,13 @@ def learner_command(
         raise InputError(
             "--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490"
         )
-    check_trusted(engine, trusted=trust_engine)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     service = LearnerService(
         Plan.load(plan), folder, store or Path(f"{name}.db"), data,
-        parse_address("--server", server), engine, witness, at, insecure,
-        new_store=new_store,
-        reply_after_s=reply_after, reply_when_full=reply_when_full,
+        None if server is None else parse_address("--server", server), engine, witness, at,
+        insecure, new_store=new_store,
+        reply_after_s=reply_after, reply_when_full=reply_when_full, token_file=token_file,
+        exit_when_done=exit_when_done, socket=socket, trust_engine=trust_engine,
     )  # fmt: skip
     service.run(stop)

@@ -14,7 +14,6 @@ from veilstream.cli.service_options import (
     LogFormat,
     LogLevel,
     PlanFile,
-    TrustEngine,
     parse_address,
 )
 from veilstream.federation.services.logs import Format, Level, configure_logs
@@ -34,37 +33,69 @@ def server_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "direct",
-    trust_engine: TrustEngine = False,
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="For flare: the Unix socket where its jobs connect.",
+            show_default="engine/relay.sock in the run's folder",
+        ),
+    ] = None,
     insecure: Insecure = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done", help="End after the last round, for scripts; else serve models on."
+        ),
+    ] = False,
+    next_run: Annotated[
+        bool,
+        typer.Option(
+            "--next",
+            help="Begin the next run, in OUT-2 and so on, from the last model: every learner goes "
+            "along into a new epoch, as far as federation.epochs says. Later starts leave it out.",
+        ),
+    ] = False,
+    roll_back: Annotated[
+        int | None,
+        typer.Option(help="Go on from the model after so many rounds.", show_default=False),
+    ] = None,
+    void: Annotated[
+        list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False),
+    ] = None,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:
     """Hold the model: announce it, collect learners' releases, publish every new one.
 
-    Started again after a crash it goes on from its checkpoint, to the same numbers. Make keys first
-    with `veilstream keys make`.
+    Started again after a crash it goes on from its checkpoint, to the same numbers. After the last
+    round it goes on serving models until it is stopped (Ctrl-C, SIGTERM; exit code 0), also when it
+    is started again on a finished run. Make keys first with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.server import ServerService
-    from veilstream.federation.services.supervision import check_trusted
     from veilstream.plans.plan import Plan
 
     configure_logs(log_level, log_format)
-    check_trusted(engine, trusted=trust_engine)
     loaded = Plan.load(plan)
     folder = out or Path("runs") / loaded.name
     _end_on_sigterm()
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
-        None if model_api is None else parse_address("--model-api", model_api), insecure,
+        None if model_api is None else parse_address("--model-api", model_api), insecure, socket,
+        exit_when_done=exit_when_done, next_run=next_run,
+        roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
     with _Watch(loaded.learning.rounds) as watch:
         done = service.run(watch.standing)
     if json:
-        print_json({"run": done.run, "rounds": done.round, "folder": str(folder)})
+        print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
     else:
-        typer.echo(f"{done.run}: {done.round} rounds; {folder}")
+        typer.echo(f"{done.run}: {done.round} rounds; {service.folder}")
 
 
 def _end_on_sigterm() -> None:

@@ -27,11 +27,13 @@ EngineName = Annotated[
 TrustEngine = Annotated[
     bool,
     typer.Option(
-        "--trust-engine", help="Needed for flare: see what it can read in docs/privacy.md."
+        "--trust-engine",
+        help="Let an engine's process run under the learner's own account, where it can read all.",
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Loopback only: without TLS (FLARE keeps its own).")
+    bool,
+    typer.Option("--insecure", help="Loopback only: without TLS (Flower and FLARE keep theirs)."),
 ]
 
 

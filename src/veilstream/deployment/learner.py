@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -50,7 +50,7 @@ from veilstream.deployment.server_input import (
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.admission import Admission, Answer
-from veilstream.learning.tasks import Sample, Task, TaskDetails
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import ClippedGradient
@@ -64,6 +64,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SNAPSHOT_STEPS = 64
+
+
+def _check_dim(plan: Plan, task: Task) -> None:
+    """The server makes its model from the plan alone: the task that the plan names has its size.
+
+    A task of another class (an audit's, a study's) has a size of its own.
+    """
+    if isinstance(task, Logistic | LeastSquares | Ripple) and plan.data.dim != task.dim:
+        raise InputError(
+            "data.dim", plan.data.dim, f"the {task.dim} parameters of the task that was given",
+            f"[data] dim = {task.dim} in the plan, the same on every side",
+        )  # fmt: skip
 
 
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
@@ -113,6 +125,7 @@ class Learner:
         create: bool = False,
     ) -> None:  # fmt: skip
         no_core_dumps()
+        _check_dim(plan, task)
         self._plan, self.task = plan, task
         self._admission = Admission.of(task)
         self.terms = terms = Terms.of(plan, task.dim, task)
@@ -160,6 +173,22 @@ class Learner:
     def horizon_reached(self) -> bool:
         """Whether every round of this epoch has been sealed."""
         return self._local.horizon_reached
+
+    @property
+    def over(self) -> bool:
+        """Whether this epoch takes nobody any more: at its horizon, or ended before it."""
+        return self._local.over
+
+    @property
+    def run(self) -> str | None:
+        """The server's run that this epoch belongs to; None before it has joined one."""
+        return self._run
+
+    @property
+    def epochs_left(self) -> int:
+        """How many more epochs a server may lead this learner into (`federation.epochs`)."""
+        allowed = self._plan.federation.epochs
+        return max(0, allowed - 1 - self._ledger.chain.standing.followed)
 
     @property
     def local(self) -> LocalRounds:
@@ -366,9 +395,67 @@ class Learner:
 
     @without_values
     @one_at_a_time
+    def end_epoch(self) -> None:
+        """End this epoch now, whatever rounds are left; done before, nothing happens.
+
+        An open round is dropped: nothing of it is ever released, and its clients count as having
+        taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
+        sent. Ending early costs what the rounds that are left would have taught, and nothing of the
+        promise.
+        """
+        if self.over and self._ledger.chain.standing.ended:
+            return
+        with self._whole_or_broken():
+            sealed, model = self._local.sealed, self._local.sealed_model
+            self._local = self.new_rounds(self.epoch)  # the noise's state goes with the old one
+            if sealed is not None:
+                self._local.resume(sealed.payload, model)
+            self._local.end()
+            self._destroy_secrets()
+
+    @without_values
+    @one_at_a_time
+    def follow(self, run: str, ended: Collection[str]) -> bool:
+        """Go along into the server's next run, if the plan allows; whether an epoch was begun.
+
+        A new epoch has a fresh mechanism and takes only clients who were in none before, so every
+        client has the promise in exactly one epoch, whatever the server says and however often.
+        The plan bounds how many epochs there may be (`federation.epochs`, since the operator last
+        began one); the server cannot.
+
+        Args:
+            run: the run that begins.
+            ended: the runs before it, which the server says are over. If this epoch belongs to one
+                of them, it is ended; else nothing happens.
+
+        Raises:
+            InputError: the plan allows no further epoch.
+            LedgerError: secrets of the last one cannot be destroyed yet.
+
+        """
+        if self._run is None or self._run == run or self._run not in ended:
+            return False
+        self.end_epoch()
+        if not self.epochs_left:
+            allowed = self._plan.federation.epochs
+            raise InputError(
+                "run", run, f"at most {allowed} epochs under one plan (federation.epochs), which "
+                "this learner has been through",
+                "its operator begins another with `veilstream ledger epoch`, for new clients",
+            )  # fmt: skip
+        if not self._forgotten:
+            self._forget_or_refuse()
+        followed = self._ledger.chain.standing.followed + 1
+        with self._whole_or_broken():
+            self._write_epoch(self.epoch + 1, {"followed": followed, "run": run})
+            self._run = run
+        return True
+
+    @without_values
+    @one_at_a_time
     def new_epoch(self) -> None:
         """Start a fresh mechanism for new clients; those who took part are never taken again."""
-        if not self.horizon_reached:
+        if not self.over:
             raise PrivacyError(
                 f"epoch {self.epoch} has {self.terms.rounds - self.round} rounds left: nothing was "
                 "released (a new one may start when its horizon has ended; "
@@ -478,7 +565,7 @@ class Learner:
         self._begin_epoch(standing.epoch)
         found = recover(self._ledger, self._local)
         self._run, self._model, self._snapshot_at = standing.run, found.model, found.snapshot_step
-        if self.horizon_reached:
+        if self.over:
             self._destroy_secrets()
 
     def _keep_snapshot(self) -> None:
@@ -492,21 +579,23 @@ class Learner:
         reached("snapshot-stored")
 
     def _destroy_secrets(self) -> None:
-        """At the end of the horizon.
+        """At the end of an epoch.
 
         While someone reads the store, its log file stays; then this is done again when the learner
         is started, and before a new epoch.
         """
-        if secret := self._ledger.chain.secrets:
-            self._write("end", {"epoch": self.epoch}, destroy=secret)
+        if not self._ledger.chain.standing.ended:
+            left = self.terms.rounds - self.round
+            body = {"epoch": self.epoch} | ({"rounds_left": left} if left else {})
+            self._write("end", body, destroy=self._ledger.chain.secrets)
         self._forgotten = self._ledger.forget()
         reached("epoch-closed")
 
     # --- epochs and checks -----------------------------------------------------------------------
 
-    def _write_epoch(self, epoch: int) -> None:
+    def _write_epoch(self, epoch: int, about: dict[str, Any] | None = None) -> None:
         self._write(
-            "epoch", {"epoch": epoch, "settings": self.settings},
+            "epoch", {"epoch": epoch, "settings": self.settings} | (about or {}),
             destroy=self._ledger.names("message"),
         )  # fmt: skip
         self._begin_epoch(epoch)

@@ -95,6 +95,7 @@ class LocalRounds(NoisySum):
         self.terms, self.epoch = terms, epoch
         self._round = self._taken = 0
         self._pinned: str | None = None
+        self._ended = False
         self._sealed: Release | None = None
         self._sealed_model: str | None = None
         self._model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
@@ -146,6 +147,11 @@ class LocalRounds(NoisySum):
         """Whether every round of this epoch has been sealed."""
         return self._round == self.terms.rounds
 
+    @property
+    def over(self) -> bool:
+        """Whether no further round may be begun: at the horizon, or ended before it."""
+        return self._ended or self.horizon_reached
+
     # --- a round ---------------------------------------------------------------------------------
 
     def wants(self, r: int, digest: str) -> bool:
@@ -158,6 +164,12 @@ class LocalRounds(NoisySum):
         """
         if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
             return False
+        if self._ended and not self.horizon_reached:
+            raise PrivacyError(
+                f"round {r} of an epoch that has ended after {self._round} of {self.terms.rounds} "
+                "rounds: nothing was released (new_epoch() starts a fresh mechanism with new "
+                "clients)"
+            )
         if self.horizon_reached and r >= self.terms.rounds:
             raise PrivacyError(
                 f"round {r} is past the horizon of {self.terms.rounds} rounds: nothing was "
@@ -208,6 +220,10 @@ class LocalRounds(NoisySum):
         """End the round with the message that was made of it."""
         self._sealed, self._sealed_model = release, self._pinned
         self._pinned, self._round, self._taken = None, self._round + 1, 0
+
+    def end(self) -> None:
+        """Begin no further round; one that is open is dropped."""
+        self._ended, self._pinned, self._taken = True, None, 0
 
     # --- going on --------------------------------------------------------------------------------
 

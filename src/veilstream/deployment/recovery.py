@@ -26,14 +26,16 @@ class Recovered:
 def recover(ledger: Ledger, local: LocalRounds) -> Recovered:
     """Bring the fresh rounds of the ledger's epoch to where the ledger stands.
 
-    At the end of the horizon the noise is not restored: its secrets are destroyed, or about to be.
+    The noise of an epoch that is over is not restored: its secrets are destroyed, or about to be.
     """
     standing, model = ledger.chain.standing, None
     if ledger.names("x"):
         model = np.frombuffer(ledger.blob("x"), "<f4").astype(np.float32)
     if standing.rounds:
         local.resume(ledger.blob("message"), standing.sealed_model)
-    if local.horizon_reached:
+    if standing.ended:
+        local.end()
+    if local.over:
         return Recovered(model, 0)
     snapshot_step = _restore_noise(ledger, local, standing.steps)
     if standing.pinned is not None:

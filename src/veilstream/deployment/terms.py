@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,10 @@ class Terms:
     learners: int = 1
     records: dict[str, Any] | None = None
     """What a record of a table is, and the hashes of code that the plan names."""
+    epochs: int = 1
+    """How many the server may lead learners through, one after the other."""
+    start_sha256: str | None = None
+    """Of the model that the run starts from, where the plan says it."""
     admission: Admission | None = None
     """Which records the task admits; None where only the plan is known, not the task itself."""
 
@@ -88,7 +93,8 @@ class Terms:
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            record_terms(plan), _admission(task),
+            record_terms(plan), plan.federation.epochs, plan.learning.start_sha256,
+            _admission(task),
         )  # fmt: skip
 
     @property
@@ -114,6 +120,8 @@ class Terms:
             "ridge": self.ridge,
             "learners": self.learners,
             "records": self.records,
+            "epochs": self.epochs,
+            "start_sha256": self.start_sha256,
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }
@@ -182,6 +190,7 @@ def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
             "clients; or go on with the version that began it",
         )  # fmt: skip
     if changed:
+        changed = dict(_leaves(changed))
         then = {key: before for key, (_, before) in changed.items()}
         raise InputError(
             "plan", {key: now for key, (now, _) in changed.items()},
@@ -192,8 +201,37 @@ def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
 
 
 def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
-    """`differences` between a server's settings and a learner's, in words."""
-    return ", ".join(f"{k}: server {s!r}, learner {o!r}" for k, (s, o) in unlike.items())
+    """`differences` between a server's settings and a learner's, in words.
+
+    Of tables only the fields that differ are named, and none twice. Values are the other side's
+    word: they are escaped and cut.
+    """
+    found = dict(_leaves(unlike))
+    for name in [name for name in found if name.rpartition(".")[2] in unlike and "." in name]:
+        del found[name]
+    told = {k: pair for k, pair in found.items() if ".arithmetic_" not in k} or found
+    lines = [f"{_cut(k)}: server {_cut(repr(s))}, learner {_cut(repr(o))}"
+             for k, (s, o) in told.items()]  # fmt: skip
+    more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+    return ", ".join(lines[:_MOST_NAMED]) + more
+
+
+_MOST_NAMED, _LONGEST_VALUE = 12, 80
+
+
+def _leaves(unlike: dict[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name, (ours, theirs) in unlike.items():
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            for field in dict.fromkeys([*ours, *theirs]):
+                if ours.get(field) != theirs.get(field):
+                    yield f"{name}.{field}", (ours.get(field), theirs.get(field))
+        else:
+            yield name, (ours, theirs)
+
+
+def _cut(text: str) -> str:
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "..."
 
 
 def _digest(settings: dict[str, Any]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 import time
 
 from veilstream.errors import InputError
 
 __all__ = ["check_loopback", "free_port", "is_loopback", "wait_until_free"]
+
+_log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
@@ -39,9 +42,9 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
     """An error if it stays taken.
 
     The engine of a server that was killed needs a moment to follow it; a server that is started
-    again at once waits for that.
+    again at once waits for that, and says so.
     """
-    until = time.monotonic() + patience_s
+    until, said = time.monotonic() + patience_s, False
     while True:
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
@@ -53,4 +56,9 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
                 raise InputError(
                     "--listen", f"{host}:{port}", "an address that is free", str(error)
                 ) from None
+            if not said:
+                said = True
+                _log.warning(
+                    "%s:%d: %s; waiting %g s for it", host, port, error.strerror, patience_s
+                )
         time.sleep(0.1)

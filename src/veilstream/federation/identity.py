@@ -18,6 +18,7 @@ import ipaddress
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ __all__ = [
     "PublicKey",
     "ServerKeys",
     "add_learner",
+    "check_private",
     "learner_uri",
     "make_keys",
     "remove_learner",
@@ -43,6 +45,19 @@ __all__ = [
 ]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def check_private(path: Path) -> None:
+    """Refuse a secret file that others than its owner can read; one that is missing is not ours."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return
+    if mode & 0o077:
+        raise InputError(
+            "keys", f"{path}, mode {mode:04o}", "a private key that only its owner can read",
+            f"chmod 600 {path}; if others may have read it, make new keys",
+        )  # fmt: skip
 
 
 class PublicKey:
@@ -76,7 +91,13 @@ class PrivateKey:
 
     @classmethod
     def load(cls, path: Path) -> PrivateKey:
-        """From a file that `make_keys` wrote."""
+        """From a file that `make_keys` wrote.
+
+        Raises:
+            InputError: it is not there, is no key, or others than its owner can read it.
+
+        """
+        check_private(path)
         return cls(_raw(path))
 
     def sign(self, data: bytes) -> bytes:
@@ -130,6 +151,8 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
         raise InputError("learners", learners, "a name of its own for each", "rename one")
     if not hosts:
         raise InputError("host", hosts, "at least one name or address", "try --host 127.0.0.1")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
     ca_key = _new_key("P-256")
     ca = _signed(
         _builder("veilstream CA", ca_key, max(days, 3650)).add_extension(*_authority()),
@@ -198,6 +221,7 @@ def _load_ca(folder: Path, days: int) -> tuple[Certificate, Any]:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    check_private(folder / "ca/ca.key")
     ca_key = load_pem_private_key(_text(folder / "ca/ca.key").encode(), None)
     ca = x509.load_pem_x509_certificate(_text(folder / "ca/ca.pem").encode())
     left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days

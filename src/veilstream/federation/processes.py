@@ -31,11 +31,22 @@ class Child:
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        directory: Path | None = None, account: int | None = None, python: str = sys.executable,
     ) -> None:  # fmt: skip
+        """A command that is not started yet.
+
+        Args:
+            command: program and arguments.
+            log: file to which its output is appended.
+            environment: added to this process's own.
+            directory: in which it runs.
+            account: user and group under which it runs, with no other groups; needs root.
+            python: an interpreter that this account can start.
+
+        """
         self.command, self.log = list(command), log
         self._environment = os.environ | dict(environment or {})
-        self._directory = directory
+        self._directory, self._account, self._python = directory, account, python
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self._due = self._began = 0.0
@@ -60,12 +71,14 @@ class Child:
         """Start it, in a group of its own so that all it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
-            leash = [sys.executable, "-S", "-c", _LEASH, str(os.getpid())]
+            leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
                 subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
+                user=self._account, group=self._account,
+                extra_groups=None if self._account is None else [],
             ).result()  # fmt: skip
         self.starts += 1
         self._began = time.monotonic()

@@ -61,9 +61,8 @@ class Softmax(FromLoss):
 
     def predict(self, params: Array, features: Array) -> Array:
         """The likeliest class."""
-        jnp = jax_numpy()
         scores = features @ params.reshape(self.classes, -1).T
-        return jnp.argmax(scores, axis=-1).astype(jnp.float32)
+        return scores.argmax(axis=-1).astype(np.float32)
 
 
 class Huber(FromLoss):
@@ -131,5 +130,7 @@ class Poisson(FromLoss):
 
     def predict(self, params: Array, features: Array) -> Array:
         """The rate."""
-        jnp = jax_numpy()
-        return jnp.exp(jnp.minimum(features @ params, _LARGEST_LOG_RATE))
+        log_rate = (features @ params).clip(max=_LARGEST_LOG_RATE)
+        xp = np if isinstance(log_rate, np.ndarray | np.generic) else jax_numpy()
+        rate: Array = xp.exp(log_rate)
+        return rate

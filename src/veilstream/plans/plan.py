@@ -77,6 +77,16 @@ class LearningPlan(PlanTable):
     projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
     model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
     """A deployed learner refuses models with a larger norm."""
+    start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
+    """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
+    server's models (`veilstream.plans.start`). Learners do not read it: they get the server's x."""
+    start_sha256: str | None = value(
+        default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits",
+        hint="start.json of a run says it",
+    )  # fmt: skip
+    """Which model `start` must be; server and learners then agree on it."""
+    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
+    """Who vouches for a server that `start` names: a PEM file."""
 
 
 class DataPlan(PlanTable):
@@ -155,6 +165,14 @@ class FederationPlan(PlanTable):
     quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
     deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+    epochs: int = value(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
+    """A learner goes into the server's next run by itself until it has been in so many; each is an
+    epoch of its own, with fresh noise and for new clients only."""
+    combine: Literal["mean", "trimmed", "median"] = "mean"
+    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
+    the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
+    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
+    """For "trimmed"."""
 
 
 class MethodPlan(PlanTable):
@@ -215,6 +233,12 @@ class Plan(PlanTable):
         if len(set(names)) < len(names):
             raise PlanError("methods.name", names, "a name of its own for each", "rename one")
         self._check_data()
+        for field in ("start_sha256", "start_ca"):
+            if getattr(self.learning, field) is not None and self.learning.start is None:
+                raise PlanError(
+                    f"learning.{field}", getattr(self.learning, field),
+                    "learning.start beside it", "name the model, or remove it",
+                )  # fmt: skip
         need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
         if self.data.clients is not None and need > self.data.clients:
             raise PlanError(

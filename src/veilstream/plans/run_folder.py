@@ -7,6 +7,7 @@
     models.npz       the last published model of every method and seed, unless they are very large
     summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
     versions.json    what ran
+    start.json       with learning.start: which model the run started from (start.f32)
     checkpoint.npz   only while a run is not complete; one per seed batch where there are several
     seed_batches.json       likewise: which seeds run together
 
@@ -54,8 +55,13 @@ def _stored_plan(path: Path) -> Plan:
         ) from error  # fmt: skip
 
 
-def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
-    """Refuse a folder that holds another run, or anything else; or this run, unless resumed."""
+def check_folder(
+    path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()
+) -> None:
+    """Refuse a folder that holds another run, or anything else; or this run, unless resumed.
+
+    Files named in ``besides`` may be there.
+    """
     stored = path / "plan.toml"
     if stored.exists():
         if not _same_run(_stored_plan(stored), plan):
@@ -64,7 +70,9 @@ def check_folder(path: Path, plan: Plan, *, resume: bool) -> None:
             raise InputError(
                 "out", str(path), "a folder without a run", "--resume continues it; or name another"
             )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    elif path.exists() and (
+        not path.is_dir() or any(found.name not in besides for found in path.iterdir())
+    ):
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
 
 
@@ -76,6 +84,8 @@ _OWN_FILES = frozenset(
         "accuracy.csv",
         "summary.json",
         "versions.json",
+        "start.json",
+        "start.f32",
         "models.npz",
         "checkpoint.npz",
         "seed_batches.json",

@@ -191,10 +191,12 @@ class Simulation:
         task: Task | None = None,
         stream: Stream | None = None,
         block_rounds: int | None = None,
+        start: Float32s | None = None,
     ) -> None:
+        """``start`` is the model that every method and seed begins with, if not the task's own."""
         import jax
 
-        self.plan = plan
+        self.plan, self._x0 = plan, start
         self.task = task_of(plan) if task is None else task
         self.stream = stream_of(plan) if stream is None else stream
         self.seeds = tuple(seeds)
@@ -273,7 +275,9 @@ class Simulation:
     def _start(self) -> _Position:
         import jax.numpy as jnp
 
-        drawn = jnp.stack([self.task.init(seed) for seed in self.seeds])
+        x0 = self._x0
+        each = [self.task.init(seed) if x0 is None else jnp.asarray(x0) for seed in self.seeds]
+        drawn = jnp.stack(each)
         models, noise = [], []
         for group in self._groups:
             x = jnp.broadcast_to(drawn, (len(group.methods), *drawn.shape))

@@ -25,6 +25,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.records import label_unit
 from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
+from veilstream.plans.start import kept_start, starting_model
 from veilstream.plans.tasks import task_of
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.comparators import Comparators, comparators, has_comparators
@@ -106,11 +107,14 @@ def run(
     record = check_stream(plan, own_task, own_stream)
     if task is not None:
         check_task(task, record)
+    start = None if kept_start(folder) is not None else starting_model(plan, own_task.dim)
     at_once = min(processes, plan.run.seeds)
     memory_of(plan, prepared, 1, own_task, own_stream, at_once)
     if at_once > 1:
         pickle_or_refuse((task, stream))
     write_file(folder / "plan.toml", plan.to_toml())
+    if start is not None:
+        start.keep(folder)
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
     write_file(folder / "versions.json", _json(versions() | _where(plan)))
     on_prepared(prepared)

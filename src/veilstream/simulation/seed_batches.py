@@ -30,6 +30,7 @@ from veilstream.files import write_file
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
+from veilstream.plans.start import kept_start
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
 from veilstream.simulation.run_checkpoint import (
@@ -259,7 +260,7 @@ def _run_seed_batch(
             return
     simulation = Simulation(
         plan, prepared, batches.seeds[index], task=task, stream=stream,
-        block_rounds=batches.block_rounds,
+        block_rounds=batches.block_rounds, start=kept_start(batches.folder),
     )  # fmt: skip
     try:
         if state is not None:

@@ -11,7 +11,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +69,11 @@ class FileSource:
             observe(*record)
             del record
 
-    def _read(self) -> Iterator[tuple[str, Any]]:
+    def close(self) -> None:
+        """Let go of the file."""
+        self._records.close()
+
+    def _read(self) -> Generator[tuple[str, Any], None, None]:
         """No record can end this: what cannot be read is offered as None, and refused."""
         with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             rows: Iterator[Any] = iter(csv.DictReader(file) if self._csv else file)

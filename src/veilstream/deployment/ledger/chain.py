@@ -58,6 +58,8 @@ class Standing:
     """Whether an epoch is to be begun: at first, after a loss, and when one was asked for."""
     ended: bool = False
     """Whether its secrets are destroyed."""
+    followed: int = 0
+    """How many epochs the server led this learner through since its operator last began one."""
     run: str | None = None
     """The server's run that it belongs to."""
     steps: int = 0
@@ -77,7 +79,10 @@ class Standing:
     def follow(self, kind: str, body: dict[str, Any]) -> None:
         """Take the next record into account."""
         if kind in ("epoch", "recovered"):
-            fresh = Standing(self.epoch, body.get("settings"), between=kind == "recovered")
+            fresh = Standing(
+                self.epoch, body.get("settings"), between=kind == "recovered",
+                followed=body.get("followed", 0), run=body.get("run"),
+            )  # fmt: skip
             self.__dict__.update(fresh.__dict__)
         self.epoch = body.get("epoch", self.epoch)
         match kind:
@@ -97,7 +102,7 @@ class Standing:
                 self._has(body["round"])
                 self.answered = body
             case "end":
-                self.ended = True
+                self.ended, self.pinned = True, None
             case "next":
                 self.ended = self.between = True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +12,19 @@ from typing import Any
 
 from veilstream.deployment.ledger.archive import SEGMENTS_TABLE
 from veilstream.deployment.ledger.chain import damaged
+from veilstream.deployment.ledger.paths import witness_path
 from veilstream.deployment.ledger.visits import VISITS_TABLE
 from veilstream.errors import LedgerError
 
 __all__ = [
     "SCHEMA",
     "create_tables",
+    "find_witness",
     "open_sqlite",
     "other_schema",
     "readable",
+    "remember_witness",
+    "remembered_witness",
     "usable",
 ]
 
@@ -45,14 +51,49 @@ def open_sqlite(path: Path) -> Any:
     return connection
 
 
-def create_tables(db: Any, tag_key: bytes) -> None:
+def create_tables(db: Any, tag_key: bytes, store: Path, witness: Path) -> None:
     """An empty store."""
     db.execute("BEGIN IMMEDIATE")
     for statement in _TABLES:
         db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (tag_key,))
+    remember_witness(db, store, witness)
     db.execute(f"PRAGMA user_version={SCHEMA}")
     db.execute("COMMIT")
+
+
+def remember_witness(db: Any, store: Path, witness: Path) -> None:
+    """Have the store know where its witness lies; one beside it needs no memory, and may move."""
+    elsewhere = witness.absolute() != witness_path(store, None).absolute()
+    known = remembered_witness(db)
+    if elsewhere and known != witness.absolute():
+        where = os.fsencode(witness.absolute())
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('witness', ?)", (where,))
+    elif not elsewhere and known is not None:
+        db.execute("DELETE FROM meta WHERE name = 'witness'")
+
+
+def remembered_witness(db: Any) -> Path | None:
+    """Where the witness was at the last start; None if beside the store."""
+    row = db.execute("SELECT value FROM meta WHERE name = 'witness'").fetchone()
+    return None if row is None else Path(os.fsdecode(bytes(row[0])))
+
+
+def find_witness(store: Path, witness: Path | str | None) -> Path:
+    """Where to look for a witness: where someone says, else where the store says, else beside it.
+
+    Reads the store, and changes nothing; whatever is wrong with it is for others to say.
+    """
+    found = None
+    if not witness and store.is_file() and not store.is_symlink():
+        with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
+            where = f"{store.resolve().as_uri()}?mode=ro"
+            db = sqlite3.connect(where, uri=True, isolation_level=None)
+            try:
+                found = remembered_witness(db)
+            finally:
+                db.close()
+    return found or witness_path(store, witness)
 
 
 def other_schema(path: Path, found: int) -> LedgerError:

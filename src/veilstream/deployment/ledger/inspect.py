@@ -11,9 +11,15 @@ from typing import Any
 
 from veilstream.deployment.ledger.chain import Chain, Record
 from veilstream.deployment.ledger.check import open_chain, verify_chain
-from veilstream.deployment.ledger.database import SCHEMA, other_schema, readable
+from veilstream.deployment.ledger.database import (
+    SCHEMA,
+    find_witness,
+    other_schema,
+    readable,
+    remembered_witness,
+)
 from veilstream.deployment.ledger.lock import holder
-from veilstream.deployment.ledger.paths import lock_path, refuse_links, witness_path
+from veilstream.deployment.ledger.paths import lock_path, refuse_links, refuse_witness
 from veilstream.deployment.ledger.visits import clients_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError
@@ -61,7 +67,7 @@ class Status:
 
 def inspect(store: Path, witness: Path | str | None = None) -> Status:
     """What opening checks; the witness is only counted (`verify` reads everything)."""
-    where = witness_path(store, witness)
+    where = find_witness(store, witness)
     refuse_links(store, where)
     with _reading(store) as db:
         return _status(db, open_chain(db, store), store, where)
@@ -72,7 +78,7 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
 
     A record at a time, so memory does not grow with the chain; with a progress bar.
     """
-    where = witness_path(store, witness)
+    where = find_witness(store, witness)
     refuse_links(store, where)
     # The witness first: whatever it holds by now, the store holds when it is read.
     witnessing = Witness(where) if where.exists() and store.exists() else None
@@ -88,11 +94,12 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
                     tick(1)
 
                 status = _status(db, verify_chain(db, store, seen), store, where)
+                known = remembered_witness(db)
     finally:
         if witnessing is not None:
             witnessing.close()
     if witnessing is None:
-        raise missing_witness(where, store)
+        raise missing_witness(where, store, known)
     compared.finish(status.holder)
     return status
 
@@ -170,6 +177,7 @@ def _reading(store: Path) -> Iterator[Any]:
     """A connection that changes nothing and sees one state, whatever is being written."""
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
+    refuse_witness(store)
     with readable(store):
         db = sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:

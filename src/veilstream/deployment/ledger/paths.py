@@ -16,14 +16,19 @@ from pathlib import Path
 from veilstream.errors import InputError, LedgerError
 
 __all__ = [
+    "WITNESS_MAGIC",
     "empty_store",
     "identity",
     "lock_path",
     "missing_store",
     "notices_of",
     "refuse_links",
+    "refuse_witness",
     "witness_path",
 ]
+
+WITNESS_MAGIC = b"VEILWIT2"
+"""How a witness begins."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -53,6 +58,18 @@ def refuse_links(store: Path, witness: Path) -> None:
                 f"{path} has a second name (a hard link), which another learner could open",
                 "remove the other name, or copy the file to a name of its own",
             )
+
+
+def refuse_witness(store: Path) -> None:
+    """Raise `InputError` if what should be a store is a witness: their names are alike."""
+    with contextlib.suppress(OSError), store.open("rb") as file:
+        if file.read(len(WITNESS_MAGIC)) == WITNESS_MAGIC:
+            beside = store.with_suffix(".db")
+            raise InputError(
+                "store", str(store), "a learner's store; this file is a witness",
+                f"name the store ({beside if beside.exists() else 'NAME.db'}), and this file with "
+                "--witness if it is not found by itself",
+            )  # fmt: skip
 
 
 def identity(path: Path) -> tuple[int, int] | None:

@@ -24,12 +24,14 @@ from veilstream.deployment.ledger.check import verify_chain
 from veilstream.deployment.ledger.database import (
     SCHEMA,
     create_tables,
+    find_witness,
     open_sqlite,
     other_schema,
     readable,
+    remember_witness,
 )
 from veilstream.deployment.ledger.lock import OneWriter
-from veilstream.deployment.ledger.paths import lock_path, refuse_links, witness_path
+from veilstream.deployment.ledger.paths import lock_path, refuse_links, refuse_witness
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import carried_tags, tables_sum, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of
@@ -41,10 +43,11 @@ __all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
 
 def renew_witness(store: Path, witness: Path | str | None = None) -> int:
     """Write the witness anew; returns how many records it holds. Only for the newest store."""
-    where = witness_path(store, witness)
+    where = find_witness(store, witness)
     refuse_links(store, where)
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
+    refuse_witness(store)
     lock = OneWriter(lock_path(store))
     try:
         with readable(store):
@@ -56,6 +59,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
                 length = verify_chain(db, store).length
                 _refuse_if_ahead(where, db, store)
                 Witness.create(where, tag_key(db), _all_entries(db)).close()
+                remember_witness(db, store, where)
             finally:
                 db.close()
     finally:
@@ -94,6 +98,7 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
     """
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
+    refuse_witness(store)
     with Ledger(store, witness) as ledger:
         chain, standing = ledger.chain, ledger.chain.standing
         if standing.between:
@@ -101,7 +106,7 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
             return chain.epoch + 1  # already so
         assert standing.settings is not None
         left = standing.settings["rounds"] - standing.rounds
-        if left and not abandon:
+        if left and not standing.ended and not abandon:
             raise InputError(
                 "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
                 "go on with it, or give it up with --abandon",
@@ -128,7 +133,7 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
     over. The next learner on it begins a new epoch. May be repeated if it was interrupted.
     Secrets in the old one are destroyed if it can still be opened (`holds_secrets`).
     """
-    where = witness_path(store, witness)
+    where = find_witness(store, witness)
     refuse_links(store, where)
     if not where.exists():
         raise InputError(
@@ -145,7 +150,7 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
         try:
             db = open_sqlite(fresh)
             fresh.chmod(0o600)
-            clients = _fill(db, witnessing)
+            clients = _fill(db, witnessing, store)
             aside = _put_aside(store)
             if aside is not None:
                 _wipe(aside)
@@ -161,11 +166,11 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
     return aside, clients
 
 
-def _fill(db: Any, witness: Witness) -> int:
+def _fill(db: Any, witness: Witness, store: Path) -> int:
     """One record: who took part before. Returns how many they are."""
     key = witness.tag_key
     epoch = max((entry.epoch for entry in witness.entries()), default=0)
-    create_tables(db, key)
+    create_tables(db, key, store, witness.path)
     db.execute("BEGIN IMMEDIATE")
     tags = (entry.tag for entry in witness.entries() if entry.tag)
     rows = ((visit_key(tag, epoch, -1),) for tag in tags)

@@ -45,6 +45,8 @@ from veilstream.deployment.ledger.database import (
     open_sqlite,
     other_schema,
     readable,
+    remember_witness,
+    remembered_witness,
     usable,
 )
 from veilstream.deployment.ledger.lock import OneWriter
@@ -55,6 +57,7 @@ from veilstream.deployment.ledger.paths import (
     missing_store,
     notices_of,
     refuse_links,
+    refuse_witness,
     witness_path,
 )
 from veilstream.deployment.ledger.visits import Visit, visit_key, visit_of
@@ -79,6 +82,7 @@ class Ledger:
         self, path: Path | str, witness: Path | str | None = None, *, create: bool = False
     ) -> None:
         self.path = Path(path)
+        self._witness_is_given = bool(witness)
         self.witness_path = witness_path(self.path, witness)
         self._db: Any = None
         self._witness: Witness | None = None
@@ -91,6 +95,7 @@ class Ledger:
                 self._refuse_lost_store("there is no store")
                 if not create:
                     raise missing_store(self.path)
+            refuse_witness(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = OneWriter(lock_path(self.path))
         try:
@@ -111,10 +116,15 @@ class Ledger:
             self._file = identity(self.path)
             self._db = self._connect(self.path)
             self._create_or_check()
+            known = remembered_witness(self._db)
+            if known is not None and not self._witness_is_given:
+                self.witness_path = known
+                refuse_links(self.path, known)
             sync_directory(self.path.parent)
             self.chain = open_chain(self._db, self.path)
             self.tag_key = tag_key(self._db)
             self._witness = self._open_witness()
+            remember_witness(self._db, self.path, self.witness_path)
         self._witness.hold()
         self.notices = notices_of(self.path, self.witness_path)
 
@@ -141,7 +151,7 @@ class Ledger:
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if found == 0 and tables == 0:
             self._refuse_empty_store()
-            create_tables(self._db, secrets.token_bytes(32))
+            create_tables(self._db, secrets.token_bytes(32), self.path, self.witness_path)
         elif found != SCHEMA:
             raise other_schema(self.path, found)
 
@@ -149,7 +159,8 @@ class Ledger:
         """A store behind its witness is an old copy; one record ahead is an interruption."""
         if not self.witness_path.exists():
             if self.chain.length > 1:
-                raise missing_witness(self.witness_path, self.path)
+                known = remembered_witness(self._db)
+                raise missing_witness(self.witness_path, self.path, known)
             if not self.witness_path.parent.exists():
                 raise InputError(
                     "witness", str(self.witness_path), "a file in a folder that exists",

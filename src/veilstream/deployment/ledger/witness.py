@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.deployment.ledger.chain import Record
-from veilstream.deployment.ledger.paths import identity
+from veilstream.deployment.ledger.paths import WITNESS_MAGIC, identity
 from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
@@ -46,7 +46,6 @@ from veilstream.files import sync_directory, write_file
 __all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of", "missing_witness"]
 
 ENTRY_BYTES = 96
-_MAGIC = b"VEILWIT2"
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")
 _MOST_TORN = 2
@@ -102,7 +101,7 @@ class Witness:
     @classmethod
     def create(cls, path: Path, tag_key: bytes, entries: Iterable[Entry] = ()) -> Witness:
         """Write a file anew, whole or not at all, and open it."""
-        start = _sealed(_MAGIC + tag_key + bytes(40))
+        start = _sealed(WITNESS_MAGIC + tag_key + bytes(40))
         content = itertools.chain([start], _packed(entries))
         write_file(path, content, partial=f".{path.name}.new")  # a kill leaves no stray key
         sync_directory(path.parent)
@@ -169,7 +168,7 @@ class Witness:
 
     def _checked_start(self) -> bytes:
         start = self._read(0, ENTRY_BYTES)
-        if start[:8] != _MAGIC or _sealed(start[: _BODY.size]) != start:
+        if start[:8] != WITNESS_MAGIC or _sealed(start[: _BODY.size]) != start:
             raise self._damaged("at its start")
         return start[8:40]
 
@@ -202,12 +201,17 @@ class Witness:
         )
 
 
-def missing_witness(path: Path, store: Path) -> LedgerError:
-    """The error for a store whose witness is not there."""
+def missing_witness(path: Path, store: Path, known: Path | None) -> LedgerError:
+    """The error for a store whose witness is not there; ``known`` is where the store says it is."""
+    where = f"the witness {path} of {store} is missing"
+    if known is not None:
+        there = path.absolute() == known
+        where += f" ({'where' if there else f'{known} is where'} it was at the last start)"
     return LedgerError(
-        f"the witness {path} of {store} is missing",
-        "check the path (--witness); mount its device or put it back; only if it is lost and this "
-        "store is the newest there is, `veilstream ledger verify --renew-witness` writes it anew",
+        where,
+        "mount its device; if it lies elsewhere, say where with --witness (witness= in Python); "
+        "only if it is lost and this store is the newest there is, `veilstream ledger verify "
+        "--renew-witness` writes it anew",
     )
 
 

@@ -10,6 +10,11 @@ correlated noise would no longer cancel. A learner's message is the prefix sum o
 steps; the fold keeps the last one that it accepted and takes the difference, so a reply that was
 lost or late is made good by the next. A learner's own round advances only when it takes part.
 
+A learner may lie. A release that clipping and noise do not allow (`bounds`) is refused; a round
+after which learners would refuse x is closed without those that moved it most. Both hold the
+learner's seat: it is not asked again until the server's operator has it reset or void. x is the
+server's to choose, so nothing of this costs privacy.
+
 No clocks, sockets or files: the coordinator, the audit, studies and tests drive this one object.
 Nothing here imports noise or clients' data.
 """
@@ -18,13 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
+from veilstream.federation.protocol.combine import Combine
 from veilstream.learning.algorithm import blend, moved, step_size
 
 if TYPE_CHECKING:
@@ -33,6 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["Announcement", "ClosedRound", "OtherEpoch", "Seat", "ServerFold"]
 
 Floats = NDArray[np.float64]
+Increment = NDArray[np.signedinteger]
+
+SeatState = Literal["new", "open", "base", "reset", "held", "void"]
+"""new: not enrolled in this run yet, so at any epoch. open: as usual. reset: the next enrolment is
+taken as it is. base: its next release says where it stands, and adds nothing. held: not asked until
+the operator decides. void: never asked again."""
 
 
 @dataclass
@@ -47,6 +60,14 @@ class Seat:
     """Its own next round."""
     accepted: tuple[int, str] | None = None
     """Round and hash of its last accepted message."""
+    state: SeatState = "new"
+    why: str = ""
+    """Of a seat that is held or void."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether this learner is asked for rounds."""
+        return self.state not in ("held", "void")
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,8 @@ class ClosedRound:
     accepted: dict[str, tuple[int, int, str]]
     """Epoch, round and hash of each learner's message."""
     missing: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    """Whose message was accepted and does not count, since x would have left its bounds."""
 
 
 class OtherEpoch(ProtocolError):
@@ -76,29 +99,53 @@ class OtherEpoch(ProtocolError):
 class ServerFold:
     """x, each learner's last accepted prefix, and the round in flight."""
 
-    def __init__(self, terms: Terms, x0: NDArray[np.float32], learners: Iterable[str]) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        x0: NDArray[np.float32],
+        learners: Iterable[str],
+        combine: Combine | None = None,
+        *,
+        bounded: bool = True,
+    ) -> None:
+        """``bounded=False`` takes releases of any size: for audits, which look at what is wrong."""
         x = x0.astype(np.float64)
         nothing = np.zeros(len(x), np.int64)
         seats = {name: Seat(name, nothing.copy()) for name in learners}
-        self._set(terms, 0, x, x.copy(), seats)
+        self._set(terms, 0, x, x.copy(), seats, combine, bounded)
 
     @classmethod
     def resumed(
-        cls, terms: Terms, round_: int, x: Floats, average: Floats, seats: dict[str, Seat]
+        cls,
+        terms: Terms,
+        round_: int,
+        x: Floats,
+        average: Floats,
+        seats: dict[str, Seat],
+        combine: Combine | None = None,
     ) -> ServerFold:
         """As it stood between two rounds."""
         fold = cls.__new__(cls)
-        fold._set(terms, round_, x, average, seats)
+        fold._set(terms, round_, x, average, seats, combine, bounded=True)
         return fold
 
     def _set(
-        self, terms: Terms, round_: int, x: Floats, average: Floats, seats: dict[str, Seat]
+        self,
+        terms: Terms,
+        round_: int,
+        x: Floats,
+        average: Floats,
+        seats: dict[str, Seat],
+        combine: Combine | None,
+        bounded: bool,
     ) -> None:
         if len(x) != terms.dim:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
         self.terms = terms
         self._round, self._x, self._average, self._seats = round_, x, average, seats
-        self._increments: dict[str, NDArray[np.int64]] = {}
+        self._combine = combine or Combine()
+        self.bounds = ReleaseBounds.of(terms) if bounded else None
+        self._increments: dict[str, Increment] = {}
         self._accepted: dict[str, tuple[int, int, str]] = {}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -153,22 +200,47 @@ class ServerFold:
     def enrol(self, learner: str, epoch: int, round_: int) -> None:
         """A learner says where it stands.
 
-        One in a later epoch lost its store, or ended its epoch: its sums begin at zero again.
+        The first time in a run it may be in any epoch. Then only the next one is taken: its epoch
+        has ended, or its store was lost, and its sums begin at zero again. Whoever has stolen a key
+        can therefore not put a seat beyond its learner's reach.
 
         Raises:
-            ProtocolError: it stands behind what it had come to, so its store is an old copy.
+            ProtocolError: it stands behind what it had come to, so its store is an old copy; it is
+                more than one epoch ahead; or its seat is void.
 
         """
         seat = self._seats[learner]
-        if epoch > seat.epoch:
-            seat.epoch, seat.round, seat.accepted = epoch, 0, None
-            seat.prefix = np.zeros_like(seat.prefix)
+        if seat.state == "void":
+            raise ProtocolError(
+                f"learner {learner!r}, whose seat is void ({seat.why})",
+                f"the server's operator may take it in again with --reset {learner}",
+            )
+        if seat.state == "reset":
+            self._begin(seat, epoch)
+            seat.round, seat.state = round_, "base" if round_ else "open"
+        elif epoch == seat.epoch + 1 or (seat.state == "new" and epoch > seat.epoch):
+            self._begin(seat, epoch)
+        elif epoch > seat.epoch:
+            raise ProtocolError(
+                f"learner {learner!r} is at epoch {epoch}, and had come to epoch {seat.epoch}",
+                "only the next epoch is taken; if it is right, start the server with "
+                f"--reset {learner}",
+            )
         elif epoch < seat.epoch or round_ < seat.round:
             raise ProtocolError(
                 f"learner {learner!r} is at epoch {epoch}, round {round_}, and had come to epoch "
                 f"{seat.epoch}, round {seat.round}",
-                "its store is an old copy: put the newest one back",
+                "its store is an old copy: put the newest one back; if its key was stolen and used "
+                f"elsewhere, give it new keys and start the server with --reset {learner}",
             )
+        elif seat.state == "new":
+            seat.state = "open"
+
+    def _begin(self, seat: Seat, epoch: int) -> None:
+        seat.epoch, seat.round, seat.accepted = epoch, 0, None
+        seat.prefix = np.zeros_like(seat.prefix)
+        if seat.asked:
+            seat.state = "open"
 
     def accept(self, learner: str, payload: bytes) -> bool:
         """Count a message in this round; False for one that was counted before.
@@ -176,6 +248,7 @@ class ServerFold:
         Raises:
             InputError: these bytes are no message.
             OtherEpoch: the learner has begun another epoch and must be enrolled in it first.
+            OutOfBounds: a message that no learner of this plan makes; its seat is held.
             ProtocolError: a message that was not asked for, or a second one for one round.
 
         """
@@ -183,38 +256,118 @@ class ServerFold:
         if (message.epoch, message.round) < (seat.epoch, seat.round):
             _check_same(seat, message)
             return False
-        given = (message.epoch, message.round, message.grid, len(message.prefix))
-        if given != (seat.epoch, seat.round, self.terms.grid.step, self.terms.dim):
+        steps = (seat.round + 1) * self.terms.local_steps
+        asked = (seat.epoch, seat.round, self.terms.grid.step, self.terms.dim, steps)
+        given = (message.epoch, message.round, message.grid, len(message.prefix), message.steps)
+        if given != asked or (self.bounds and seat.round >= self.terms.rounds):
             refusal = ProtocolError if message.epoch == seat.epoch else OtherEpoch
             raise refusal(
                 f"a release of epoch {message.epoch}, round {message.round} from {learner!r}",
                 f"epoch {seat.epoch}, round {seat.round} was asked for",
+            )
+        if not seat.asked:
+            raise ProtocolError(
+                f"a release of {learner!r}, whose seat is {seat.state} ({seat.why})",
+                f"start the server with --reset {learner} or --void {learner}",
             )
         if learner in self._increments:
             raise ProtocolError(
                 f"a second release of {learner!r} in one round of the server",
                 "it is asked for its next one when this round is closed",
             )
-        self._increments[learner] = message.prefix - seat.prefix
+        self._increments[learner] = self._increment(seat, message)
         self._accepted[learner] = (message.epoch, message.round, message.hash)
         seat.prefix, seat.accepted = message.prefix, (message.round, message.hash)
-        seat.round += 1
+        seat.round, seat.state = seat.round + 1, "open"
         return True
 
+    def _increment(self, seat: Seat, message: Message) -> Increment:
+        """What a message adds to the last one; zero if it only says where its learner stands."""
+        nothing = np.zeros(self.terms.dim, np.int32)
+        rounds, bounds = seat.round + 1, self.bounds
+        if bounds is None:
+            return nothing if seat.state == "base" else message.prefix - seat.prefix
+        before = 0 if seat.accepted is None else seat.accepted[0] + 1
+        try:
+            bounds.check_prefix(seat.name, rounds, message.prefix)
+            if seat.state == "base":
+                return nothing
+            increment = message.prefix - seat.prefix
+            bounds.check_increment(seat.name, before, rounds, increment)
+        except OutOfBounds as error:
+            seat.state, seat.why = "held", error.what
+            raise
+        small = bounds.increment(before, rounds) < 2.0**31
+        return increment.astype(np.int32) if small else increment
+
     def close_round(self) -> ClosedRound:
-        """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ)."""
-        terms, method, r = self.terms, self.terms.method, self._round
-        total = np.zeros(terms.dim, np.int64)
-        for increment in self._increments.values():
-            total += increment
-        mean = total * (terms.grid.step / terms.learners)
-        size = step_size(method.step_size * method.server_step_size, method.step_decay, r)
-        self._x = moved(self._x, mean, size, terms.projection_radius)
+        """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ).
+
+        Learners refuse a model beyond `model_norm_cap`, so one is never made: the longest
+        increments are left out until x stays within, and their seats are held.
+        """
+        r, method = self._round, self.terms.method
+        x, dropped = self._moved(), []
+        while not self._within(x) and self._increments:
+            worst = max(self._increments, key=lambda name: _length(self._increments[name]))
+            length = _length(self._increments.pop(worst)) * self.terms.grid.step
+            dropped.append(worst)
+            seat = self._seats[worst]
+            seat.state, seat.why = "held", (
+                f"its release of round {seat.round - 1}, of norm {length:.3g}, would have led x "
+                f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
+            )  # fmt: skip
+            x = self._moved()
+        self._x = x
         weight = blend(method.averaging, r)
         self._average = (1.0 - weight) * self._average + weight * self._x
-        closed = ClosedRound(r, self._accepted, self.missing)
+        missing = tuple(sorted(set(self._seats) - set(self._accepted)))
+        closed = ClosedRound(r, self._accepted, missing, tuple(dropped))
         self._round, self._increments, self._accepted = r + 1, {}, {}
         return closed
+
+    def _moved(self) -> Floats:
+        """x^{r+1}, from the increments that count."""
+        terms, method = self.terms, self.terms.method
+        if not self._increments:
+            direction = np.zeros(terms.dim)
+        else:
+            direction = self._combine(list(self._increments.values()), terms.learners)
+        size = step_size(method.step_size * method.server_step_size, method.step_decay, self._round)
+        after: Floats = moved(self._x, direction * terms.grid.step, size, terms.projection_radius)
+        return after
+
+    def _within(self, x: Floats) -> bool:
+        """Whether learners will take it: finite as float32, and within the cap."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            sent = x.astype(np.float32).astype(np.float64)
+            return bool(np.sqrt(sent @ sent) <= self.terms.model_norm_cap)
+
+    # --- what the server's operator decides between rounds ---------------------------------------
+
+    def roll_back(self, model: NDArray[np.float32]) -> None:
+        """Go on from a model that was published; learners' rounds and prefixes stay as they are."""
+        self._x = model.astype(np.float64)
+        self._average = self._x.copy()
+
+    def void(self, learner: str, why: str) -> None:
+        """Never ask this learner again; its weight stays 1/n."""
+        seat = self._seats[learner]
+        seat.state, seat.why = "void", why
+
+    def reset(self, learner: str) -> None:
+        """Take this learner as it is at its next enrolment, whatever its epoch and round.
+
+        If it is past its first round, its first release only says where it stands: what was counted
+        before came from somebody else, and no difference to it means anything.
+        """
+        seat = self._seats[learner]
+        seat.state, seat.why = "reset", ""
+
+
+def _length(increment: Increment) -> float:
+    exact = increment.astype(np.float64)
+    return float(np.sqrt(exact @ exact))
 
 
 def _check_same(seat: Seat, message: Message) -> None:

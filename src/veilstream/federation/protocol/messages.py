@@ -1,33 +1,48 @@
 """What server and learners say to each other: signed, and bound to what it answers.
 
-    4 bytes   VSM1
+    4 bytes   VSM2
     4 bytes   length of the head, little-endian
-    head      JSON
+    head      JSON; holds the SHA-256 of the body
+    64 bytes  Ed25519 signature over the SHA-256 of all before
     body      bytes: a model (float32), or a release (`veilstream.deployment.release`)
-    64 bytes  Ed25519 signature over the SHA-256 of all before (Ed25519 itself would read it twice)
+
+The signature covers the head, and the head names the body's hash. So a server hashes a model once
+for all learners and signs small heads, and whoever passes messages on can keep heads apart from the
+one body that they share.
 
 A *request* goes from the server to one learner, a *reply* back. A reply names the hash of its
 request, so an old one proves nothing; a request names run, learner and round, so one that is sent
 again gets the same bytes. Engines carry these messages without looking inside.
+
+Reading checks the signature, then the body's hash, then the form: every field that belongs there
+and no other, whole numbers from 0 to 2^32 - 1, finite numbers, texts of limited length.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import PrivateKey, PublicKey
 
-__all__ = ["Reply", "Request", "digest"]
+__all__ = ["LONGEST_TEXT", "Reply", "Request", "body_hash", "digest"]
 
-_MAGIC = b"VSM1"
+LONGEST_TEXT = 2000
+"""Characters of a refusal's reason."""
+
+_MAGIC = b"VSM2"
 _SIGNATURE_BYTES = 64
 _HEAD = struct.Struct("<4sI")
-_LONGEST_HEAD = 1 << 20
+_LONGEST_HEAD = (1 << 16) - 256  # with signature and a release's own header: 64 KiB
+_WHOLE_BELOW = 1 << 32
+_NAME, _HASH, _RUN = 63, 64, 200
 
 
 @dataclass(frozen=True)
@@ -35,10 +50,10 @@ class Request:
     """From the server to one learner."""
 
     kind: str
-    """"enrol" or "round"."""
+    """"enrol", "round" or "end"."""
     run: str
     learner: str
-    """To whom; "" in an enrolment, where the server does not know yet."""
+    """To whom; "" in an enrolment or an end where the transport does not say who sits at a node."""
     nonce: str
     round: int = 0
     """The learner's own round: it counts those it took part in."""
@@ -46,32 +61,55 @@ class Request:
     settings: dict[str, Any] = field(default_factory=dict)
     """The server's terms, in an enrolment."""
     body: bytes = b""
+    time: int = field(default_factory=lambda: int(time.time()))
+    """The server's clock, seconds since 1970. A learner joins a run only by its server's word of
+    now: a request that someone kept cannot bind a new epoch to a run that is over."""
+    follows: tuple[str, ...] = ()
+    """In an enrolment: earlier runs of this server, which are over; the newest last."""
 
-    def sign(self, key: PrivateKey) -> bytes:
-        """As it is sent."""
+    def sign(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
+        """As it is sent; ``hashed_body`` is `body_hash` of the body, where it is known."""
+        return self.sign_head(key, hashed_body) + self.body
+
+    def sign_head(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
+        """All before the body."""
         return _seal(
             {
                 "kind": self.kind, "run": self.run, "learner": self.learner, "nonce": self.nonce,
                 "round": self.round, "acknowledged": self.acknowledged, "settings": self.settings,
+                "time": self.time, "follows": self.follows,
+                "body": hashed_body or body_hash(self.body),
             },
-            self.body, key,
+            key,
         )  # fmt: skip
 
     @classmethod
     def read(cls, data: bytes, key: PublicKey) -> Request:
-        """Check the signature, then the form."""
+        """Check the signature, then the body's hash, then the form.
+
+        Raises:
+            ProtocolError: it is not the server's, was changed on the way, or has another form.
+
+        """
         head, body = _open(data, key, "the server")
-        try:
-            said = head["acknowledged"]
-            acknowledged = None if said is None else (_whole(said[0]), _text(said[1]))
-            if head["kind"] not in ("enrol", "round") or not isinstance(head["settings"], dict):
-                raise ProtocolError("a request of unknown form", "check the server's version")
-            return cls(
-                head["kind"], _text(head["run"]), _text(head["learner"]), _text(head["nonce"]),
-                _whole(head["round"]), acknowledged, head["settings"], body,
-            )  # fmt: skip
-        except (KeyError, TypeError, IndexError, ValueError):
-            raise ProtocolError("a request of unknown form", "check the server's version") from None
+        form = _Form("a request of unknown form", "check the server's version")
+        form.fields(
+            head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
+            "follows", "body",
+        )  # fmt: skip
+        if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
+            raise form.error()
+        said, acknowledged = head["acknowledged"], None
+        if said is not None:
+            if not isinstance(said, list) or len(said) != 2:
+                raise form.error()
+            acknowledged = (form.whole(said[0]), form.text(said[1], _HASH))
+        return cls(
+            head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
+            form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
+            form.table(head["settings"]), body, form.whole(head["time"]),
+            tuple(form.text(run, _RUN) for run in head["follows"]),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,83 +117,182 @@ class Reply:
     """From a learner to the server."""
 
     kind: str
-    """"enrolled", "release" or "refusal"."""
+    """"enrolled", "release", "ended" or "refusal"."""
     learner: str
     answers: str
     """Hash of the request."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Enrolled: epoch, round, daemon, settings. Refusal: why."""
+    """Enrolled: epoch, round, daemon, settings, time (the learner's clock). Ended: epoch, round
+    (how many it has sealed). Refusal: why."""
     body: bytes = b""
+    hashed_body: str = field(default="", compare=False)
+    """`body_hash` of the body, in a reply that was read."""
 
     def sign(self, key: PrivateKey) -> bytes:
         """As it is sent."""
         head = {
             "kind": self.kind, "learner": self.learner, "answers": self.answers,
-            "facts": self.facts,
+            "facts": self.facts, "body": self.hashed_body or body_hash(self.body),
         }  # fmt: skip
-        return _seal(head, self.body, key)
+        return _seal(head, key) + self.body
 
     @classmethod
     def claimed_learner(cls, data: bytes) -> str:
         """Whom it says it is from, before anything is checked."""
-        head, _ = _parts(data)
-        return _text(head.get("learner"))
+        head, _, _ = _parts(data)
+        return _Form(*_UNKNOWN).text(head.get("learner"), _NAME)
 
     @classmethod
     def read(cls, data: bytes, key: PublicKey) -> Reply:
-        """Check the signature, then the form."""
+        """Check the signature, then the body's hash, then the form.
+
+        Raises:
+            ProtocolError: it is not this learner's, was changed on the way, or has another form.
+
+        """
         claimed = cls.claimed_learner(data)
         head, body = _open(data, key, f"learner {claimed!r}")
-        kind, facts = head.get("kind"), head.get("facts")
-        if kind not in ("enrolled", "release", "refusal") or not isinstance(facts, dict):
-            raise ProtocolError("a reply of unknown form", "check the learner's version")
-        return cls(kind, claimed, _text(head.get("answers")), facts, body)
+        form = _Form("a reply of unknown form", "check the learner's version")
+        form.fields(head, "kind", "learner", "answers", "facts", "body")
+        kind, facts = head["kind"], form.table(head["facts"])
+        if not isinstance(kind, str) or kind not in _FACTS:
+            raise form.error()
+        form.fields(facts, *_FACTS[kind])
+        for name, check in _FACTS[kind].items():
+            check(form, facts[name])
+        return cls(kind, claimed, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
 def digest(data: bytes) -> str:
-    """How a reply names its request."""
-    return hashlib.sha256(data).hexdigest()
+    """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
+    end = len(data)
+    if len(data) >= _HEAD.size and data[:4] == _MAGIC:
+        end = _HEAD.size + _HEAD.unpack_from(data)[1]
+    return hashlib.sha256(memoryview(data)[:end]).hexdigest()
 
 
-def _seal(head: dict[str, Any], body: bytes, key: PrivateKey) -> bytes:
-    text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
-    signed = _HEAD.pack(_MAGIC, len(text)) + text + body
+def body_hash(body: bytes) -> str:
+    """As a head names its body."""
+    return hashlib.sha256(body).hexdigest()
+
+
+_UNKNOWN = ("a message of unknown form", "check the sender's version")
+
+
+class _Form:
+    """Checks values, and says the same whatever is wrong: it is a peer's text."""
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self._what, self._way_out = what, way_out
+
+    def error(self) -> ProtocolError:
+        return ProtocolError(self._what, self._way_out)
+
+    def fields(self, table: dict[str, Any], *names: str) -> None:
+        if set(table) != set(names):
+            raise self.error()
+
+    def whole(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _WHOLE_BELOW:
+            raise self.error()
+        return value
+
+    def text(self, value: Any, longest: int) -> str:
+        if not isinstance(value, str) or len(value) > longest:
+            raise self.error()
+        return value
+
+    def table(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.error()
+        return value
+
+
+_FACTS: dict[str, dict[str, Callable[[_Form, Any], Any]]] = {
+    "enrolled": {
+        "epoch": _Form.whole,
+        "round": _Form.whole,
+        "daemon": lambda form, value: form.text(value, _HASH),
+        "settings": _Form.table,
+        "time": _Form.whole,
+    },
+    "release": {},
+    "ended": {"epoch": _Form.whole, "round": _Form.whole},
+    "refusal": {"why": lambda form, value: form.text(value, LONGEST_TEXT)},
+}
+
+
+def _seal(head: dict[str, Any], key: PrivateKey) -> bytes:
+    text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > _LONGEST_HEAD:
+        raise ProtocolError(
+            f"a message whose head has {len(text)} bytes", f"at most {_LONGEST_HEAD} are read"
+        )
+    signed = _HEAD.pack(_MAGIC, len(text)) + text
     return signed + key.sign(hashlib.sha256(signed).digest())
 
 
-def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
+    """The head, and where it ends; nothing is checked but that it can be read."""
     if len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:4] != _MAGIC:
-        raise ProtocolError("a message of unknown form", "check the sender's version")
+        raise ProtocolError(*_UNKNOWN)
     (_, length) = _HEAD.unpack_from(data)
     end = _HEAD.size + length
     if length > _LONGEST_HEAD or end + _SIGNATURE_BYTES > len(data):
         raise ProtocolError("a message that is cut short", "check the connection")
+    view = memoryview(data)
     try:
-        head = json.loads(data[_HEAD.size : end])
+        head = _JSON.decode(bytes(view[_HEAD.size : end]).decode())
     except (ValueError, RecursionError):
-        raise ProtocolError("a message of unknown form", "check the sender's version") from None
+        raise ProtocolError(*_UNKNOWN) from None
     if not isinstance(head, dict):
-        raise ProtocolError("a message of unknown form", "check the sender's version")
-    return head, data[end:-_SIGNATURE_BYTES]
+        raise ProtocolError(*_UNKNOWN)
+    return head, view, end
 
 
 def _open(data: bytes, key: PublicKey, sender: str) -> tuple[dict[str, Any], bytes]:
-    signed = hashlib.sha256(memoryview(data)[:-_SIGNATURE_BYTES]).digest()
-    if len(data) < _SIGNATURE_BYTES or not key.verifies(data[-_SIGNATURE_BYTES:], signed):
+    length = _HEAD.unpack_from(data)[1] if len(data) >= _HEAD.size else len(data)
+    end = _HEAD.size + length
+    signed = hashlib.sha256(memoryview(data)[:end]).digest()
+    if not key.verifies(bytes(data[end : end + _SIGNATURE_BYTES]), signed):
         raise ProtocolError(
             f"a message that is not signed by {sender}",
             "both sides need keys that `veilstream keys` made together",
         )
-    return _parts(data)
+    head, view, end = _parts(data)
+    body = bytes(view[end + _SIGNATURE_BYTES :])
+    if head.get("body") != body_hash(body):
+        raise ProtocolError(
+            f"a body that {sender} did not sign", "it was changed or cut short on the way"
+        )
+    return head, body
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ProtocolError("a message of unknown form", "check the sender's version")
-    return value
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ProtocolError("a message of unknown form", "check the sender's version")
-    return value
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number that is not finite")
+    return number
+
+
+def _small(text: str) -> int:
+    number = int(text) if len(text) <= 10 else _WHOLE_BELOW
+    if not 0 <= number < _WHOLE_BELOW:
+        raise ValueError("a whole number that is out of range")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a field that is named twice")
+    return table
+
+
+_JSON = json.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite, parse_int=_small, object_pairs_hook=_once
+)

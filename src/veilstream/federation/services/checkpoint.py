@@ -40,7 +40,7 @@ class Position:
         seats = list(self.seats.values())
         about = {
             "run": self.run, "round": self.round,
-            "seats": [[s.name, s.epoch, s.round, s.accepted] for s in seats],
+            "seats": [[s.name, s.epoch, s.round, s.accepted, s.state, s.why] for s in seats],
         }  # fmt: skip
         buffer = io.BytesIO()
         np.savez(
@@ -56,8 +56,8 @@ class Position:
         with np.load(path) as stored:
             about = json.loads(stored["about"].tobytes())
             seats = {
-                name: Seat(name, prefix, epoch, round_, tuple(accepted) if accepted else None)
-                for (name, epoch, round_, accepted), prefix in zip(
+                name: Seat(name, prefix, epoch, round_, accepted and tuple(accepted), state, why)
+                for (name, epoch, round_, accepted, state, why), prefix in zip(
                     about["seats"], stored["prefixes"], strict=True
                 )
             }
@@ -72,7 +72,7 @@ class ModelFile:
 
     def write(self, round_: int, model: NDArray[np.float32]) -> None:
         """Durable when it returns."""
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(handle, model.astype("<f4").tobytes(), 4 * self.dim * round_)
             os.fsync(handle)

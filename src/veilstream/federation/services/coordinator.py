@@ -9,18 +9,22 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.terms import SAME_TERMS, Terms, both_sides, differences
-from veilstream.errors import InputError, ProtocolError, VeilstreamError
+from veilstream.errors import InputError, ProtocolError, UnknownName, VeilstreamError
 from veilstream.federation.identity import ServerKeys
-from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.bounds import OutOfBounds
+from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
+from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
+from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -33,6 +37,10 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 5.0  # before an unanswered request is sent once more
 _REFUSED_AGAIN_S = 25.0
 _LOOK_S = 0.2
+_CLOCKS_APART_S = 3600
+_SAY_AGAIN_S = 300.0
+_LONGEST_LINE = 2000
+_LONGEST_REASON = 1000  # a refusal names settings of both sides
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class _Round:
     """A round in flight."""
 
     began: float
+    model: tuple[bytes, str] | None = None
+    """What all learners are sent, and its hash."""
     asked: dict[str, _Asked] = field(default_factory=dict)
 
 
@@ -90,6 +100,7 @@ class Coordinator:
         folder: Path,
         *,
         engine: str = "",
+        start: Mapping[str, Any] | None = None,
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
@@ -102,16 +113,21 @@ class Coordinator:
                 "learning.learners", n, f"as many as have keys ({len(keys.learners)})",
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
             )  # fmt: skip
-        self._needed = max(1, int(np.ceil(plan.federation.quorum * n)))
-        self._files = RunFiles(folder, plan, self.terms)
+        self._files = RunFiles(folder, plan, self.terms, start)
         self._fold = self._files.open(x0, sorted(keys.learners), engine)
         self.models, self.run = self._files.models, self._files.run
+        self._follows = self._files.follows
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
         self._enrolling: dict[str, _Enrolling] = {}  # by node
+        self._ending: dict[str, _Enrolling] = {}  # likewise, after the last round
+        self._confirmed: set[str] = set()
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
+        self._said_stuck = -_SAY_AGAIN_S
+        self.messages_refused: Counter[str] = Counter()
+        """How many messages were not acted on, by the kind of error."""
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -135,6 +151,11 @@ class Coordinator:
     def seated(self) -> frozenset[str]:
         """Learners that have enrolled and can be asked."""
         return frozenset(self._places)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Learners that cannot take part, and why."""
+        return dict(self._refused)
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -163,6 +184,65 @@ class Coordinator:
         self._ask_newcomers(transport)
         self._take_all(transport, _Round(time.monotonic()))
 
+    def after_end(self, transport: Transport) -> tuple[str, ...]:
+        """Tell learners that the run is over, and look at what has come back; call it again.
+
+        One that missed a round closes its epoch then and destroys its secrets; the others have done
+        so at their own horizon. A learner that is away is told when it comes.
+
+        Args:
+            transport: as for `go`.
+
+        Returns:
+            Learners that have not confirmed it since this start.
+
+        """
+        now = time.monotonic()
+        for node in transport.nodes():
+            asking = self._ending.setdefault(node, _Enrolling())
+            if now > asking.again_at:
+                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
+                    self._keys.identity
+                )
+                asking.asked.add(digest(request))
+                asking.again_at = now + _AGAIN_S
+                transport.send(node, request)
+        for node, data in transport.receive(_LOOK_S):
+            try:
+                self._confirmed |= self._ended(node, data)
+            except VeilstreamError as error:
+                self.messages_refused[type(error).__name__] += 1
+                _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+        return tuple(sorted(set(self._keys.learners) - self._confirmed))
+
+    def end_all(
+        self, transport: Transport, within_s: float, look: Callable[[], None] = lambda: None
+    ) -> tuple[str, ...]:
+        """`after_end` until every learner has confirmed, or so many seconds have passed."""
+        until = time.monotonic() + within_s
+        while (left := self.after_end(transport)) and time.monotonic() < until:
+            look()
+        return left
+
+    def _ended(self, node: str, data: bytes | Failure) -> set[str]:
+        """Who has confirmed the end with this reply, if anyone."""
+        if isinstance(data, Failure):
+            return set()
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
+        reply = Reply.read(data, self._keys.learners[name])
+        if reply.answers not in set().union(*(asking.asked for asking in self._ending.values())):
+            return set()  # to something that was asked before the end
+        self._ending[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        if reply.kind == "ended":
+            self._ending[node].again_at = float("inf")
+            _log.info("learner %s has closed its epoch", name)
+            return {name}
+        why = shown(str(reply.facts.get("why", "")), _LONGEST_LINE)
+        _log.warning("learner %s does not end its epoch: %s", name, why)
+        return set()
+
     def _take_all(self, transport: Transport, here: _Round) -> None:
         for node, data in transport.receive(_LOOK_S):
             self._take(node, data, here)
@@ -171,16 +251,42 @@ class Coordinator:
         n, answered = self._plan.learning.learners, len(self._fold.answered)
         if answered == n:
             return True
-        if n - len(self._refused) < self._needed:
-            why = "; ".join(self._refused.values())
-            raise ProtocolError(
-                f"{len(self._refused)} of {n} learners cannot take part ({why})",
-                f"a round needs {self._needed}: repair them, then start the server again",
-            )
-        if answered + len(self._refused) >= n and answered >= self._needed:
+        seats = self._fold.seats.values()
+        out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
+        out -= set(self._fold.answered)
+        void = sum(seat.state == "void" for seat in seats)
+        needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
+        if n - len(out) < needed:
+            self._stuck(out, needed)
+        if answered + len(out) >= n and answered >= needed:
             return True
         late = time.monotonic() - here.began > self._plan.federation.deadline_s
-        return late and answered >= self._needed
+        return late and answered >= needed
+
+    def _askable(self, seat: Seat) -> bool:
+        return seat.asked and seat.round < self.terms.rounds
+
+    def _stuck(self, out: set[str], needed: int) -> None:
+        """Too few can take part. A run that never began ends; one that did waits for its operator.
+
+        So no learner's message can end a server that has learned something.
+        """
+        n, seats = self._plan.learning.learners, self._fold.seats
+        why = "; ".join(
+            self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}")
+            for name in sorted(out)
+        )
+        if self._fold.round == 0 and n - len(self._refused) < needed:
+            raise ProtocolError(
+                f"{len(out)} of {n} learners cannot take part ({why})",
+                f"a round needs {needed}: repair them, then start the server again",
+            )
+        if time.monotonic() - self._said_stuck >= _SAY_AGAIN_S:
+            self._said_stuck = time.monotonic()
+            _log.error(
+                "waiting: %d of %d learners cannot take part (%s); a round needs %d: repair them, "
+                "or start the server again with --reset or --void", len(out), n, why, needed,
+            )  # fmt: skip
 
     def _ask_newcomers(self, transport: Transport) -> None:
         """Who they are; again if need be."""
@@ -191,8 +297,9 @@ class Coordinator:
             asking = self._enrolling.setdefault(node, _Enrolling())
             if now > asking.again_at:
                 request = Request(
-                    "enrol", self.run, "", secrets.token_hex(8), settings=self._settings
-                ).sign(self._keys.identity)
+                    "enrol", self.run, node if node in self._keys.learners else "",
+                    secrets.token_hex(8), settings=self._settings, follows=self._follows,
+                ).sign(self._keys.identity)  # fmt: skip
                 asking.asked.add(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
@@ -203,10 +310,12 @@ class Coordinator:
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
+            if not self._askable(self._fold.seats[name]):
+                continue
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
-            request = self._request(name) if asked is None else asked.request
+            request = self._request(name, here) if asked is None else asked.request
             here.asked[name] = _Asked(request, now, place.node)
             self._outstanding[name].add(digest(request))
             transport.send(place.node, request)
@@ -216,24 +325,27 @@ class Coordinator:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
-    def _request(self, name: str) -> bytes:
+    def _request(self, name: str, here: _Round) -> bytes:
         asked = self._fold.announce(name)
+        if here.model is None:
+            body = asked.x.astype("<f4").tobytes()
+            here.model = (body, body_hash(body))
+        body, hashed = here.model
         return Request(
-            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted,
-            body=asked.x.astype("<f4").tobytes(),
-        ).sign(self._keys.identity)  # fmt: skip
+            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted, body=body
+        ).sign(self._keys.identity, hashed)
 
     # --- replies ---------------------------------------------------------------------------------
 
     def _take(self, node: str, data: bytes | Failure, here: _Round) -> None:
         if isinstance(data, Failure):
-            _log.warning("%s: %s", self._name_at(node), data.why)
+            _log.warning("%s: %s", self._name_at(node), shown(data.why))
             for asked in here.asked.values():
                 if asked.node == node:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
-            reply = self._checked(data)
+            reply = self._checked(node, data)
             if reply.kind == "refusal":
                 self._refusal(node, reply, here)
             elif reply.kind == "enrolled":
@@ -241,12 +353,17 @@ class Coordinator:
             else:
                 self._accept(reply, here)
         except VeilstreamError as error:
-            _log.warning("%s: %s", self._name_at(node), error)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            _log.warning("%s: a reply of unknown form; check its version", self._name_at(node))
+            self.messages_refused[type(error).__name__] += 1
+            _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+        except Exception as error:  # a defect of ours: no message may end the server
+            self.messages_refused[type(error).__name__] += 1
+            _log.error(
+                "%s: %s while reading a reply, which was dropped; this is a defect",
+                self._name_at(node), type(error).__name__,
+            )  # fmt: skip
         self._tell()
 
-    def _checked(self, data: bytes) -> Reply:
+    def _checked(self, node: str, data: bytes) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
         name = Reply.claimed_learner(data)
         if name not in self._keys.learners:
@@ -254,8 +371,11 @@ class Coordinator:
                 f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
             )
         reply = Reply.read(data, self._keys.learners[name])
-        enrolling = set().union(*(asking.asked for asking in self._enrolling.values()))
-        if reply.answers not in self._outstanding[name] | enrolling:
+        asking = self._enrolling.get(node)
+        asked = asking is not None and reply.answers in asking.asked
+        if reply.kind == "release":
+            asked = False
+        if not asked and (reply.kind == "enrolled" or reply.answers not in self._outstanding[name]):
             raise ProtocolError(
                 f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
             )
@@ -264,12 +384,16 @@ class Coordinator:
     def _seat(self, node: str, reply: Reply, here: _Round) -> None:
         """Enrol: same terms, one daemon a name."""
         name, facts = reply.learner, reply.facts
-        unlike = differences(self._settings, facts.get("settings", {}))
+        if node in self._keys.learners and node != name:
+            raise ProtocolError(
+                f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys"
+            )
+        unlike = differences(self._settings, facts["settings"])
         if unlike:
             both = both_sides(unlike)
             self._refused[name] = f"{name}: another plan ({both})"
             raise ProtocolError(f"learner {name!r} has another plan ({both})", SAME_TERMS)
-        place, daemon = self._places.get(name), str(facts.get("daemon"))
+        place, daemon = self._places.get(name), str(facts["daemon"])
         elsewhere = place and place.node != node and place.node in self._present
         if place and elsewhere and place.daemon != daemon:
             self._ask_later(node)
@@ -278,10 +402,15 @@ class Coordinator:
                 "each learner needs keys of its own; if it moved, stop the first",
             )
         try:
-            self._fold.enrol(name, int(facts["epoch"]), int(facts["round"]))
-        except ProtocolError:
-            self._refused[name] = f"{name}: its store is an old copy"
+            self._fold.enrol(name, facts["epoch"], facts["round"])
+        except ProtocolError as error:
+            if self._fold.seats[name].asked:
+                self._refused[name] = f"{name}: {error.what}"
+            self._ask_later(node)
             raise
+        apart = abs(int(time.time()) - facts["time"])
+        if apart > _CLOCKS_APART_S:
+            _log.warning("the clocks of learner %s and of this server are %d s apart", name, apart)
         self._enrolling.pop(node, None)
         self._refused.pop(name, None)
         here.asked.pop(name, None)
@@ -293,6 +422,9 @@ class Coordinator:
         try:
             if not self._fold.accept(name, reply.body):
                 return  # the same again
+        except OutOfBounds:
+            here.asked.pop(name, None)
+            raise
         except OtherEpoch:  # it has begun another: ask who it is now
             self._places.pop(name, None)
             here.asked.pop(name, None)
@@ -303,7 +435,7 @@ class Coordinator:
 
     def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""
-        name, why = reply.learner, str(reply.facts.get("why", ""))
+        name, why = reply.learner, shown(reply.facts["why"], _LONGEST_REASON)
         self._refusals[name] = self._refusals.get(name, 0) + 1
         first = self._refusals[name] == 1 and reply.answers in self._outstanding[name]
         self._places.pop(name, None)
@@ -326,6 +458,7 @@ class Coordinator:
         seconds = time.monotonic() - here.began
         self._files.close_round(self._fold, closed, seconds)
         self._published = self._fold.round
+        self._name_dropped(closed)
         if closed.missing:
             without = ", ".join(closed.missing)
             done, rounds = self._fold.round, self.terms.rounds
@@ -333,6 +466,54 @@ class Coordinator:
         else:
             _log.info("%d of %d rounds closed", self._fold.round, self.terms.rounds)
         self._tell()
+
+    def _name_dropped(self, closed: ClosedRound) -> None:
+        for name in closed.dropped:
+            _log.error(
+                "learner %s was left out of round %d and is not asked again: %s; start the server "
+                "again with --reset %s or --void %s",
+                name, closed.round, self._fold.seats[name].why, name, name,
+            )  # fmt: skip
+
+    # --- what an operator decides between rounds -------------------------------------------------
+
+    def roll_back(self, round_: int) -> None:
+        """Go on from the model that was published after so many rounds.
+
+        Rounds that learners have spent stay spent: neither their counters nor their prefixes are
+        touched, and the server's own count of rounds goes on.
+        """
+        if not 0 <= round_ < self._fold.round:
+            raise InputError(
+                "--roll-back", round_, f"a round that is done, below {self._fold.round}",
+                "rounds.csv in the run's folder lists them",
+            )  # fmt: skip
+        self._fold.roll_back(self.models.read(round_))
+        self._files.record_operation(self._fold, "roll back", str(round_), "")
+        _log.warning("x is the model of round %d again, in round %d", round_, self._fold.round)
+
+    def void(self, learner: str, why: str = "by the operator") -> None:
+        """Never ask this learner again; its weight stays 1/n."""
+        self._fold.void(self._known(learner, "--void"), why)
+        self._places.pop(learner, None)
+        self._files.record_operation(self._fold, "void", learner, why)
+        _log.warning("the seat of learner %s is void", learner)
+
+    def reset(self, learner: str) -> None:
+        """Take this learner at its next enrolment as it is."""
+        before = self._fold.seats[self._known(learner, "--reset")]
+        stood = f"epoch {before.epoch}, round {before.round}, {before.state} {before.why}".strip()
+        self._fold.reset(learner)
+        self._refused.pop(learner, None)
+        self._places.pop(learner, None)
+        self._enrolling.clear()  # whoever is not seated is asked at once
+        self._files.record_operation(self._fold, "reset", learner, stood)
+        _log.warning("learner %s is taken as it is at its next enrolment", learner)
+
+    def _known(self, learner: str, option: str) -> str:
+        if learner not in self._fold.seats:
+            raise UnknownName(option, learner, sorted(self._fold.seats))
+        return learner
 
     def _tell(self) -> None:
         fold = self._fold

@@ -1,8 +1,9 @@
 """The learner's long-lived side: ledger, noise, model and data source behind one function.
 
-`handle(request bytes) -> reply bytes` is all that an engine's relay calls, over a Unix socket. It
-does one request at a time, and the same request again gets the same release. Only releases leave:
-no loss, no count of refused clients; a reply has one size whatever the data, and where people call
+`handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
+does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
+request at a time, and the same request again gets the same release. Only releases leave: no loss,
+no count of refused clients; a reply has one size whatever the data, and where people call
 (`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`).
 """
 
@@ -10,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import threading
-from pathlib import Path
+import time
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,8 @@ from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import LearnerKeys
-from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
@@ -33,6 +33,7 @@ __all__ = ["Daemon"]
 
 _log = logging.getLogger(__name__)
 
+_CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 
 
@@ -58,12 +59,22 @@ class Daemon:
         else:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
-        self._listener: socket.socket | None = None
+        self.dismissed = False
+        """Whether the server has said, since this start, that the epoch's run is over."""
 
     @property
     def learner(self) -> Learner:
         """Whose rounds these are; to look at."""
         return self._learner
+
+    @property
+    def ended(self) -> str | None:
+        """Why nobody is taken any more; None while rounds may come."""
+        learner = self._learner
+        if not learner.over:
+            return None
+        reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
+        return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -76,7 +87,7 @@ class Daemon:
         except _Closing:
             raise
         except VeilstreamError as error:
-            _log.error("request refused: %s", error)
+            _log.error("request refused: %s", shown(error, LONGEST_TEXT))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
             _log.error("%s while answering; this is a defect", _kind(error))
@@ -86,17 +97,24 @@ class Daemon:
     def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
         if request.kind == "enrol":
             return self._enrol(request, answers)
+        if request.kind == "end" and request.learner in ("", self._keys.name):
+            return self._end(request, answers)
         if request.learner != self._keys.name:
             raise ProtocolError(
                 f"a request to {request.learner!r} at learner {self._keys.name!r}",
                 "check which keys this machine was given",
             )
-        self._learner.join(request.run)
+        self._join(request)
         release = self._release(request, arrived)
         self.rounds_done += 1
         return Reply("release", self._keys.name, answers, {}, release.payload)
 
     def _enrol(self, request: Request, answers: str) -> Reply:
+        if request.learner not in ("", self._keys.name):
+            raise ProtocolError(
+                f"an enrolment of {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
         unlike = differences(request.settings, self._learner.settings)
         if unlike:
             both = both_sides(unlike)
@@ -104,14 +122,58 @@ class Daemon:
                 f"server and learner {self._keys.name!r} have different plans ({both})",
                 SAME_TERMS,
             )
-        self._learner.join(request.run)
+        if self._learner.follow(request.run, request.follows):
+            self.dismissed = False
+            _log.info(
+                "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
+                "federation.epochs allows %d more after it",
+                request.run, self._learner.epoch, self._learner.epochs_left,
+            )  # fmt: skip
+        self._join(request)
         facts = {
             "epoch": self._learner.epoch,
             "round": self._learner.round,
             "daemon": self._instance,
             "settings": self._learner.settings,
+            "time": int(time.time()),
         }
         return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _end(self, request: Request, answers: str) -> Reply:
+        """Close the epoch of a run that the server says is over; said again, nothing changes.
+
+        A server that says so too early has less to learn from; nobody's promise changes.
+        """
+        learner = self._learner
+        if learner.run != request.run:
+            raise ProtocolError(
+                f"the end of run {request.run!r} at a learner whose epoch {learner.epoch} belongs "
+                f"to {'no run yet' if learner.run is None else repr(learner.run)}",
+                "nothing has to be done",
+            )
+        if not learner.over:
+            _log.info(
+                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are "
+                "destroyed", request.run, learner.epoch, learner.round, learner.terms.rounds,
+            )  # fmt: skip
+        learner.end_epoch()
+        self.dismissed = True
+        facts = {"epoch": learner.epoch, "round": learner.round}
+        return Reply("ended", self._keys.name, answers, facts)
+
+    def _join(self, request: Request) -> None:
+        """Give this epoch to a run, once, by a request of now.
+
+        A request that someone kept could otherwise bind a new epoch to a run that is over.
+        """
+        apart = int(time.time()) - request.time
+        if self._learner.run is None and abs(apart) > _CLOCKS_APART_S:
+            raise ProtocolError(
+                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
+                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent "
+                "again",
+            )
+        self._learner.join(request.run)
 
     def _release(self, request: Request, arrived: float) -> Release:
         """Do the round, or say again what is sealed; a round begun with another x is finished."""
@@ -177,38 +239,9 @@ class Daemon:
         """What the newest model says; None before the first, or for features of another shape."""
         return self._learner.predict(features)
 
-    # --- the socket ------------------------------------------------------------------------------
-
-    def listen(self, path: Path) -> None:
-        """Open the Unix socket; `serve` answers there."""
-        self._listener = frames.listen(path)
-
-    def serve(self, path: Path | None = None) -> None:
-        """Answer until `close`."""
-        if path is not None:
-            self.listen(path)
-        assert self._listener is not None
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while (data := frames.receive(connection)) is not None:
-                    frames.send(connection, self.handle(data))
-            except (OSError, _Closing):
-                return  # what was sealed is sent when someone asks again
-
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering; what waits for its time does not leave."""
         self._closing.set()
-        if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
         with self._busy:
             self._learner.close()
 
@@ -225,7 +258,7 @@ def _kind(error: Exception) -> str:
 def _outside(error: VeilstreamError) -> str:
     """What the server may know: its own mistakes in full, of the learner's machine nothing."""
     if isinstance(error, InputError | ProtocolError):
-        return str(error)
+        return str(error)[:LONGEST_TEXT]
     if isinstance(error, LedgerError):
         return "its store is not the newest, or damaged (its own log says more)"
     return _STOPPED

@@ -1,59 +1,48 @@
-"""The learner's long-lived process, beside its data: ledger, daemon, data source, relay."""
+"""The learner's long-lived process, beside its data: ledger, daemon, data source, transport."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.federation.identity import LearnerKeys
+from veilstream.federation.services.access_token import open_token, token_path
+from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.intake import ClientSource, FileSource, LiveSource
 
-__all__ = ["LearnerService", "learner_node"]
+if TYPE_CHECKING:
+    from veilstream.federation.services.learner_api import LearnerApi
+
+__all__ = ["LearnerService"]
 
 _log = logging.getLogger(__name__)
 
-
-def learner_node(
-    name: str, keys: Path, socket: Path, state: Path, server: Address, *, insecure: bool
-) -> Node:
-    """The engine of this name, at a learner: one that reaches the daemon by its socket."""
-    if name == "flower":
-        from veilstream.federation.transports.flower import FlowerNode
-
-        return FlowerNode(keys, socket, state, server, insecure=insecure)
-    if name == "flare":
-        from veilstream.federation.transports.flare import FlareNode
-
-        return FlareNode(keys, socket, state, server, insecure=insecure)
-    raise UnknownName("engine", name, ENGINES)
+_LAST_REPLY_S = 1.0  # for the confirmation to reach the server
 
 
 @dataclass
 class LearnerService:
-    """`veilstream learner`: ledger, daemon, data source, and the engine's relay."""
+    """`veilstream learner`: ledger, daemon, data source, and a way to the server."""
 
     plan: Plan
     keys: Path
     store: Path
     data: str
-    server: Address
+    server: Address | None
+    """Where to dial; engines other than direct know that themselves."""
     engine: str = "direct"
     witness: Path | None = None
     learner_api: Address | None = None
@@ -64,9 +53,17 @@ class LearnerService:
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
     reply_when_full: bool = False
+    token_file: Path | None = None
+    """The learner API's access token; None: beside the store, with the suffix .token."""
+    exit_when_done: bool = False
+    """Return when the server has said that the run is over and no other epoch may follow."""
+    socket: Path | None = None
+    """Where an engine's carrier connects; None: NAME.sock beside the store."""
+    trust_engine: bool = False
+    """Answer a carrier of this process's own account, which could read all that is here."""
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Answer the server until ``stop``."""
+        """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan)
@@ -75,7 +72,10 @@ class LearnerService:
         if self.reply_when_full:
             _log.warning("%s", WHEN_FULL)
         task = task_of(self.plan) if self.task is None else self.task
+        api: LearnerApi | None = None
         with ExitStack() as stack:
+            if isinstance(source, FileSource):
+                stack.callback(source.close)
             learner = Learner(
                 self.plan, self.store, task, witness=self.witness, create=self.new_store
             )
@@ -86,49 +86,70 @@ class LearnerService:
             daemon = Daemon(learner, keys, source, replies=times or "when done")
             stack.callback(daemon.close)
             if self.learner_api is not None:
-                live = source if isinstance(source, LiveSource) else None
-                api = LearnerApi(daemon, live, self.learner_api)
+                api = self._api(daemon, source, self.learner_api)
                 stack.callback(api.close)
-                _log.info("learner API at http://%s:%d/", self.learner_api[0], api.port)
-            node = self._node(daemon, learner, stack)
+            node = self._node(daemon, learner)
             stack.callback(node.close)
             node.start()
-            rounds, seen = self.plan.learning.rounds, learner.round
-            _log.info("learner %s: epoch %d, round %d", keys.name, learner.epoch, seen)
+            progress = _Progress(keys.name, daemon)
             with supervised([node]) as check:
                 while not stop.wait(0.1):
                     check()
-                    if learner.round != seen:
-                        seen = learner.round
-                        _log.info("learner %s: %d of %d rounds sealed", keys.name, seen, rounds)
+                    if api is not None:
+                        api.log_refusals()
+                    progress.log()
+                    if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
+                        stop.wait(_LAST_REPLY_S)
+                        return
 
-    def _node(self, daemon: Daemon, learner: Learner, stack: ExitStack) -> Node:
-        """The engine's side here; only the direct one is in this process and needs no socket."""
+    def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
+        from veilstream.federation.services.learner_api import LearnerApi
+
+        path = self.token_file or token_path(self.store)
+        token, made = open_token(path)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
+        if made:
+            _log.info("learner API: new access token, shown this once: %s", token)
+        return api
+
+    def _node(self, daemon: Daemon, learner: Learner) -> Node:
+        """The direct transport, in this process; or a socket for whoever carries elsewhere."""
         if self.engine == "direct":
+            if self.server is None:
+                raise InputError(
+                    "--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400"
+                )
             from veilstream.federation.transports.direct import DirectNode
 
             return DirectNode(
                 self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
                 enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
             )  # fmt: skip
+        if self.engine not in ENGINES:
+            raise UnknownName("engine", self.engine, ENGINES)
         name = self.keys.resolve().name
-        socket = stack.enter_context(_short_path(self.store.parent, f"{name}.sock"))
-        daemon.listen(socket)
-        threading.Thread(target=daemon.serve, daemon=True).start()
-        state = self.store.with_suffix(".engine")
-        return learner_node(
-            self.engine, self.keys, socket, state, self.server, insecure=self.insecure
-        )
+        return CarrierSocket(
+            daemon.handle, self.socket or self.store.absolute().parent / f"{name}.sock",
+            dim=int(learner.settings["d"]), trust_own_account=self.trust_engine,
+        )  # fmt: skip
 
 
-@contextmanager
-def _short_path(folder: Path, name: str) -> Iterator[Path]:
-    """A path for a Unix socket, whose name may have 100 bytes; else one in a temporary folder."""
-    path = folder.resolve() / name
-    if len(os.fsencode(path)) <= 90:
-        yield path
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        return
-    with tempfile.TemporaryDirectory(prefix="veilstream-") as short:
-        yield Path(short) / name
+class _Progress:
+    """Logs where a learner stands, when that changes."""
+
+    def __init__(self, name: str, daemon: Daemon) -> None:
+        self._name, self._daemon, self._learner = name, daemon, daemon.learner
+        self._seen = (self._learner.epoch, self._learner.round)
+        self._over: int | None = None
+        _log.info("learner %s: epoch %d, round %d", name, *self._seen)
+
+    def log(self) -> None:
+        learner, rounds = self._learner, self._learner.terms.rounds
+        now = (learner.epoch, learner.round)
+        if now != self._seen and learner.round:
+            _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
+        self._seen = now
+        if learner.over and self._over != learner.epoch:
+            self._over = learner.epoch
+            _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)

@@ -1,94 +1,315 @@
-"""The learner API, for people beside it: give a record, or ask for a prediction.
+"""The learner API, for programs beside it: give a record, or ask for a prediction.
 
     POST /observe  {"tag": "...", "features": [...], "target": 1}     -> {"answer": "taken"}
     POST /predict  {"features": [...]}                                -> {"prediction": ...}
+    GET /status                                                       where it stands, refusals
 
-It listens on this machine alone. An answer is "taken", "refused" or, when no
-round is open, 503 with Retry-After; it says nothing of what became of the data.
+It listens on this machine alone, and answers only who shows the access token
+(`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
+no step and learn nothing about a tag. A record is looked at before anybody asks whether its client
+took part; the answer to one that is well-formed is "taken", whatever became of the data. Between
+rounds the answer is 503 with Retry-After, after the last one 410. What is refused is counted by
+reason, here only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import hmac
 import json
+import logging
+import math
 import threading
-from typing import Any, ClassVar
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from veilstream.errors import InputError
+from veilstream.deployment.ledger.tags import tag_forms
+from veilstream.errors import InputError, MissingExtra
 from veilstream.federation.addresses import is_loopback
+from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.http_server import HttpPage, HttpServer
+from veilstream.learning.admission import Admission
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import LiveSource
 
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtra("starlette", "federation", "the learner API") from error
+
 __all__ = ["LearnerApi"]
 
-_LARGEST = 16 << 20
+_log = logging.getLogger(__name__)
+
+_NUMBER_BYTES = 32
+_OTHER_BYTES = 8 << 10  # a tag, the fields' names, blanks
+_WAITING = 64  # callers of /observe, or of /predict, whose turn has not come
+_LOG_EVERY_S = 60.0
+_LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
+_SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class LearnerApi:
-    """Serves one daemon until `close`."""
+    """Serves one daemon until `close`.
 
-    def __init__(self, daemon: Daemon, source: LiveSource | None, address: tuple[str, int]) -> None:
-        page = type("DeskPage", (_LearnerApiPage,), {"daemon": daemon, "source": source})
+    Args:
+        daemon: whose learner takes the records and predicts.
+        source: where records go; None if people do not call (then only predictions are made).
+        address: host and port, loopback only; port 0 takes one that is free.
+        token: what callers have to show.
+        limits: what callers may take.
+
+    Raises:
+        InputError: an address that others can reach, or that is taken.
+
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        source: LiveSource | None,
+        address: tuple[str, int],
+        token: str,
+        limits: Limits = _LIMITS,
+    ) -> None:
         if not is_loopback(address[0]):
             raise InputError(
                 "--learner-api", address[0], "a loopback address, since people's records come here",
                 "put a proxy with TLS in front of it",
             )  # fmt: skip
-        self._server = HttpServer(address, page)
-        self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._daemon, self._source, self._token = daemon, source, token.encode()
+        self._admission = Admission.of(daemon.learner.task)
+        size = math.prod(self._admission.shape)
+        self._largest = _OTHER_BYTES + _NUMBER_BYTES * size
+        self._refusals: Counter[str] = Counter()
+        self._logged, self._log_at = 0, 0.0
+        self._one_count = threading.Lock()
+        self._observing, self._predicting = _Turns("observe"), _Turns("predict")
+        routes = [
+            Route("/observe", self._observe, methods=["POST"]),
+            Route("/predict", self._predict, methods=["POST"]),
+            Route("/status", self._status, methods=["GET"]),
+        ]
+        handlers = {HTTPException: self._not_found, _Refusal: _refused, ClientDisconnect: _gone}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+
+        async def checked(scope: Any, receive: Any, send: Any) -> None:
+            """Who may ask is decided before anything else, the path included."""
+            try:
+                self._check_caller(Request(scope))
+            except _Refusal as refusal:
+                await refusal.response(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        self._server = AsgiServer(
+            checked, address, option="--learner-api", limits=limits, refused=self._count
+        )
+        self.port = self._server.port
 
     def close(self) -> None:
         """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
+        self._observing.close()
+        self._predicting.close()
 
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How many requests were refused, by reason, since the start."""
+        with self._one_count:
+            return dict(sorted(self._refusals.items()))
 
-class _LearnerApiPage(HttpPage):
-    daemon: ClassVar[Daemon]
-    source: ClassVar[LiveSource | None]
+    def log_refusals(self) -> None:
+        """Log them if there are new ones, once a minute at most."""
+        found = self.refusals
+        total, now = sum(found.values()), time.monotonic()
+        if total > self._logged and now >= self._log_at:
+            self._logged, self._log_at = total, now + _LOG_EVERY_S
+            reasons = ", ".join(f"{reason} {count}" for reason, count in found.items())
+            _log.warning("learner API: requests refused since the start: %s", reasons)
 
-    def do_POST(self) -> None:
-        said = self._said()
-        if said is None:
-            self.say(400, {"answer": "refused"})
-        elif self.path == "/observe" and self.source is not None:
-            self._observe(said)
-        elif self.path == "/predict":
-            self._predict(said)
-        else:
-            self.say(404, {"error": "try /observe or /predict"})
+    # --- who may ask -----------------------------------------------------------------------------
 
-    def _said(self) -> dict[str, Any] | None:
+    def _check_caller(self, request: Request) -> None:
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            where = f"127.0.0.1:{self.port}"
+            raise self._refuse(403, "Host", f"expected this machine and port, like {where}")
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"http://{hosts[0]}":
+            raise self._refuse(403, "Origin", "no web page of another origin may ask")
+        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
+        if kind.lower() != "bearer" or not same:
+            raise self._refuse(
+                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file)",
+                {"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+
+    def _is_ours(self, host: str) -> bool:
+        """A name or address of this machine, with our port: a page that rebinds DNS has another."""
         try:
-            length = int(self.headers.get("Content-Length", "-1"))
-            if not 0 <= length <= _LARGEST:
-                self.close_connection = True
-                return None
-            said = json.loads(self.rfile.read(length))
-        except (ValueError, RecursionError):
-            return None
-        return said if isinstance(said, dict) else None
+            parts = urlsplit(f"//{host}")
+            return (
+                parts.netloc == host
+                and "@" not in host
+                and is_loopback(parts.hostname or "")
+                and (80 if parts.port is None else parts.port) == self.port
+            )
+        except ValueError:
+            return False
 
-    def _observe(self, said: dict[str, Any]) -> None:
-        assert self.source is not None
-        sample = Sample(said.get("features"), said.get("target"))
-        answer = self.source.offer(said.get("tag", ""), sample)
-        if answer is None:
-            self.say(503, {"answer": "wait"}, headers={"Retry-After": "1"})
+    def _not_found(self, _: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        more = dict(error.headers or {})
+        why = "try POST /observe, POST /predict or GET /status"
+        return self._refuse(error.status_code, "path or method", why, more).response
+
+    # --- what is asked ---------------------------------------------------------------------------
+
+    async def _status(self, _: Request) -> Response:
+        learner = self._daemon.learner
+        if self._daemon.ended is not None:
+            state = "ended"
         else:
-            self.say(200, {"answer": answer.value})
+            state = "open" if self._source is not None and self._source.is_open else "waiting"
+        return _json(
+            200,
+            {
+                "state": state, "epoch": learner.epoch, "round": learner.round,
+                "rounds": learner.terms.rounds, "refusals": self.refusals,
+            },
+        )  # fmt: skip
 
-    def _predict(self, said: dict[str, Any]) -> None:
+    async def _observe(self, request: Request) -> Response:
+        said = await self._read(request)
+        if self._source is None:
+            raise self._refuse(
+                404, "not live", "this learner reads its records itself (--data live takes calls)"
+            )
+        if unknown := set(said) - {"tag", "features", "target"}:
+            raise self._refuse(422, "record", f"unknown field {min(unknown)[:32]!r}")
+        tag = said.get("tag")
+        if not isinstance(tag, str) or not tag_forms(tag):
+            raise self._refuse(422, "record", "tag: expected text of 1 to 1024 characters")
+        sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
+        if sample is None:
+            shape = " x ".join(map(str, self._admission.shape))
+            labels = self._admission.labels
+            target = "a number" if labels is None else f"one of {', '.join(map(str, labels))}"
+            expected = f"expected {shape} numbers in features, and {target} as target"
+            raise self._refuse(422, "record", expected)
+        if (why := self._daemon.ended) is not None:
+            raise self._refuse(410, "ended", why)
+        offer = functools.partial(self._source.offer, tag, sample)
+        answer = await self._turn(self._observing, offer)
+        if answer is None:
+            return _json(503, {"answer": "wait"}, {"Retry-After": "1"})
+        return _json(200, {"answer": answer.value})
+
+    async def _predict(self, request: Request) -> Response:
+        said = await self._read(request)
         try:
             features = np.asarray(said.get("features"), np.float32)
-            prediction = self.daemon.predict(features)
-        except (ValueError, TypeError):
-            prediction = None
+        except (ValueError, TypeError, OverflowError):
+            features = np.zeros(0, np.float32)
+        shape = " x ".join(map(str, self._admission.shape))
+        if features.shape != self._admission.shape or not np.isfinite(features).all():
+            raise self._refuse(422, "record", f"features: expected {shape} numbers")
+        ask = functools.partial(self._daemon.predict, features)
+        prediction = await self._turn(self._predicting, ask)
         if prediction is None:
-            self.say(400, {"error": "no model yet, or features of another shape"})
-        else:
-            self.say(200, {"prediction": prediction})
+            return _json(503, {"error": "no model has come yet"}, {"Retry-After": "1"})
+        return _json(200, {"prediction": prediction})
+
+    async def _turn(self, turns: _Turns, call: Any) -> Any:
+        if turns.waiting >= _WAITING:
+            raise self._refuse(503, "too many at once", "ask again", {"Retry-After": "1"})
+        return await turns.take(call)
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise self._refuse(415, "Content-Type", "expected Content-Type: application/json")
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 12 or int(length) > self._largest:
+            raise self._too_large()
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > self._largest:
+                raise self._too_large()
+        try:
+            said = json.loads(bytes(body))
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise self._refuse(400, "JSON", "expected one JSON object")
+        return said
+
+    def _too_large(self) -> _Refusal:
+        return self._refuse(413, "too large", f"at most {self._largest} bytes for these features")
+
+    # --- refusals --------------------------------------------------------------------------------
+
+    def _count(self, reason: str) -> None:
+        with self._one_count:
+            self._refusals[reason] += 1
+
+    def _refuse(
+        self, status: int, reason: str, why: str, headers: dict[str, str] | None = None
+    ) -> _Refusal:
+        """Counted; the connection ends, since the rest of the request is not read."""
+        self._count(reason)
+        more = {"Connection": "close", **(headers or {})}
+        return _Refusal(_json(status, {"answer": "refused", "why": why}, more))
+
+
+class _Turns:
+    """Calls in a thread of their own, one at a time, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.waiting = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def take(self, call: Any) -> Any:
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _Refusal(Exception):
+    """An answer that ends a request."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _Refusal)
+    return error.response
+
+
+def _gone(_: Request, __: Exception) -> Response:
+    """The caller has left, or was too slow and has been told."""
+    return Response(status_code=408)
+
+
+def _json(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(body, status, {**_SAFE, **(headers or {})})

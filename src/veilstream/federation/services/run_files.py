@@ -7,22 +7,33 @@ the same numbers.
 
 from __future__ import annotations
 
+import csv
 import json
 import secrets
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
+from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
 from veilstream.federation.services.checkpoint import ModelFile, Position
+from veilstream.federation.services.run_lock import LOCK_FILE
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
 
-__all__ = ["RunFiles"]
+__all__ = ["RunFiles", "has_checkpoint"]
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has begun here, so that a server goes on with it."""
+    return (folder / "checkpoint.npz").exists()
 
 
 class RunFiles:
@@ -30,20 +41,27 @@ class RunFiles:
 
     run: str
 
-    def __init__(self, folder: Path, plan: Plan, terms: Terms) -> None:
-        self._folder, self._plan, self._terms = folder, plan, terms
+    def __init__(
+        self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None
+    ) -> None:
+        """``start`` says where x⁰ comes from, if not from the task."""
+        self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
+        self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
 
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
-        resumed = (self._folder / "checkpoint.npz").exists()
-        check_folder(self._folder, self._plan, resume=resumed or _killed_at_birth(self._folder))
+        resumed = has_checkpoint(self._folder)
+        going_on = resumed or _killed_at_birth(self._folder)
+        check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
-        fold = ServerFold(self._terms, x0, learners)
+        fold = ServerFold(self._terms, x0, learners, self._combine)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
+        if self._start is not None:
+            write_file(self._folder / "start.json", _json(dict(self._start)))
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
         write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
@@ -51,6 +69,13 @@ class RunFiles:
         self.models.write(0, x0)
         self._save(fold)
         return fold
+
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Earlier runs of the same plan, which are over."""
+        path = self._folder / "start.json"
+        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return tuple(said.get("follows", ()))
 
     def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         position = Position.load(self._folder / "checkpoint.npz")
@@ -62,8 +87,9 @@ class RunFiles:
             )  # fmt: skip
         self.run = position.run
         fold = ServerFold.resumed(
-            self._terms, position.round, position.x, position.average, dict(position.seats)
-        )
+            self._terms, position.round, position.x, position.average, dict(position.seats),
+            self._combine,
+        )  # fmt: skip
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
@@ -78,6 +104,19 @@ class RunFiles:
         self._save(fold)  # last: a kill before it has the round done, and listed, once more
         if fold.finished:
             self._sum_up(fold)
+
+    def record_operation(self, fold: ServerFold, operation: str, about: str, why: str) -> None:
+        """Durable when it returns: what an operator did between rounds, and what came of it."""
+        path = self._folder / "operations.csv"
+        begun = path.exists()
+        with path.open("a", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            if not begun:
+                rows.writerow(["time", "round", "operation", "about", "why"])
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            rows.writerow([now, fold.round, operation, about, why])
+        self.models.write(fold.round, fold.published)
+        self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
         position = Position(self.run, fold.round, fold.x, fold.average, fold.seats)
@@ -103,9 +142,16 @@ def _killed_at_birth(folder: Path) -> bool:
     """Whether a server was killed here before its first checkpoint: it may begin again."""
     for stray in folder.glob(".partial-*"):
         stray.unlink(missing_ok=True)
-    ours = {"plan.toml", "guarantee.json", "versions.json", "rounds.csv", "releases.csv"}
+    ours = {
+        "plan.toml",
+        "start.json",
+        "guarantee.json",
+        "versions.json",
+        "rounds.csv",
+        "releases.csv",
+    }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", "engine"}
+    return "plan.toml" in found and found <= ours | {"models.f32", "engine", LOCK_FILE}
 
 
 def _json(value: object) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from veilstream.errors import InputError
 from veilstream.federation.protocol.transport import Transport
 
-__all__ = ["ENGINES", "TRUST_NEEDED", "Address", "Engine", "Node", "check_trusted", "supervised"]
+__all__ = ["ENGINES", "Address", "Engine", "Node", "supervised"]
 
 
 _log = logging.getLogger(__name__)
@@ -22,24 +21,7 @@ Address = tuple[str, int]
 ENGINES = ("direct", "flower", "flare")
 
 
-TRUST_NEEDED = {
-    "flare": "FLARE's site process runs under the learner's account and takes orders: the server, "
-    "another learner and any local account can read the learner's files through it (records, "
-    "store, seeds), which no noise protects"
-}
-"""Engines that see more than messages, and what that means."""
-
-
 _SUPERVISE_S = 1.0
-
-
-def check_trusted(engine: str, *, trusted: bool) -> None:
-    """Refuse an engine that can read a learner's files, unless someone says that it is trusted."""
-    if why := "" if trusted else TRUST_NEEDED.get(engine, ""):
-        raise InputError(
-            "--engine", engine, f"--trust-engine beside it, since {why}",
-            "use --engine direct; or, if all of these are trusted, add --trust-engine",
-        )  # fmt: skip
 
 
 class Engine(Transport, Protocol):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
-from collections import deque
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,9 +27,12 @@ import grpc.aio  # isort: skip
 
 __all__ = ["StreamClient", "TlsFiles"]
 
+_log = logging.getLogger(__name__)
+
 _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
 _PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help
+_DAY_S = 86_400.0
 _TRIES = 3  # at first contact, before a trouble with TLS is believed
 _UNKNOWN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -69,8 +73,7 @@ class StreamClient:
         self._future: Any = None
         self._said = ""
         self._answered = False
-        self.notes: deque[str] = deque(maxlen=100)
-        """Lines to show."""
+        self._warn_at = 0.0
         self.connected = False
         """Whether the server has let it in."""
         self.refused: Trouble | None = None
@@ -105,7 +108,7 @@ class StreamClient:
             if trouble is not None:
                 if trouble.lasting and self._enrolled:
                     longest = _PATIENT_DELAY_S
-                self._say(f"{trouble.what}; waiting ({trouble.way_out})")
+                self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, longest)
 
@@ -145,9 +148,16 @@ class StreamClient:
 
     def _welcomed(self) -> None:
         self.connected = self._enrolled = True
-        self._say("connected")
-        if self._tls is not None and (soon := expiring(load(self._tls.certificate), "this")):
-            self.notes.append(f"warning: {soon}")
+        self._say(f"connected to {wire.target(*self._address)}", logging.INFO)
+
+    def warn_of_expiry(self) -> None:
+        """A line from 30 days before this learner's certificate ends, every day."""
+        if self._tls is None or time.monotonic() < self._warn_at:
+            return
+        self._warn_at = time.monotonic() + _DAY_S
+        with contextlib.suppress(OSError, ValueError):  # said when it connects
+            if soon := expiring(load(self._tls.certificate), "this learner's"):
+                _log.warning("%s", soon)
 
     async def _explain(self, code: grpc.StatusCode) -> Trouble:
         """Why the server is not to be had, in our own words."""
@@ -177,11 +187,11 @@ class StreamClient:
                 return trouble
         return Trouble(f"no connection to {shown}", "is the server running?", lasting=False)
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, level: int) -> None:
         """Once, until something else is to be said."""
         if line != self._said:
             self._said = line
-            self.notes.append(line)
+            _log.log(level, "%s", line)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -201,10 +211,10 @@ class StreamClient:
         try:
             reply = await loop.run_in_executor(self._worker, self._handle, request)
         except Exception as error:  # its text might hold data; asked again, it may do better
-            self.notes.append(f"{type(error).__name__}: a request is left without an answer")
+            _log.warning("%s: a request is left without an answer", type(error).__name__)
             return
         if len(reply) > wire.reply_limit(self._dim):
-            self.notes.append(f"a reply of {len(reply)} bytes is too large for d = {self._dim}")
+            _log.warning("a reply of %d bytes is too large for d = %d", len(reply), self._dim)
             return
         # The stream may have ended meanwhile; the server asks again on the next.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.addresses import check_loopback
+from veilstream.federation.identity import check_private
 from veilstream.federation.transports.direct import require_grpc
 
 __all__ = ["DirectNode"]
@@ -55,6 +56,7 @@ class DirectNode:
                         "keys", str(path), "a file that `veilstream keys` made",
                         f"`veilstream keys renew KEYS --learner {keys.name}` makes it",
                     )  # fmt: skip
+            check_private(tls.key)
         name = keys.resolve().name
         self._client = StreamClient(server, name, handle, tls, dim=dim, enrolled=enrolled)
 
@@ -68,7 +70,7 @@ class DirectNode:
         self._client.start()
 
     def supervise(self) -> str | None:
-        """A line to show if there is one; the client connects again by itself.
+        """See whether the server refuses; the client connects again, and logs, by itself.
 
         Raises:
             ProtocolError: the server refuses this learner.
@@ -77,10 +79,8 @@ class DirectNode:
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
-        lines = []
-        while self._client.notes:
-            lines.append(self._client.notes.popleft())
-        return "; ".join(lines) or None
+        self._client.warn_of_expiry()
+        return None
 
     def close(self) -> None:
         """Disconnect."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.federation.addresses import check_loopback, wait_until_free
-from veilstream.federation.identity import ServerKeys, learner_uri
+from veilstream.federation.identity import ServerKeys, check_private, learner_uri
 from veilstream.federation.protocol.transport import Failure, Inbox
 from veilstream.federation.transports.direct import wire
 from veilstream.federation.transports.direct.certificates import expiring, invalid, load
@@ -30,6 +30,7 @@ __all__ = ["DirectServer"]
 
 _PING_S = 1.0
 _OPEN_S = 20.0
+_PORT_S = 1.0  # a server that was killed leaves its port at once
 _DAY_S = 86_400.0
 
 
@@ -63,6 +64,7 @@ class DirectServer:
             check_loopback(address[0])
         self._keys, self._insecure, self._dim = keys, insecure, dim
         self._known = ServerKeys.load(keys).learners
+        check_private(keys / "tls.key")
         self._host, self.port = address
         self._answer_within_s = answer_within_s
         self._inbox = Inbox()
@@ -89,7 +91,7 @@ class DirectServer:
                     trouble.way_out,
                 )  # fmt: skip
         if self.port:
-            wait_until_free(self._host, self.port)
+            wait_until_free(self._host, self.port, _PORT_S)
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_OPEN_S)
 
     def _certificate(self) -> Any:

@@ -1,11 +1,14 @@
 """NVIDIA FLARE carries the messages: pushed over mutual TLS, some hundredths of a second a round.
 
-    provision      kits for server and learners, from `veilstream keys`
-    FlareServer    beside the coordinator: FLARE's server, a job manager, and a relay socket
-    FlareNode      beside a learner's daemon: FLARE's site
+    provisioning.py      kits for FLARE's server, its administrator and its sites
+    server.py            FlareServer: a `Transport`; the socket to which FLARE's jobs connect
+    jobs.py              a process beside it that submits the jobs, as the administrator
+    veilstream_relay.py  what a job runs, at the server and at a site: bytes to a socket and back
+    local.py             FLARE's processes on one machine, for a demo or a test
 
-What FLARE starts (`relay_server`, `relay_site`) is stateless: a process that is killed costs a new
-job, never a number. FLARE always speaks mutual TLS here; "insecure" only means loopback.
+FLARE is used as it comes: stock kits, started by their own scripts, and a job of its Collab API.
+Its processes take orders (a site even runs what the server sends it), so a site has an account of
+its own and reaches nothing of the learner but the socket of `veilstream learner`.
 """
 
 from __future__ import annotations
@@ -13,21 +16,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from veilstream.federation.transports.flare.node import FlareNode
     from veilstream.federation.transports.flare.provisioning import provision
     from veilstream.federation.transports.flare.server import FlareServer
 
-__all__ = ["FlareNode", "FlareServer", "provision"]
+__all__ = ["FlareServer", "provision"]
 
 _LATER = {
-    "FlareNode": "veilstream.federation.transports.flare.node",
     "FlareServer": "veilstream.federation.transports.flare.server",
     "provision": "veilstream.federation.transports.flare.provisioning",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """FLARE's own processes import this package too, and need none of it."""
+    """Load a part only when it is asked for."""
     if name in _LATER:
         from importlib import import_module
 

@@ -1,11 +1,13 @@
 """FLARE's kits, made by `veilstream keys` from the same list of learners.
 
-    KEYS/ca/flare/              FLARE's own CA and every key that it signed: keep offline
-    KEYS/server/flare/          server/ and admin/ (who may submit jobs)
-    KEYS/learners/NAME/flare/   the learner's kit
+    KEYS/ca/flare/             FLARE's own CA and every key that it signed: keep offline
+    KEYS/server/flare/         the administrator, who submits jobs: for `veilstream server`
+    KEYS/flare/server/         for the account that runs FLARE's server
+    KEYS/flare/sites/NAME/     for the account that runs the learner's site, *not* the learner's own
 
-Made again when learners are added: certificates that exist are kept, unless they end soon or the
-server has a new name. FLARE's certificates last 360 days, so make the kits again once a year.
+A kit is FLARE's workspace too: its `startup/start.sh` starts it where it lies. Made again when
+learners are added: certificates that exist are kept, unless they end soon or the server has a new
+name. FLARE's certificates last 360 days, so make the kits again once a year.
 """
 
 from __future__ import annotations
@@ -20,14 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
-from veilstream.federation.transports.flare.names import ADMIN, PROJECT, SERVER
 from veilstream.files import write_file
 
-__all__ = ["provision", "require_flare"]
+__all__ = ["ADMIN", "provision", "require_flare"]
 
+PROJECT = "veilstream"
+SERVER = "veilstream-server"
+"""The server's identity, whatever its host is called."""
+ADMIN = "admin@veilstream.local"
 _LOCAL = ["localhost", "127.0.0.1"]
 _RENEW_DAYS = 90
 _RESERVED = {"server", "client", "all", "root_cert", "root_pri_key", PROJECT, SERVER}
+_STORE = "{$HOME}/veilstream-flare"  # FLARE fills in the variable
+_GONE_AFTER_S = 20
+_ANSWER_S = 4.0
+_MOST_JOBS = 1000  # one a site
+# A stream's sender keeps a thread that waits for stragglers: 300 s by default, or thousands of
+# threads at our pace.
+_STREAMING = {"streaming_retry_timeout": 4, "streaming_retry_wait": 1}
 
 
 def require_flare() -> None:
@@ -51,10 +63,11 @@ def provision(keys: Path, host: str, port: int) -> None:
     _forget_stale(home, hosts := _hosts(home, host))
     kits = _build(home, names, host, hosts, port)
     try:
-        _hand_over(kits / SERVER, keys / "server/flare/server")
-        _hand_over(kits / ADMIN, keys / "server/flare/admin")
+        _set_up_server(kits / SERVER)
+        _hand_over(kits / SERVER, keys / "flare/server")
+        _hand_over(kits / ADMIN, keys / "server/flare")
         for name in names:
-            _hand_over(kits / name, keys / "learners" / name / "flare")
+            _hand_over(kits / name, keys / "flare/sites" / name)
     finally:
         shutil.rmtree(kits)  # copies of keys; FLARE's state holds all that is needed
 
@@ -114,9 +127,9 @@ def _build(home: Path, names: list[str], host: str, hosts: list[str], port: int)
             StaticFileBuilder(config_folder="config", scheme="grpc"),
             CertBuilder(root_valid_days=3650),
         ]
-        ctx: Any = Provisioner(str(home), builders).provision(
-            project, logger=logging.getLogger("veilstream.flare")
-        )
+        logger = logging.getLogger("veilstream.flare")
+        logger.setLevel(logging.WARNING)
+        ctx: Any = Provisioner(str(home), builders).provision(project, logger=logger)
     for path in [home / PROJECT, *(home / PROJECT).rglob("*")]:  # FLARE writes its CA's key 0644
         path.chmod(0o700 if path.is_dir() else 0o600)
     if ctx.get(CtxKey.BUILD_ERROR):
@@ -124,16 +137,33 @@ def _build(home: Path, names: list[str], host: str, hosts: list[str], port: int)
     return Path(ctx.get(CtxKey.CURRENT_PROD_DIR))
 
 
+def _set_up_server(kit: Path) -> None:
+    """Settings for many small jobs.
+
+    What FLARE's server would do otherwise: keep the jobs of all servers in one folder of /tmp, run
+    four at a time, look for new ones every ten seconds, and count a dead site as present for ten
+    minutes.
+    """
+    rules = json.loads((kit / "local/resources.json.default").read_text())
+    rules["servers"][0] |= {"heart_beat_timeout": _GONE_AFTER_S, "admin_timeout": _ANSWER_S}
+    rules["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = _STORE + "/snapshots"
+    for part in rules["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = _STORE + "/jobs"
+        elif part["id"] == "job_scheduler":
+            part["args"] = {
+                "max_jobs": _MOST_JOBS, "min_schedule_interval": 0.5, "max_schedule_interval": 2.0,
+            }  # fmt: skip
+    (kit / "local/resources.json").write_text(json.dumps(rules, indent=1))
+
+
 def _hand_over(kit: Path, to: Path) -> None:
-    """The part of a kit that is used: certificates and settings, no scripts."""
+    """To where it is fetched from, for its owner only."""
     new = to.with_name(f".{to.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    for part, endings in (("startup", (".json", ".pem", ".crt", ".key")), ("local", (".default",))):
-        (new / part).mkdir(parents=True, mode=0o700)
-        for file in sorted((kit / part).iterdir()):
-            if file.suffix in endings:
-                shutil.copy(file, new / part / file.name)
-                (new / part / file.name).chmod(0o600)
-    new.chmod(0o700)
+    shutil.copytree(kit, new)
+    (new / "local/comm_config.json").write_text(json.dumps(_STREAMING, indent=1))
+    for path in [new, *new.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)
     shutil.rmtree(to, ignore_errors=True)
     new.rename(to)

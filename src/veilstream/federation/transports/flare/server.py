@@ -1,145 +1,221 @@
-"""The server's side: FLARE's server and a job manager as children, a relay socket between us.
+"""The server's side: a Unix socket to which FLARE's jobs connect, one for each site.
 
-    coordinator ── relay socket ══ Unix socket ══ relay (FLARE's job) ══ mutual TLS ══ sites
-                    └ FlareServer.supervise ── job manager (submits and aborts the job)
+    coordinator ── FlareServer ══ Unix socket ══ FLARE's server and jobs ══ mutual TLS ══ sites
 
-All that is written lies in one folder and may be deleted between runs: what counts is in the
-coordinator's checkpoint.
+FLARE's server is not ours to run: it is started with its kit, best under an account of its own. A
+job's part there (`veilstream_relay.ServerRelay`) connects, says which site it is for, and then
+takes requests and gives replies, a frame each. What has no job is submitted by one child (`jobs`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import contextlib
+import socket
+import struct
 import sys
-import tempfile
+import threading
+from collections import Counter
 from pathlib import Path
 
-from veilstream.federation.addresses import check_loopback, is_loopback, wait_until_free
+from veilstream.errors import InputError
+from veilstream.federation.addresses import check_loopback
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.transports.flare.job_manager import STUCK
-from veilstream.federation.transports.flare.names import PROJECT, RELAY_SOCKET
-from veilstream.federation.transports.flare.process_tree import end
+from veilstream.federation.protocol.transport import Failure, Inbox
+from veilstream.federation.transports.direct.wire import reply_limit
 from veilstream.federation.transports.flare.provisioning import require_flare
-from veilstream.federation.transports.flare.workspace import (
-    admin_workspace,
-    environment,
-    server_workspace,
-)
-from veilstream.federation.transports.relay_socket import RelaySocket
 
-__all__ = ["FlareServer"]
+__all__ = ["FlareServer", "JobSocket"]
 
-_LONGEST_NAME = 80  # of the folder of a Unix socket
+_ANSWERED = b"R"
+_HELLO_S = 5.0
 
 
-class FlareServer:
-    """A `Transport` over FLARE; `supervise` keeps it alive."""
+class JobSocket:
+    """A `Transport` whose other half is the jobs that are connected."""
 
-    def __init__(
-        self, keys: Path, state: Path, address: tuple[str, int], *, insecure: bool = False
-    ) -> None:
-        require_flare()
-        if insecure:  # and mutual TLS all the same
-            check_loopback(address[0])
-        self._kit, self._address = keys / "flare", address
-        self._state = state.resolve()
-        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._state.chmod(0o700)
-        self._sockets = self._state
-        if len(os.fsencode(self._state)) > _LONGEST_NAME:
-            self._sockets = Path(tempfile.mkdtemp(prefix="veilstream-"))
-        workspace, admin = self._state / "server", self._state / "admin"
-        admin_workspace(self._kit / "admin", admin, address[1])
-        self._lay_out()
-        self._relay_socket = RelaySocket(self._sockets / "relay.sock")
-        self._server = Child(
-            [
-                sys.executable, "-m", "nvflare.private.fed.app.server.server_train",
-                "-m", str(workspace), "-s", "fed_server.json", "--set", "secure_train=true",
-                f"org={PROJECT}", "config_folder=config",
-            ],
-            self._state / "server.log", environment({RELAY_SOCKET: str(self._relay_socket.path)}),
-            self._state,
-        )  # fmt: skip
-        self._status = self._sockets / "job_manager.sock"
-        self._job_manager = Child(
-            [
-                sys.executable, "-m", "veilstream.federation.transports.flare.job_manager",
-                str(admin), str(self._state / "job"), str((keys / "learners.json").resolve()),
-                str(self._status),
-            ],
-            self._state / "job_manager.log", environment({}), self._state,
-        )  # fmt: skip
+    def __init__(self, path: Path, dim: int) -> None:
+        """Open the socket, for the owner and the folder's group."""
+        self.path = path
+        self._limit = 1 + reply_limit(dim)
+        try:
+            self._listener = frames.listen(path, 0o660)
+        except OSError as error:
+            raise InputError(
+                "--socket", str(path), "a short path in a folder of this account", str(error)
+            ) from error
+        self._relays: dict[str, socket.socket] = {}
+        self._waiting: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._inbox = Inbox()
         self._notes: list[str] = []
-        self._heeded = 0  # up to which job manager we have done as it asked
-
-    @property
-    def pid(self) -> int | None:
-        """Of FLARE's server."""
-        return self._server.pid
-
-    # --- as a transport --------------------------------------------------------------------------
+        self.bytes_sent = self.bytes_received = 0
 
     def nodes(self) -> set[str]:
-        """Sites that answer through the running job."""
-        return self._relay_socket.nodes()
+        """Sites whose job is connected."""
+        with self._lock:
+            return set(self._relays)
 
     def send(self, node: str, request: bytes) -> None:
-        """By the relay socket."""
-        self._relay_socket.send(node, request)
+        """To the site's job; without one, the request fails."""
+        with self._lock:
+            relay = self._relays.get(node)
+            self._waiting[node] += 1
+        try:
+            if relay is None:
+                raise ConnectionError("no job of FLARE is connected")
+            frames.send(relay, request)
+            self.bytes_sent += len(request)
+        except OSError as error:
+            self._failed(node, str(error))
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
-        """From the relay socket; what went down with a job has failed."""
-        return self._relay_socket.receive(timeout_s)
-
-    # --- its processes ---------------------------------------------------------------------------
+        """Replies and failures since the last call."""
+        return self._inbox.receive(timeout_s)
 
     def start(self) -> None:
-        """Start FLARE's server and the job manager."""
-        host, port = self._address
-        # FLARE would try for ever, and say so in its log alone.
-        wait_until_free(host if is_loopback(host) else "", port)
-        self._server.start()
-        self._job_manager.start()
+        """Wait for jobs."""
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def supervise(self) -> str | None:
-        """Start again what has ended, tell the job manager who is reached; a line to show."""
-        if not self._server.running:
-            code = self._server.exit_code
-            self._server.end()
-            self._lay_out()  # no job of the last one must come back to life
-            if self._server.keep_running():
-                self._notes.append(f"FLARE's server had ended ({code}) and was started again")
-        if not self._job_manager.running:
-            if self._job_manager.exit_code == STUCK and self._heeded < self._job_manager.starts:
-                self._heeded = self._job_manager.starts
-                end(self._server)
-            self._job_manager.keep_running()
-        self._tell()
-        return self._notes.pop(0) if self._notes else None
+        """Who has come or gone."""
+        with self._lock:
+            return self._notes.pop(0) if self._notes else None
 
     def close(self) -> None:
-        """End all of it."""
-        self._job_manager.end()
-        self._relay_socket.close()
-        end(self._server)
-        self._status.unlink(missing_ok=True)
-        if self._sockets != self._state:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+        """Stop listening; jobs see the end of their connection and end."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            relays = list(self._relays.values())
+        for relay in relays:
+            _hang_up(relay)
+        self.path.unlink(missing_ok=True)
 
-    def _lay_out(self) -> None:
-        server_workspace(self._kit / "server", self._state / "server", self._address)
+    # --- connections -----------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        news = {
-            "reached": sorted(self._relay_socket.nodes()),
-            "connected": self._relay_socket.connected,
-        }
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+
+    def _listen(self, connection: socket.socket) -> None:
+        """One job, from its first frame (the site's name) to its end."""
+        with contextlib.suppress(OSError, UnicodeDecodeError), connection:
+            hello = frames.receive(connection, limit=256, within_s=_HELLO_S)
+            if hello is None:
+                return
+            connection.settimeout(None)
+            # A relay that no longer reads must not hold the coordinator up.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
+            self._carry(hello.decode(), connection)
+
+    def _carry(self, node: str, connection: socket.socket) -> None:
+        with self._lock:
+            old = self._relays.get(node)
+            self._relays[node] = connection
+        if old is not None:  # the newest job counts
+            _hang_up(old)
+            self._lose(node)
+        self._note(f"{node} can be reached through FLARE")
         try:
-            self._notes += json.loads(frames.ask(self._status, json.dumps(news).encode(), 1.0))
-        except (OSError, ValueError):
-            return  # it is just being started
+            while (frame := frames.receive(connection, self._limit)) is not None:
+                if frame[:1] == _ANSWERED:
+                    with self._lock:
+                        self._waiting[node] = max(0, self._waiting[node] - 1)
+                    self.bytes_received += len(frame) - 1
+                    self._inbox.put(node, frame[1:])
+                else:
+                    self._failed(node, "the learner cannot be reached from its site")
+        finally:
+            with self._lock:
+                current = self._relays.get(node) is connection
+                if current:
+                    del self._relays[node]
+            if current:
+                self._note(f"{node} can no longer be reached through FLARE")
+                self._lose(node)
+
+    def _lose(self, node: str) -> None:
+        """What is outstanding will not be answered."""
+        with self._lock:
+            waiting = self._waiting.pop(node, 0)
+        for _ in range(waiting):
+            self._inbox.put(node, Failure("FLARE's job has ended"))
+
+    def _failed(self, node: str, why: str) -> None:
+        with self._lock:
+            waiting = self._waiting[node]
+            self._waiting[node] = max(0, waiting - 1)
+        if waiting:  # else it was given up already
+            self._inbox.put(node, Failure(why))
+
+    def _note(self, line: str) -> None:
+        with self._lock:
+            if line not in self._notes:
+                self._notes.append(line)
+
+
+class FlareServer(JobSocket):
+    """With a child that sees to it that each site has a job."""
+
+    def __init__(
+        self, keys: Path, state: Path, address: tuple[str, int], *, dim: int,
+        socket: Path | None = None, insecure: bool = False,
+    ) -> None:  # fmt: skip
+        """The socket is open, and nothing else.
+
+        Args:
+            keys: the server's, with the kit of FLARE's administrator in them.
+            state: a folder for logs.
+            address: of FLARE's server, which listens there itself, as its kit says.
+            dim: of the model; limits what a job may send.
+            socket: where jobs connect, in a folder whose group may enter; None: in ``state``.
+            insecure: refuse what is not loopback. FLARE uses mutual TLS all the same.
+
+        """
+        require_flare()
+        if insecure:
+            check_loopback(address[0])
+        kit, state = keys / "flare", state.resolve()
+        if not (kit / "startup").is_dir():
+            raise InputError(
+                "keys", str(kit), "the kit of FLARE's administrator",
+                "`veilstream keys make --engine flare` makes it",
+            )  # fmt: skip
+        super().__init__(state / "relay.sock" if socket is None else socket.resolve(), dim)
+        self._jobs = Child(
+            [
+                sys.executable, "-W", "ignore", "-m", "veilstream.federation.transports.flare.jobs",
+                str(kit.resolve()), str((keys / "learners.json").resolve()), str(state / "jobs"),
+            ],
+            state / "jobs.log", None, state,
+        )  # fmt: skip
+        self._said = ""
+
+    def start(self) -> None:
+        """Wait for jobs, and have them submitted."""
+        super().start()
+        self._jobs.start()
+
+    def supervise(self) -> str | None:
+        """Start the child again; a line to show."""
+        why = "" if self._jobs.running else self._jobs.last_lines(1)
+        if self._jobs.keep_running() and why != self._said:
+            self._said = why
+            self._note(f"FLARE's server cannot be given jobs ({why}); trying again")
+        return super().supervise()
+
+    def close(self) -> None:
+        """End the child and all jobs."""
+        self._jobs.end()
+        super().close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,118 @@
+"""`veilstream model`: fetch a released model from a server, and look at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from veilstream.plans.released_model import ReleasedModel
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Fetch a released model from a server's model API, and look at it.
+
+    The file is NumPy's .npz with the parameters, the plan and the guarantee. In Python:
+    `numpy.load("model.npz")["model"]`.
+    """,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command("fetch")
+def fetch_command(
+    url: Annotated[str, typer.Argument(help="https://HOST:PORT of the model API.")],
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who vouches for the server: ca.pem of its keys.", show_default="the system's"
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the model is written.")] = Path("model.npz"),
+    round_: Annotated[
+        int | None, typer.Option("--round", min=0, help="Which model.", show_default="the newest")
+    ] = None,
+    expect_plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="The plan it must be of; its guarantee is worked out again and compared.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fetch a model over a checked connection and write it, whole or not at all.
+
+    A file that has the newest model already is left as it is, and nothing is sent again.
+
+    Example: `veilstream model fetch https://fl.example.org:8480 --ca keys/server/ca.pem`
+    """
+    from veilstream.errors import InputError
+    from veilstream.federation.model_download import check_plan, fetch_model
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.released_model import ReleasedModel
+
+    plan = None if expect_plan is None else Plan.load(expect_plan)
+    known = None
+    if out.exists():
+        try:
+            known = ReleasedModel.load(out)
+        except InputError as error:
+            raise InputError(
+                "--out", str(out), "a new file, or a model's", "name another"
+            ) from error
+    model = fetch_model(url, ca=ca, round_=round_, known=known)
+    if plan is not None:
+        check_plan(model, plan)
+    if model is not known:
+        model.save(out)
+    _show(model, out, json)
+
+
+@app.command("show")
+def show_command(
+    file: Annotated[Path, typer.Argument(help="A model that was fetched.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Show what a model's file holds.
+
+    Example: `veilstream model show model.npz`
+    """
+    from veilstream.plans.released_model import ReleasedModel
+
+    _show(ReleasedModel.load(file), file, json)
+
+
+def _show(model: ReleasedModel, path: Path, json: bool) -> None:
+    import numpy as np
+
+    from veilstream.cli.tables import print_json
+    from veilstream.plans.released_model import plan_digest
+
+    facts: dict[str, Any] = {
+        "file": str(path), "run": model.run, "round": model.round, "rounds": model.rounds,
+        "dim": len(model.model), "norm": float(np.linalg.norm(model.model)),
+        "plan": plan_digest(model.plan), "guarantee": model.guarantee,
+    }  # fmt: skip
+    if json:
+        print_json(facts)
+        return
+    promise = model.guarantee
+    typer.echo(
+        f"Model      {path}: {len(model.model)} parameters, norm {facts['norm']:.6g}\n"
+        f"Run        {_plain(model.run)}, after {model.round} of {model.rounds} rounds\n"
+        f"Plan       {_plain(model.plan.name)}, digest {facts['plan'][:16]}…\n"
+        f"Guarantee  epsilon {promise.get('epsilon')}, delta {promise.get('delta')}, "
+        "as the server states it"
+    )
+
+
+def _plain(text: str) -> str:
+    """A server's text on a terminal: nothing that moves a cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text[:200])

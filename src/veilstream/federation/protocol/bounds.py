@@ -1,0 +1,121 @@
+"""How large an honest learner's release can be, from the terms alone.
+
+After s steps a release is a sum of s gradients of norm at most B_g, plus noise of standard
+deviation V·‖b_s‖ in every coordinate, in units of the grid. Hence, but for an event of probability
+2^-40 over all learners, rounds and coordinates of an epoch,
+
+    every coordinate of a release     |p_j|     <= s·B_g + z·V·‖b_s‖ + 1
+    what it adds to an earlier one    ‖p' - p‖  <= (s' - s)·B_g + (√d + z)·V·(‖b_s'‖ + ‖b_s‖) + √d
+
+with z = √(2·ln(4·n·R²·d·2^40)): a coordinate leaves with probability at most 2·exp(-z²/2), a norm
+of d Gaussians exceeds √d + z with at most exp(-z²/2) (Lipschitz concentration), and the noise of a
+difference has at most the sum of both deviations, whatever its correlation.
+
+What is beyond was not made by this plan's learner. What is within may still be a lie: bounds keep
+one message from ruining a run, they do not make its content true.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError, ProtocolError
+
+__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds"]
+
+FALSE_ALARM = 2.0**-40
+"""Probability that any release of honest learners is refused, in a whole epoch of all of them."""
+
+_LARGEST_SUM = 2.0**62
+
+
+class OutOfBounds(ProtocolError):
+    """A release that no learner of this plan makes."""
+
+
+@dataclass(frozen=True)
+class ReleaseBounds:
+    """Bounds in units of the grid."""
+
+    dim: int
+    local_steps: int
+    clip: float
+    """B_g."""
+    deviations: NDArray[np.float64]
+    """Standard deviation of the noise in a release after so many rounds; 0 after none."""
+    quantile: float
+    """z."""
+
+    @classmethod
+    def of(cls, terms: Terms) -> ReleaseBounds:
+        """What these terms allow.
+
+        Raises:
+            InputError: sums over all learners might not fit into 64 bits.
+
+        """
+        ends = terms.mechanism.row_norms_squared()[terms.local_steps - 1 :: terms.local_steps]
+        scale = terms.noise_std / terms.grid.step
+        deviations = np.concatenate([[0.0], scale * np.sqrt(ends)])
+        cases = 4.0 * terms.learners * terms.rounds**2 * terms.dim
+        bounds = cls(
+            terms.dim, terms.local_steps, terms.grid.clip_norm / terms.grid.step, deviations,
+            math.sqrt(2.0 * math.log(cases / FALSE_ALARM)),
+        )  # fmt: skip
+        largest = max(2.0 * bounds.coordinate(terms.rounds), bounds.increment(0, terms.rounds))
+        if largest * terms.learners >= _LARGEST_SUM:
+            raise InputError(
+                "learning.learners", terms.learners,
+                f"at most {int(_LARGEST_SUM / largest)}, whose sums fit into 64 bits",
+                "plan fewer rounds or learners",
+            )  # fmt: skip
+        return bounds
+
+    def coordinate(self, rounds: int) -> float:
+        """Largest coordinate of a release after so many rounds of its learner."""
+        noise = self.quantile * float(self.deviations[rounds])
+        return rounds * self.local_steps * self.clip + noise + 1.0
+
+    def increment(self, before: int, rounds: int) -> float:
+        """Largest norm of what it adds to the release after ``before`` rounds."""
+        noise = float(self.deviations[before] + self.deviations[rounds])
+        root = math.sqrt(self.dim)
+        return (
+            (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
+        )
+
+    def check_prefix(self, learner: str, rounds: int, prefix: NDArray[np.int64]) -> None:
+        """Refuse a release with a coordinate out of bounds."""
+        largest, bound = max(int(prefix.max()), -int(prefix.min())), self.coordinate(rounds)
+        if largest > bound:
+            raise OutOfBounds(
+                f"a release of learner {learner!r} with a coordinate of {largest} units, over "
+                f"{bound:.0f}, which clipping and noise allow after {rounds} rounds",
+                _WAY_OUT.format(learner=learner),
+            )
+
+    def check_increment(
+        self, learner: str, before: int, rounds: int, increment: NDArray[np.int64]
+    ) -> None:
+        """Refuse what a release adds if it is too long."""
+        with np.errstate(over="ignore"):
+            exact = increment.astype(np.float64)
+            length = math.sqrt(float(exact @ exact))
+        bound = self.increment(before, rounds)
+        if not length <= bound:
+            raise OutOfBounds(
+                f"a release of learner {learner!r} that adds {length:.0f} units, over {bound:.0f}, "
+                f"which clipping and noise allow from round {before} to {rounds}",
+                _WAY_OUT.format(learner=learner),
+            )
+
+
+_WAY_OUT = (
+    "honest learners send such a thing with probability 2^-40; its seat is held until the server "
+    "is started with --reset {learner} or --void {learner}"
+)

@@ -1,0 +1,120 @@
+"""A released model in one file: the parameters, and what they are.
+
+    model = ReleasedModel.load("model.npz")
+    model.model         float32 parameters
+    model.plan          the plan that it was trained under
+    model.guarantee     what every client was promised
+
+The file is NumPy's `.npz` with arrays `model`, `round`, `rounds` and the texts `run`, `plan` (TOML)
+and `guarantee` (JSON); nothing in it is pickled. What a server publishes is public: whoever holds
+the file knows no more of any client than the guarantee says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.files import write_file
+from veilstream.plans.plan import Plan
+
+__all__ = ["ReleasedModel", "plan_digest"]
+
+_TEXTS = ("run", "plan", "guarantee")
+_WAY_OUT = "`veilstream model fetch` writes one"
+
+
+def plan_digest(plan: Plan) -> str:
+    """SHA-256 of a plan as text; spacing, order and comments of its file do not matter."""
+    return hashlib.sha256(plan.to_toml().encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ReleasedModel:
+    """What came out of so many rounds."""
+
+    model: NDArray[np.float32]
+    round: int
+    rounds: int
+    run: str
+    plan_toml: str
+    guarantee: dict[str, Any]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan, parsed."""
+        return Plan.parse(self.plan_toml)
+
+    def to_bytes(self) -> bytes:
+        """As a file holds it."""
+        buffer = io.BytesIO()
+        np.savez(
+            buffer, model=self.model.astype("<f4"), round=np.int64(self.round),
+            rounds=np.int64(self.rounds), run=np.array(self.run), plan=np.array(self.plan_toml),
+            guarantee=np.array(json.dumps(self.guarantee, allow_nan=False)),
+        )  # fmt: skip
+        return buffer.getvalue()
+
+    def save(self, path: Path | str) -> None:
+        """Write the file, whole or not at all."""
+        write_file(Path(path), self.to_bytes())
+
+    @classmethod
+    def load(cls, path: Path | str) -> ReleasedModel:
+        """Read a file that `save` or `veilstream model fetch` wrote.
+
+        Raises:
+            InputError: for one that is missing or no such file.
+
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(
+                "model", str(path), "a file", f"{error.strerror}; {_WAY_OUT}"
+            ) from None
+        return cls.from_bytes(data, str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, origin: str) -> ReleasedModel:
+        """What a file holds; ``origin`` names it in errors.
+
+        Raises:
+            InputError: for bytes that are no such file.
+
+        """
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as members:
+                if sum(member.file_size for member in members.infolist()) > len(data):
+                    raise ValueError("it is compressed")  # a small file could fill all memory
+            with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+                texts = {name: _text(stored[name]) for name in _TEXTS}
+                model, round_, rounds = stored["model"], stored["round"], stored["rounds"]
+            guarantee = json.loads(texts["guarantee"])
+            if model.dtype != np.float32 or model.ndim != 1 or not isinstance(guarantee, dict):
+                raise ValueError("other contents")
+            whole = int(round_), int(rounds)
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(
+                "model", origin, "an .npz file with model, round, plan and guarantee",
+                f"{error}; {_WAY_OUT}",
+            ) from None  # fmt: skip
+        if not np.isfinite(model).all():
+            raise InputError("model", origin, "finite parameters", "fetch another round")
+        return cls(model, *whole, texts["run"], texts["plan"], guarantee)
+
+
+def _text(array: NDArray[Any]) -> str:
+    if array.dtype.kind != "U" or array.ndim:
+        raise ValueError("other contents")
+    return str(array)

@@ -1,0 +1,304 @@
+"""What deploy/ says is true: options that exist, locks with hashes, units that are shut."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.support.containers import instructions
+
+with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import click
+    import typer
+
+    from veilstream.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
+ENGINES = {"flower-supernode", "flower-superlink"}
+SAME = re.compile(r"^# --- the same in every unit.*?^# --- to here ---$", re.MULTILINE | re.DOTALL)
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
+)
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """A unit's settings, with its lines joined."""
+    found: dict[str, list[str]] = {}
+    text = "\n".join(line for line in unit.read_text().splitlines() if not line.startswith("#"))
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def compose(path: Path) -> dict:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", path.read_text()))
+
+
+def stages() -> dict[str, dict[str, str]]:
+    """A Containerfile's stages: each instruction's last text."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, rest in instructions(DEPLOY / "Containerfile"):
+        if kind == "FROM":
+            found[rest.partition(" AS ")[2]] = last = {"FROM": rest.partition(" AS ")[0]}
+        elif found:
+            last[kind] = rest
+    return found
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command that something in deploy/ starts: where it stands, and its words."""
+    found = []
+    for unit in UNITS:
+        for line in settings(unit)["ExecStart"]:
+            program, *words = shlex.split(line.replace("%i", "north"))
+            if "/kit/startup/" not in line:  # FLARE's own script, from a kit that it made
+                found.append((unit.name, [Path(program).name, *words]))
+    for path in COMPOSE:
+        for name, service in compose(path)["services"].items():
+            entry = stages()[service["build"]["target"]]["ENTRYPOINT"]
+            words = [*re.findall(r'"([^"]+)"', entry), *shlex.split(service["command"])]
+            found.append((f"{path.name}: {name}", words))
+    script = re.sub(r"\\\n", "", (DEPLOY / "submit-flower").read_text())
+    lines = re.findall(r"^\s*(veilstream .*)$", script, re.MULTILINE)
+    return found + [("submit-flower", shlex.split(line)) for line in lines]
+
+
+def parse(words: list[str]) -> None:
+    """As the command line would: unknown options, missing ones and extra words are errors."""
+    command: click.Command = typer.main.get_command(app)
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name}"
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    command.parse_args(context, words)
+
+
+@pytest.mark.parametrize(("where", "words"), commands(), ids=lambda each: str(each)[:40])
+def test_commands_know_the_options_that_deploy_gives_them(where, words):
+    program, *words = words
+    if program in ENGINES:
+        pytest.importorskip("flwr")
+        # A word of Flower's help for each of the options, since its parsers are private.
+        text = help_of(program)
+        for word in words:
+            assert not word.startswith("--") or re.search(rf"{word}\b", text), (where, word)
+    else:
+        assert program == "veilstream"
+        parse(words)
+
+
+@functools.cache
+def help_of(program: str) -> str:
+    beside = Path(sys.executable).parent / program
+    done = subprocess.run([beside, "--help"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_check_of_options_finds_a_wrong_one():
+    good = ["server", "--plan", "p.toml"]
+    parse(good)
+    for bad in ([*good, "--planet", "x"], [*good, "more"], ["server"], ["serve"]):
+        with pytest.raises((click.UsageError, AssertionError)):
+            parse(bad)
+
+
+# --- units --------------------------------------------------------------------------------------
+
+
+def exposure(unit: Path) -> float:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    (score,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    return float(score)
+
+
+def installed(unit: Path, folder: Path) -> Path:
+    """A copy, as an instance if it is a template."""
+    copy = folder / unit.name.replace("@.", "@north.")
+    shutil.copy(unit, copy)
+    return copy
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_is_exposed_below_3(unit, tmp_path):
+    copy = installed(unit, tmp_path)
+    assert exposure(copy) < 3.0
+    # Also as the comments have it for JAX; and the figure is one that can be missed.
+    copy.write_text(copy.read_text().replace("WriteExecute=yes", "WriteExecute=no"))
+    assert exposure(copy) < 3.0
+    copy.write_text(SAME.sub("", copy.read_text()))
+    assert exposure(copy) > 3.0
+
+
+@needs_systemd
+def test_systemd_reads_every_line_of_the_units(tmp_path):
+    place = tmp_path / "etc/systemd/system"
+    place.mkdir(parents=True)
+    for unit in UNITS:
+        shutil.copy(unit, place)
+        program = tmp_path / settings(unit)["ExecStart"][0].split()[0].lstrip("/")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    for name in ("multi-user", "network-online", "sysinit", "basic", "shutdown"):
+        (place / f"{name}.target").write_text("[Unit]\nDescription=here for the test\n")
+    names = [unit.name.replace("@.", "@north.") for unit in UNITS]
+    verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "--no-pager"]
+    done = subprocess.run([*verify, f"--root={tmp_path}", *names], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    (place / names[0].replace("@north", "@")).write_text("[Service]\nNoNewPrivilege=yes\n")
+    done = subprocess.run([*verify, f"--root={tmp_path}", names[0]], capture_output=True, text=True)
+    assert "NoNewPrivilege" in done.stderr
+
+
+def test_units_share_one_list_of_what_is_shut():
+    assert len(UNITS) == 6
+    lists = {SAME.search(unit.read_text())[0] for unit in UNITS}
+    assert len(lists) == 1
+    assert {"LimitCORE=0", "MemorySwapMax=0", "UMask=0077"} <= set(lists.pop().splitlines())
+
+
+def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
+    accounts = re.findall(
+        r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE
+    )
+    users = {unit.name: settings(unit)["User"][0] for unit in UNITS}
+    assert set(users.values()) == set(accounts)
+    carriers = {"veilstream-supernode@.service", "veilstream-flare@.service"}
+    assert not {users[c] for c in carriers} & {u for n, u in users.items() if n not in carriers}
+    for name in carriers:
+        found = settings(DEPLOY / "systemd" / name)
+        assert found["TemporaryFileSystem"] == ["/:ro"]
+        assert found["ProtectSystem"][-1] == "no"  # any other would undo the line before, silently
+        bound = shlex.split(" ".join(found["BindReadOnlyPaths"] + found["BindPaths"]))
+        ours = {path.lstrip("-") for path in bound if "veilstream" in path}
+        assert ours == {"/opt/veilstream-carrier", "/run/veilstream-%i", f"/var/lib/{users[name]}"}
+
+
+def test_a_restart_is_prevented_for_documented_exit_codes_only():
+    documented = set(re.findall(r"(\d+) [a-z]", str(app.info.help)))
+    for unit in UNITS:
+        codes = " ".join(settings(unit).get("RestartPreventExitStatus", [])).split()
+        assert set(codes) <= documented - {"0", "1", "130"}, unit
+
+
+# --- images -------------------------------------------------------------------------------------
+
+
+def test_the_base_is_pinned_and_roles_run_as_accounts_with_a_number():
+    first = dict(instructions(DEPLOY / "Containerfile")[:1])["ARG"]
+    assert re.fullmatch(r"BASE=[\w./:-]+@sha256:[0-9a-f]{64}", first)
+    found = stages()
+    for name, stage in found.items():
+        assert stage["FROM"] == ("${BASE}" if name == "base" else "base")
+        if "ENTRYPOINT" in stage:
+            uid, _, gid = stage["USER"].partition(":")
+            assert int(uid) >= 10000
+            assert int(gid) >= 10000
+    roles = {name for name, stage in found.items() if "ENTRYPOINT" in stage}
+    script = (ROOT / "scripts/build-images").read_text()
+    assert set(re.search(r"set -- ([\w ]+)$", script, re.MULTILINE)[1].split()) == roles
+
+
+def test_a_base_without_a_digest_is_refused(tmp_path):
+    check = next(rest for kind, rest in instructions(DEPLOY / "Containerfile") if kind == "RUN")
+    for base, code in (("python:3.11@sha256:00", 0), ("python:3.11", 1)):
+        done = subprocess.run(["sh", "-c", check], env={"BASE": base}, capture_output=True)
+        assert done.returncode == code
+
+
+def locks() -> list[str]:
+    text = (DEPLOY / "Containerfile").read_text()
+    return sorted(set(re.findall(r"requirements/[\w-]+\.lock", text)))
+
+
+@pytest.mark.parametrize("lock", [*locks(), "requirements/carrier-flare.lock"])
+def test_locks_have_hashes_and_hold_what_is_needed(lock):
+    text = (ROOT / lock).read_text()
+    pins = re.findall(r"^\S.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert all(re.match(r"[\w.-]+==", pin) and "--hash=sha256:" in pin for pin in pins)
+    names = {pin.partition("==")[0] for pin in pins}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        "deploy": ["federation"], "deploy-jax": ["federation", "jax"], "superlink": ["flower"],
+        "carrier-flower": ["flower"], "carrier-flare": ["flare"],
+    }[Path(lock).stem]  # fmt: skip
+    wanted = [] if "carrier" in lock else [*project["dependencies"]]
+    wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
+    missing = {re.match(r"[\w.-]+", each)[0] for each in wanted} - names
+    assert not missing, f"{lock} lacks {missing}: scripts/lock makes it again"
+
+
+# --- compose ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_services_are_shut_and_learners_see_the_server_alone(path):
+    whole = compose(path)
+    services, kinds = whole["services"], stages()
+    networks: dict[str, set[str]] = {}
+    for name, service in services.items():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["mem_limit"] == service["memswap_limit"]
+        assert service["ulimits"] == {"core": 0}
+        assert service["user"] == kinds[service["build"]["target"]]["USER"]
+        assert not {"privileged", "cap_add", "devices", "pid"} & set(service)
+        assert service.get("network_mode", "none") == "none"
+        networks[name] = set(service.get("networks", []))
+        for volume in service["volumes"]:
+            source, target, *mode = volume.split(":")
+            assert target.startswith(("/etc/veilstream", "/var/lib/veilstream", "/data", "/run"))
+            if source[0] in "/.":
+                assert mode == ["ro"], f"{name}: a folder of the machine that it could write"
+            else:
+                assert source in whole["volumes"]
+    for one, other in itertools.combinations(set(services) - {"server"}, 2):
+        assert not networks[one] & networks[other]
+    for name in set(services) - {"server"}:
+        assert all(whole["networks"][network]["internal"] for network in networks[name])
+
+
+def test_a_carriers_container_shares_the_folder_of_the_socket_and_nothing_else():
+    services = compose(DEPLOY / "compose.flower.yaml")["services"]
+    sources = {
+        name: {volume.split(":")[0] for volume in service["volumes"]}
+        for name, service in services.items()
+    }
+    for name in ("north", "south", "west"):
+        carrier = f"{name}-supernode"
+        shared = {
+            other: sources[carrier] & sources[other] for other in services if other != carrier
+        }
+        assert {other: what for other, what in shared.items() if what} == {name: {f"{name}-socket"}}
+        assert services[carrier]["user"] != services[name]["user"]
+        assert not [source for source in sources[carrier] if "keys" in source]
+        assert "networks" not in services[name]

@@ -1,0 +1,412 @@
+"""The learner API over real sockets: who may ask, what is refused, and who cannot hold it up."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.federation import DIM, World, plan_of, wait_for
+from veilstream.errors import InputError
+from veilstream.federation.services.access_token import open_token, token_path
+from veilstream.federation.services.asgi_server import Limits
+from veilstream.federation.services.learner import LearnerService
+from veilstream.federation.services.learner_api import LearnerApi
+from veilstream.learning.tasks import Sample
+from veilstream.streams.intake import LiveSource
+
+TOKEN = "k" * 43
+ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
+FEATURES = {"features": [1.0] * DIM}
+KEPT = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+
+
+class Served:
+    """A learner whom people call, its API, and a server that asks for rounds when told to."""
+
+    def __init__(self, root: Path, limits: Limits | None = None, rounds: int = 6) -> None:
+        self.source = LiveSource(patience_s=5.0)
+        self.world = World(root, plan_of(rounds=rounds, learners=1), names=("a",))
+        self.daemon = self.world.start("a", source=self.source, replies="when done")
+        more = {} if limits is None else {"limits": limits}
+        self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
+        self.port = self.api.port
+        self._coordinator = self.world.coordinator()
+        self._going: threading.Thread | None = None
+
+    def open_round(self) -> None:
+        self._going = threading.Thread(
+            target=self._coordinator.go,
+            args=(self.world.transport(), self._coordinator.round + 1),
+            daemon=True,
+        )
+        self._going.start()
+        wait_for(lambda: self.source.is_open)
+
+    def fill_round(self, *tags: str) -> None:
+        self.open_round()
+        for tag in tags:
+            assert self.post("/observe", {**ROW, "tag": tag}) == (200, {"answer": "taken"})
+        assert self._going is not None
+        self._going.join(10)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers=None):
+        """Status, headers and body; headers are sent as they are, and Host by default."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def post(self, path: str, body, **changes) -> tuple[int, dict]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {k: v for k, v in {**KEPT, **changes}.items() if v is not None}
+        status, _, answer = self.ask("POST", path, data, headers)
+        return status, json.loads(answer)
+
+    def close(self) -> None:
+        for number in range(9):  # an open round would be waited for
+            self.source.offer(f"last {number}", Sample(np.zeros(DIM), 1.0))
+        self.api.close()
+        self.world.close()
+
+
+@contextmanager
+def served(root: Path, **options):
+    here = Served(root, **options)
+    try:
+        yield here
+    finally:
+        here.close()
+
+
+def test_it_takes_records_and_predicts(tmp_path):
+    with served(tmp_path) as here:
+        status, headers, body = here.ask("POST", "/observe", json.dumps(ROW).encode(), KEPT)
+        assert (status, headers["Retry-After"], json.loads(body)) == (503, "1", {"answer": "wait"})
+        assert here.post("/predict", FEATURES)[0] == 503  # no model yet
+        here.open_round()
+        assert here.post("/observe", ROW) == (200, {"answer": "taken"})
+        assert here.post("/observe", ROW) == (200, {"answer": "taken"})  # not used
+        assert here.daemon.learner.clients_wanted == 1
+        assert here.post("/observe", {**ROW, "tag": "u"}) == (200, {"answer": "taken"})
+        wait_for(lambda: here.daemon.learner.round == 1)
+        assert here.post("/predict", FEATURES) == (200, {"prediction": 1.0})
+        assert here.post("/other", {})[0] == 404
+        assert here.ask("GET", "/observe", headers=KEPT)[0] == 405
+
+
+def test_without_the_token_nothing_is_answered_and_no_step_is_used(tmp_path):
+    with served(tmp_path) as here:
+        here.fill_round("known", "u")
+        here.open_round()
+        wrong = [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x",
+                 f"Basic {TOKEN}", TOKEN, "Bearer é"]  # fmt: skip
+        answers = set()
+        for shown in wrong:
+            for path, body in (
+                ("/observe", {**ROW, "tag": "known"}), ("/observe", {**ROW, "tag": "new"}),
+                ("/observe", {"tag": "known"}), ("/predict", FEATURES), ("/none", {}),
+            ):  # fmt: skip
+                status, answer = here.post(path, body, Authorization=shown)
+                assert status == 401
+                answers.add(json.dumps(answer))
+        status, headers, _ = here.ask("GET", "/status")
+        assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert len(answers) == 1  # the same whatever was asked, and about whom
+        assert here.daemon.learner.clients_wanted == 2
+        assert here.post("/observe", ROW, Authorization=f"bearer {TOKEN}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"Host": "evil.example"}, "Host"),
+        ({"Host": "evil.example:{port}"}, "Host"),  # a name that now resolves to 127.0.0.1
+        ({"Host": "127.0.0.1:1"}, "Host"),
+        ({"Host": "127.0.0.1"}, "Host"),
+        ({"Host": "127.0.0.1@evil.example:{port}"}, "Host"),
+        ({"Host": "127.0.0.1:{port}.evil.example"}, "Host"),
+        ({"Host": ""}, "Host"),
+        ({"Origin": "https://evil.example"}, "Origin"),
+        ({"Origin": "null"}, "Origin"),
+        ({"Origin": "http://localhost:1"}, "Origin"),
+    ],
+)
+def test_a_page_in_a_browser_reaches_nothing(changes, reason, tmp_path):
+    """Cross-site requests and DNS rebinding, even with the token."""
+    with served(tmp_path) as here:
+        changes = {k: v.format(port=here.port) for k, v in changes.items()}
+        for path, body in (("/observe", ROW), ("/predict", FEATURES)):
+            assert here.post(path, body, **changes)[0] == 403
+        assert here.api.refusals == {reason: 2}
+        for host in (f"localhost:{here.port}", f"[::1]:{here.port}", f"127.0.0.1:{here.port}"):
+            same = here.post("/observe", ROW, Host=host, Origin=f"http://{host}")
+            assert same == (503, {"answer": "wait"})
+
+
+def test_a_form_that_a_page_may_send_without_asking_is_refused(tmp_path):
+    with served(tmp_path) as here:
+        here.open_round()
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "", None):
+            changes = {"Content-Type": kind}
+            assert here.post("/observe", ROW, **changes)[0] == 415
+        assert here.daemon.learner.clients_wanted == 2
+        changes = {"Content-Type": "application/json; charset=utf-8"}
+        assert here.post("/observe", ROW, **changes)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"not json", b"[]", b"", b"[" * 5000, b"\xff", {}, {"features": ["x"]},
+        {**ROW, "target": 7}, {**ROW, "tag": 5}, {**ROW, "tag": None}, {**ROW, "tag": " "},
+        {**ROW, "tag": ["t"]}, {**ROW, "features": None}, {**ROW, "features": [1]},
+        {**ROW, "features": [1e300] * DIM}, {**ROW, "features": [10**400] * DIM},
+        {**ROW, "more": 1}, b'{"tag": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
+    ],
+    ids=range(18),
+)  # fmt: skip
+def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(bad, tmp_path):
+    """And the round goes on: no type of anything ends it."""
+    with served(tmp_path) as here:
+        here.fill_round("known", "u")
+        assert here.post("/observe", bad)[0] in (400, 422)  # also while no round is open
+        here.open_round()
+        answers = []
+        for tag in ("known", "new"):
+            body = {**bad, "tag": tag} if isinstance(bad, dict) and bad.get("tag") == "t" else bad
+            answers.append(here.post("/observe", body))
+        assert answers[0] == answers[1]
+        assert answers[0][0] in (400, 422)
+        assert here.daemon.learner.clients_wanted == 2
+        assert here.post("/observe", {**ROW, "tag": "v"}) == (200, {"answer": "taken"})
+
+
+def test_predictions_are_for_features_of_the_right_shape(tmp_path):
+    with served(tmp_path) as here:
+        for bad in ([1], None, "x", [[1] * DIM], [float("nan")] * DIM, [10**400] * DIM):
+            assert here.post("/predict", {"features": bad})[0] == 422
+
+
+def test_bodies_are_limited_by_the_features(tmp_path):
+    with served(tmp_path) as here:
+        here.open_round()
+        long = b" " * (20 << 10)
+        assert here.post("/observe", json.dumps(ROW).encode() + long)[0] == 413
+        chunked = {**KEPT, "Transfer-Encoding": "chunked"}
+        pieces = b"1000\r\n" + b" " * 4096 + b"\r\n"
+        with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
+            head = "".join(f"{k}: {v}\r\n" for k, v in chunked.items())
+            host = f"Host: 127.0.0.1:{here.port}\r\n"
+            raw.sendall(f"POST /observe HTTP/1.1\r\n{host}{head}\r\n".encode() + 5 * pieces)
+            assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
+        digits = [0.1234567890123456789] * DIM
+        assert here.post("/observe", {**ROW, "features": digits, "tag": "x" * 1024})[0] == 200
+        assert here.api.refusals == {"too large": 2}
+
+
+def all_of(raw: socket.socket) -> bytes:
+    """What is sent until the other side ends it."""
+    found = b""
+    while piece := raw.recv(4096):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("part", ["nothing", "head", "body"])
+def test_a_request_has_a_deadline_however_its_bytes_trickle(part, tmp_path):
+    limits = Limits(request_s=0.5, idle_s=0.5)
+    head = "".join(f"{k}: {v}\r\n" for k, v in KEPT.items())
+    with served(tmp_path, limits=limits) as here:
+        host = f"Host: 127.0.0.1:{here.port}\r\n"
+        start = {
+            "nothing": b"", "head": b"POST /observe HTTP/1.1\r\n",
+            "body": f"POST /observe HTTP/1.1\r\n{host}{head}Content-Length: 99\r\n\r\n".encode(),
+        }[part]  # fmt: skip
+        with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
+            raw.sendall(start)
+            ended = threading.Event()
+
+            def trickle() -> None:
+                while part != "nothing" and not ended.wait(0.05):
+                    try:
+                        raw.sendall(b"x")
+                    except OSError:
+                        return
+
+            thread = threading.Thread(target=trickle)
+            thread.start()
+            try:
+                said = all_of(raw)
+            except ConnectionResetError:
+                said = b""
+            ended.set()
+            thread.join()
+        if part == "nothing":
+            assert said == b""
+        else:
+            assert said.startswith(b"HTTP/1.1 408 ")
+            assert here.api.refusals == {"request too slow": 1}
+        assert here.post("/observe", ROW)[0] == 503
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_64_slow_callers_do_not_stop_the_others(capped, tmp_path):
+    """Some trickle a head, some a body, some read nothing of many answers; 31 requests go by."""
+    limits = Limits(connections=24, connections_per_address=16) if capped else None
+    more = {} if limits is None else {"limits": limits}
+    with served(tmp_path, **more) as here:
+        host = f"Host: 127.0.0.1:{here.port}\r\n"
+        head = "".join(f"{k}: {v}\r\n" for k, v in KEPT.items())
+        kinds = [
+            b"POST /obs",
+            f"POST /observe HTTP/1.1\r\n{host}{head}Content-Length: 99\r\n\r\n{{".encode(),
+            f"GET /status HTTP/1.1\r\n{host}{head}\r\n".encode() * 2000,
+            f"POST /observe HTTP/1.1\r\n{host}Content-Length: 9999999\r\n\r\n".encode(),
+        ]
+        slow = []
+        try:
+            for number in range(64):
+                raw = socket.create_connection(("127.0.0.1", here.port), 10)
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+                raw.setblocking(False)
+                slow.append(raw)
+                try:
+                    raw.send(kinds[number % 4])
+                except OSError:
+                    assert capped  # its place was taken
+            if not capped:
+                wait_for(lambda: here.api._server.connections >= 48)
+            assert [here.post("/observe", ROW)[0] for _ in range(31)] == [503] * 31
+            here.open_round()
+            assert here.post("/observe", ROW) == (200, {"answer": "taken"})
+            if capped:
+                assert here.api._server.connections <= 16
+                assert here.api.refusals["too many connections"] >= 31
+        finally:
+            for raw in slow:
+                raw.close()
+
+
+def test_one_who_reads_nothing_is_cut(tmp_path):
+    with served(tmp_path, limits=Limits(answer_s=0.3)) as here:
+        request = "GET /status HTTP/1.1\r\n" + f"Host: 127.0.0.1:{here.port}\r\n"
+        request += "".join(f"{k}: {v}\r\n" for k, v in KEPT.items()) + "\r\n"
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            raw.connect(("127.0.0.1", here.port))
+            raw.setblocking(False)
+            until = time.monotonic() + 20
+
+            def still_open() -> bool:
+                try:
+                    while raw.send(request.encode() * 64):
+                        pass
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                return True
+
+            while still_open():
+                assert time.monotonic() < until, "it was not cut"
+                time.sleep(0.02)
+        assert here.api.refusals == {"answer not read": 1}
+
+
+def test_after_the_last_round_callers_are_told_that_it_is_over(tmp_path):
+    with served(tmp_path, rounds=1) as here:
+        here.fill_round("t", "u")
+        wait_for(lambda: here.daemon.learner.horizon_reached)
+        for tag in ("t", "new"):
+            status, answer = here.post("/observe", {**ROW, "tag": tag})
+            assert status == 410
+            assert answer["why"] == "epoch 0 has ended after 1 of 1 rounds"
+        assert here.post("/observe", {**ROW, "target": 7})[0] == 422
+        assert here.post("/predict", FEATURES)[0] == 200
+        status, _, body = here.ask("GET", "/status", headers=KEPT)
+        assert (status, json.loads(body)["state"]) == (200, "ended")
+
+
+def test_refusals_are_counted_and_logged_without_what_was_sent(tmp_path, caplog):
+    with served(tmp_path) as here:
+        here.post("/observe", {**ROW, "tag": "secret-person"}, Authorization=None)
+        here.post("/observe", {**ROW, "tag": "secret-person", "target": 7})
+        here.post("/observe", b"secret-record")
+        counted = {"JSON": 1, "record": 1, "token": 1}
+        body = json.loads(here.ask("GET", "/status", headers=KEPT)[2])
+        assert body["refusals"] == counted
+        assert (body["state"], body["round"], body["rounds"]) == ("waiting", 0, 6)
+        with caplog.at_level(logging.DEBUG):
+            here.api.log_refusals()
+            here.api.log_refusals()  # nothing new
+        lines = [r.getMessage() for r in caplog.records if "learner API" in r.getMessage()]
+        assert lines == ["learner API: requests refused since the start: JSON 1, record 1, token 1"]
+        assert "secret" not in caplog.text
+
+
+def test_it_is_for_this_machine_alone():
+    with pytest.raises(InputError, match="loopback"):
+        LearnerApi(None, None, ("0.0.0.0", 0), TOKEN)
+
+
+def test_an_address_that_is_taken_is_named(tmp_path):
+    with served(tmp_path) as here, pytest.raises(InputError, match=r"--learner-api.*in use"):
+        LearnerApi(here.daemon, here.source, ("127.0.0.1", here.port), TOKEN)
+
+
+def test_a_token_is_made_once_for_this_account_alone(tmp_path):
+    path = token_path(tmp_path / "deep/north.db")
+    assert path.name == "north.token"
+    token, made = open_token(path)
+    assert made
+    assert len(token) >= 43
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert open_token(path) == (token, False)
+    path.chmod(0o640)
+    with pytest.raises(InputError, match="no other can read"):
+        open_token(path)
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(InputError, match="32 letters"):
+        open_token(path)
+    path.unlink()
+    assert open_token(path)[0] != token
+
+
+def test_a_token_file_is_no_link(tmp_path):
+    there = tmp_path / "there"
+    there.write_text(TOKEN)
+    there.chmod(0o600)
+    (tmp_path / "north.token").symlink_to(there)
+    with pytest.raises(InputError, match="plain file"):
+        open_token(tmp_path / "north.token")
+
+
+def test_the_service_shows_a_new_token_once_and_keeps_it(tmp_path, caplog):
+    with served(tmp_path) as here, caplog.at_level(logging.INFO):
+        service = LearnerService(
+            here.world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
+            ("127.0.0.1", 1),
+        )  # fmt: skip
+        for number in range(2):
+            caplog.clear()
+            api = service._api(here.daemon, here.source, ("127.0.0.1", 0))
+            token = (tmp_path / "a.token").read_text().strip()
+            assert (token in caplog.text) == (number == 0)
+            assert str(tmp_path / "a.token") in caplog.text
+            here.port = api.port
+            assert here.post("/observe", ROW)[0] == 401
+            assert here.post("/observe", ROW, Authorization=f"Bearer {token}")[0] == 503
+            api.close()

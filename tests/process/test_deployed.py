@@ -1,0 +1,273 @@
+"""Images' steps and roles without a container tool: accounts, roots, what a carrier sees."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.federation import DIM, plan_of, wait_for
+from veilstream.federation.addresses import free_port
+from veilstream.federation.identity import make_keys
+
+pytest.importorskip("packaging")
+pytest.importorskip("grpc")
+
+from tests.support.containers import ROOT, Image, build
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
+    pytest.mark.skipif(
+        hasattr(os, "geteuid") and os.geteuid() != 0, reason="needs root, to become other accounts"
+    ),
+    pytest.mark.skipif(
+        shutil.which("unshare") is None or shutil.which("setpriv") is None,
+        reason="needs unshare and setpriv",
+    ),
+]
+
+ROUNDS = 3
+PATIENCE_S = 180  # on a machine that does much else besides
+LEARNER, CARRIER, SHARED = 10001, 10002, 10100
+MARK = "person-4711"  # in every record's tag
+CONTAINERFILE = ROOT / "deploy/Containerfile"
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A folder that other accounts may enter, as /var/lib is; what lies in it is closed."""
+    with tempfile.TemporaryDirectory(prefix="veilstream-deployed-") as folder:
+        Path(folder).chmod(0o711)
+        works = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False)
+        if works.returncode:
+            pytest.skip("this machine allows no new namespaces")
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def images(world) -> dict[str, Image]:
+    (world / "images").mkdir(mode=0o711)
+    done: dict[str, Image] = {}
+    for role in ("server", "learner"):
+        build(CONTAINERFILE, role, world / "images", done)
+    return done
+
+
+@pytest.fixture(scope="module")
+def federation(world) -> Path:
+    """Keys, plan and records as an operator lays them out for the images' accounts."""
+    home = world / "federation"
+    make_keys(home / "keys", ["127.0.0.1"], ["north", "south"])
+    home.chmod(0o711)
+    (home / "plan.toml").write_text(plan_of(ROUNDS, 2).to_toml())
+    columns = ",".join(f"x{place}" for place in range(DIM))
+    for name in ("north", "south"):
+        rows = [f"{MARK}-{name}-{i},{(-1) ** i}," + ",".join(["0.3"] * DIM) for i in range(12)]
+        (home / f"{name}.csv").write_text("\n".join([f"tag,target,{columns}", *rows, ""]))
+        (home / f"{name}.csv").chmod(0o600)
+        os.chown(home / f"{name}.csv", LEARNER, LEARNER)
+    for path in [home / "keys", *(home / "keys").rglob("*")]:
+        os.chown(path, LEARNER, LEARNER)
+    return home
+
+
+def volume(path: Path, uid: int = LEARNER, gid: int = LEARNER, mode: int = 0o700) -> Path:
+    path.mkdir(parents=True)
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+    return path
+
+
+def learner(image: Image, federation: Path, name: str, *options: str, **places):
+    """A learner's container, as compose.yaml starts it."""
+    state = volume(federation / f"{name}-store-{len(list(federation.iterdir()))}")
+    witness = volume(state.with_name(f"{state.name}-witness"))
+    volumes = {"/var/lib/veilstream": state, "/var/lib/veilstream-witness": witness}
+    volumes |= places.pop("volumes", {})
+    return state, image.start(
+        *image.entrypoint,
+        "--plan", "/etc/veilstream/plan.toml", "--keys", f"/etc/veilstream/{name}",
+        "--data", "/data/records.csv", "--store", f"/var/lib/veilstream/{name}.db",
+        "--witness", f"/var/lib/veilstream-witness/{name}.witness", "--new-store", *options,
+        volumes=volumes,
+        secrets={f"/etc/veilstream/{name}": federation / "keys/learners" / name,
+                 "/etc/veilstream/plan.toml": federation / "plan.toml",
+                 "/data/records.csv": federation / f"{name}.csv"},
+        log=Path(f"{state}.log"), **places,
+    )  # fmt: skip
+
+
+def end(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        process.kill()
+        process.wait(20)
+
+
+def inside(process: subprocess.Popen) -> int:
+    """The number, on this machine, of the program in the namespaces."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0])
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_server_and_learners_run_from_their_images(images, federation):
+    port, out = free_port(), volume(federation / "server-state")
+    server = images["server"].start(
+        *images["server"].entrypoint, "--plan", "/etc/veilstream/plan.toml",
+        "--keys", "/etc/veilstream/server", "--listen", f"127.0.0.1:{port}",
+        "--out", "/var/lib/veilstream/run",
+        volumes={"/var/lib/veilstream": out},
+        secrets={"/etc/veilstream/server": federation / "keys/server",
+                 "/etc/veilstream/plan.toml": federation / "plan.toml"},
+        log=federation / "server.log",
+    )  # fmt: skip
+    started = [server]
+    try:
+        for name in ("north", "south"):
+            _, process = learner(
+                images["learner"], federation, name, "--server", f"127.0.0.1:{port}"
+            )
+            started.append(process)
+        wait_for(lambda: "north" in (federation / "server.log").read_text(), PATIENCE_S)
+        for process in started:
+            facts = status(inside(process))
+            assert set(facts["Uid"].split()) == set(facts["Gid"].split()) == {str(LEARNER)}
+            assert (facts["NoNewPrivs"], int(facts["CapBnd"], 16), facts["Groups"]) == ("1", 0, "")
+        history = out / "run/rounds.csv"
+        wait_for(lambda: history.exists() and history.read_text().count("\n") > ROUNDS, PATIENCE_S)
+    finally:
+        end(*started)
+    files = [path for path in federation.rglob("*") if path.suffix in (".db", ".witness")]
+    assert len(files) == 4
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+LOOK = """
+import importlib.util, os
+for path in ("/x", "/opt/x", "/etc/x", "/usr/x", os.environ["PATH"].split(":")[0] + "/x"):
+    try:
+        open(path, "w")
+        print("wrote", path)
+    except OSError as error:
+        assert error.errno in (13, 30), error
+try:
+    os.setuid(0)
+    print("became root")
+except PermissionError:
+    pass
+print(sorted(m for m in ("jax", "flwr", "nvflare", "pip", "hatchling", "grpc", "numpy")
+             if importlib.util.find_spec(m)))
+"""
+
+
+def test_an_image_holds_what_its_role_needs_and_nobody_writes_there(images):
+    for role in ("server", "learner"):
+        done = images[role].run("python3", "-c", LOOK)
+        assert (done.stdout.strip(), done.returncode) == ("['grpc', 'numpy']", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_the_carriers_image_has_flower_and_the_app(images, world):
+    pytest.importorskip("flwr")
+    image = build(CONTAINERFILE, "supernode", world / "images", images)
+    done = image.run("python3", "-c", LOOK)
+    assert (done.stdout.strip(), done.returncode) == ("['flwr', 'grpc', 'numpy']", 0), done.stderr
+    load = "import veilstream.federation.transports.flower.client_app as a; print(a.app)"
+    done = image.run("python3", "-c", load)
+    assert "ClientApp" in done.stdout, done.stderr
+
+
+# Looks for the mark of a record, and for files of the learner's, wherever this account can.
+SEARCH = """
+import os, socket, struct, sys
+mark, address, *guesses = sys.argv[1:]
+found = []
+for place in guesses or ["/"]:
+    for folder, folders, files in os.walk(place):
+        folders[:] = [f for f in folders if os.path.join(folder, f) not in
+                      ("/usr", "/packages", "/sys", "/dev", sys.base_prefix)]
+        for name in files:
+            path = os.path.join(folder, name)
+            if name.endswith((".db", ".witness", ".key", ".csv")) or folder.startswith("/proc/"):
+                try:
+                    with open(path, "rb") as file:
+                        content = file.read(1 << 20)
+                except OSError:
+                    continue
+                if mark.encode() in content or not folder.startswith("/proc/"):
+                    found.append(path)
+found = [p for p in found if "/proc/%d/" % os.getpid() not in p and "/proc/self/" not in p
+         and "/proc/thread-self/" not in p]
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect(address)
+    request = sys.stdin.buffer.read()
+    s.sendall(struct.pack("<Q", len(request)) + request)
+    head = s.recv(8, socket.MSG_WAITALL)
+    answer = s.recv(4)
+try:
+    entries = os.listdir(os.path.dirname(address))
+except PermissionError:
+    entries = None
+print(found, answer, entries)
+"""
+
+
+def as_account(command: list[str], content: bytes, uid: int, gid: int, *groups: int):
+    return subprocess.run(
+        command, input=content, capture_output=True, timeout=PATIENCE_S,
+        user=uid, group=gid, extra_groups=groups,
+    )  # fmt: skip
+
+
+def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
+    run = volume(federation / "socket", LEARNER, SHARED, 0o2710)
+    state, process = learner(
+        images["learner"], federation, "north", "--engine", "flower",
+        "--socket", "/run/veilstream/carrier.sock", network=False,
+        volumes={"/run/veilstream": run},
+    )  # fmt: skip
+    log = Path(f"{state}.log")
+    address = run / "carrier.sock"
+    request = b"VSM1 and nothing that the server has signed"  # answered with a signed refusal
+    try:
+        wait_for(lambda: address.exists() or process.poll() is not None, PATIENCE_S)
+        assert process.poll() is None, log.read_text()
+        assert address.stat().st_mode & 0o777 == 0o660
+        # In a container, with the socket's folder as its only volume.
+        carrier = replace(images["base"], user=f"{CARRIER}:{SHARED}")
+        told = carrier.start(
+            "python3", "-c", SEARCH, MARK, "/run/veilstream/carrier.sock",
+            volumes={"/run/veilstream": run}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        out, _ = told.communicate(request, timeout=PATIENCE_S)
+        assert out.decode().strip() == "[] b'VSM1' None"
+        # And as that account on the machine itself, with the learner's folders before it.
+        pid = inside(process)
+        places = [str(state), f"{state}-witness", str(federation / "keys"), f"/proc/{pid}"]
+        places += [str(path) for path in federation.glob("*.csv")]
+        search = ["/usr/bin/python3", "-c", SEARCH, MARK, str(address), *places]
+        told = as_account(search, request, CARRIER, SHARED)
+        assert told.stdout.decode().strip() == "[] b'VSM1' None", told.stderr
+        # The same search by root finds plenty, so it can find.
+        told = as_account(search, request, 0, 0)
+        assert len(re.findall(r"\.(?:db|key|csv|witness)'", told.stdout.decode())) > 5, told
+        # A process of the learner's own account is not answered, and the log says why.
+        told = as_account(search, request, LEARNER, LEARNER, SHARED)
+        assert b"VSM1" not in told.stdout
+        wait_for(lambda: "own account" in log.read_text(), PATIENCE_S)
+        # A stranger of neither account does not get in.
+        told = as_account(search, request, 10003, 10003)
+        assert b"PermissionError" in told.stderr
+    finally:
+        end(process)
