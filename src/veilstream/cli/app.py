@@ -14,6 +14,7 @@ from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
 from veilstream.cli.aggregator import aggregator_command
 from veilstream.cli.learner import learner_command
+from veilstream.cli.new import new_command
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
@@ -52,6 +53,7 @@ def _root(
     pass
 
 
+app.command("new")(new_command)
 app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("run")(run_command)

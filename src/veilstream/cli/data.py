@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilstream.cli.data_check import check_command
 from veilstream.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -21,12 +22,15 @@ __all__ = ["app"]
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="""Fetch data sets, and see which are here.
+    help="""Look at records of your own, fetch data sets, and see which are here.
 
-    Start with `veilstream data list`. Data go to the user's data directory, or to the one that
-    the environment variable VEILSTREAM_DATA names.
+    Start with `veilstream data check FILE` for records of your own, or `veilstream data list`.
+    Data sets go to the user's data directory, or to the one that the environment variable
+    VEILSTREAM_DATA names.
     """,
 )
+
+app.command("check")(check_command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -123,8 +123,10 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("method", "protects (simulated)", "noise std"):
         table.add_column(name, overflow="fold")
-    for name in ("accuracy", "average loss", "dynamic regret", "static regret"):
-        table.add_column(name, justify="right")
+    finals = [method["final"] for method in summary["methods"].values()]
+    shown = [key for key in _FIGURES if key == "average_loss" or any(f.get(key) for f in finals)]
+    for key in shown:
+        table.add_column(_FIGURES[key], justify="right")
     for name, method in summary["methods"].items():
         promise = method["guarantee"]
         final = method["final"]
@@ -132,12 +134,12 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
             escape(name),
             f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "[red]nothing[/red]",
             f"{method['noise_std']:.3g}",
-            *(_figure(final[key]) for key in
-              ("accuracy", "average_loss", "dynamic_regret", "static_regret")),
-        )  # fmt: skip
+            *(_figure(final.get(key)) for key in shown),
+        )
     console.print(table)
-    seeds = len(summary["seeds"])
-    console.print(f"[dim]mean ± std over {seeds} seeds; regret per step; {summary['data']}[/dim]")
+    seeds = f"{len(summary['seeds'])} seed{'' if len(summary['seeds']) == 1 else 's'}"
+    console.print(f"[dim]mean ± std over {seeds}; regret per step; {summary['data']}[/dim]")
+    _show_records(console, summary.get("records"))
     console.print(
         "[dim]simulated: noise from seeds protects no one; a deployed learner with these settings "
         "would give what stands under protects[/dim]"
@@ -152,6 +154,32 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(f"Run: {escape(str(finished.path))}")
     for path in figures:
         console.print(f"Figure: {escape(str(path))}")
+
+
+_FIGURES = {
+    "accuracy": "accuracy", "rmse": "held-out error", "explained": "share explained",
+    "average_loss": "average loss", "dynamic_regret": "dynamic regret",
+    "static_regret": "static regret",
+}  # fmt: skip
+"""Figures of a method, by the names that people read."""
+
+
+def _show_records(console: Console, records: dict[str, Any] | None) -> None:
+    """What became of a table's rows: nothing is left out without a word."""
+    if records is None:
+        return
+    console.print(
+        f"records: {records['rows']} rows, {records['used']} to learn from, {records['held_out']} "
+        f"of other people to measure on"
+    )
+    for why, count in records["refused"].items():
+        console.print(f"! {count} rows refused: {escape(why)}")
+    for column, count in records["clamped"].items():
+        console.print(f"note: {count} numbers of {escape(column)} moved into their range")
+    left_out = {"too_often": "came as often as the promise allows", "too_soon": "came too soon"}
+    for key, why in left_out.items():
+        if records[key]:
+            console.print(f"note: {records[key]} rows left out: the person {why}")
 
 
 def _figure(value: dict[str, Any] | None) -> str:

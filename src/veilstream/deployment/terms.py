@@ -23,6 +23,7 @@ from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.plans.prepare import prepare
+from veilstream.plans.records import record_terms
 from veilstream.privacy import Guarantee
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
@@ -67,6 +68,8 @@ class Terms:
     task: str = "logistic"
     ridge: float = 0.0
     learners: int = 1
+    records: dict[str, Any] | None = None
+    """What a record of a table is, and the hashes of code that the plan names."""
     epochs: int = 1
     """How many the server may lead learners through, one after the other."""
     start_sha256: str | None = None
@@ -90,7 +93,8 @@ class Terms:
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            plan.federation.epochs, plan.learning.start_sha256, _admission(task),
+            record_terms(plan), plan.federation.epochs, plan.learning.start_sha256,
+            _admission(task),
         )  # fmt: skip
 
     @property
@@ -115,6 +119,7 @@ class Terms:
             "task": self.task,
             "ridge": self.ridge,
             "learners": self.learners,
+            "records": self.records,
             "epochs": self.epochs,
             "start_sha256": self.start_sha256,
             "noise_law": NOISE_LAW,

@@ -18,23 +18,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
     from jax import Array
+
+    from veilstream.learning.table_tasks import Huber, Poisson, Softmax
 
 Floats = NDArray[np.floating[Any]]
 
 __all__ = [
     "DetailedTask",
     "FromLoss",
+    "Huber",
     "LeastSquares",
     "Logistic",
+    "Poisson",
     "Ripple",
     "Sample",
+    "Softmax",
     "Task",
     "TaskDetails",
     "check_members",
+    "jax_numpy",
 ]
+
+_TABLE_TASKS = "veilstream.learning.table_tasks"
+__getattr__ = names_from(__name__, dict.fromkeys(("Huber", "Poisson", "Softmax"), _TABLE_TASKS))
 
 
 class Sample(NamedTuple):
@@ -181,7 +191,7 @@ class Logistic(FromLoss):
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
-        jnp = _jnp()
+        jnp = jax_numpy()
         margin = sample.target * (sample.features @ params)
         value: Array = jnp.logaddexp(0.0, -margin)
         if self.ridge:
@@ -258,7 +268,7 @@ class Ripple(FromLoss):
 
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
-        jnp = _jnp()
+        jnp = jax_numpy()
         u = params - sample.features
         value: Array = 0.5 * (u**2 + 3.0 * jnp.sin(u) ** 2).sum()
         return value
@@ -268,7 +278,8 @@ class Ripple(FromLoss):
         return params
 
 
-def _jnp() -> Any:
+def jax_numpy() -> Any:
+    """`jax.numpy`, or what to install."""
     try:
         import jax.numpy as jnp
     except ImportError as error:

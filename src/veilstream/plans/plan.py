@@ -15,7 +15,8 @@ from typing import Any, Literal
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
-from veilstream.plans.schema import Table, value
+from veilstream.plans.records import FeaturePlan, schema_of
+from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
 
 __all__ = [
@@ -31,21 +32,23 @@ __all__ = [
 ]
 
 
-class PlanError(InputError):
-    """A plan that cannot run."""
-
-
-class _Part(Table):
-    refusal = PlanError
-
-
 _DATA_OF_TASK = {
-    "logistic": "synthetic", "least_squares": "synthetic", "ripple": "ripple", "cnn": "mnist",
-    "edge_features": "mnist", "random_features": "mnist",
+    "logistic": ("synthetic", "table"), "least_squares": ("synthetic", "table"),
+    "softmax": ("table",), "huber": ("table",), "poisson": ("table",),
+    "ripple": ("ripple",), "cnn": ("mnist",), "edge_features": ("mnist",),
+    "random_features": ("mnist",),
 }  # fmt: skip
 
 
-class PrivacyPlan(_Part):
+_OF_TABLES = (
+    "source", "query", "learner", "client", "time", "label", "labels", "label_range",
+    "label_outside", "features", "interactions", "bias", "fit", "encode", "held_out_share",
+    "returning",
+)  # fmt: skip
+"""Keys of [data] that only records of a table have."""
+
+
+class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
 
     epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
@@ -56,7 +59,7 @@ class PrivacyPlan(_Part):
     min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
 
 
-class LearningPlan(_Part):
+class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
     rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
@@ -64,10 +67,12 @@ class LearningPlan(_Part):
     learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
     clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
-    task: Literal[
-        "logistic", "least_squares", "ripple", "cnn", "edge_features", "random_features", "custom"
-    ] = "logistic"
-    """"custom" is a task given in Python: run(plan, task=...)."""
+    task: str = value(
+        default="logistic", choices=(*_DATA_OF_TASK, "custom"), pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
+        shape='"package.module:function"',
+    )  # fmt: skip
+    """What is learned. "package.module:function" names a function that makes a task of your own, on
+    every machine; "custom" is one given in Python: run(plan, task=...)."""
     ridge: float = value(default=0.0, ge=0, hint="0 for none")
     projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
     model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
@@ -84,11 +89,12 @@ class LearningPlan(_Part):
     """Who vouches for a server that `start` names: a PEM file."""
 
 
-class DataPlan(_Part):
+class DataPlan(PlanTable):
     """Where clients come from."""
 
-    kind: Literal["synthetic", "ripple", "mnist", "custom"] = "synthetic"
-    """"custom" is a stream given in Python: run(plan, stream=...)."""
+    kind: Literal["synthetic", "ripple", "mnist", "table", "custom"] = "synthetic"
+    """"table" is records of your own: the keys from `source` on. "custom" is a stream given in
+    Python: run(plan, stream=...)."""
     dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
     alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
     beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
@@ -104,9 +110,41 @@ class DataPlan(_Part):
     """Where the MNIST files are, if not in the user's data directory."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
+    source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
+    """Where a simulation's records are: a file, several by a pattern, or "sqlite:FILE"."""
+    query: str | None = value(default=None, empty=False, hint="SELECT ... ORDER BY time")
+    """Of a SQLite file: which records, in order."""
+    learner: str | None = value(default=None, empty=False, hint="leave it out for one file each")
+    """Column that says at which learner a record is."""
+    client: str | None = value(default=None, empty=False, hint='"#row" if each row is someone else')
+    """Column that says who; "#row" where every row is another person."""
+    time: str | None = value(default=None, empty=False, hint="leave it out for the file's order")
+    """Column that orders records."""
+    label: str | None = value(default=None, empty=False, hint="the column that is predicted")
+    labels: tuple[str, ...] | None = value(default=None, empty=False, hint='["no", "yes"]')
+    """The label's texts; in logistic regression the second is +1."""
+    label_range: tuple[float, ...] | None = value(default=None, hint="[0.0, 100.0]")
+    """The label's public range, where it is a number."""
+    label_outside: Literal["clamp", "refuse"] = "clamp"
+    features: tuple[FeaturePlan, ...] = value(default=())
+    """Columns that predict, each a [[data.features]]."""
+    interactions: tuple[str, ...] = value(default=(), hint='["hour * weekday"]')
+    bias: bool = True
+    fit: Literal["scale", "clip"] = "scale"
+    """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
+    or cut where they are longer."""
+    encode: str | None = value(
+        default=None, pattern=r"[^\W\d][\w.]*:[^\W\d]\w*", shape='"package.module:function"',
+        hint="a function from a row to features, for features of your own",
+    )  # fmt: skip
+    held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
+    """Share of a table's people who are measured on and not learned from."""
+    returning: Literal["refuse", "first"] = "refuse"
+    """What a simulation does with people who come more often than the promise allows: refuse the
+    plan, or use only as many of their records as it does."""
 
 
-class RunPlan(_Part):
+class RunPlan(PlanTable):
     """How often, and how much of it is looked at."""
 
     seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
@@ -121,7 +159,7 @@ class RunPlan(_Part):
     regret: bool = True
 
 
-class FederationPlan(_Part):
+class FederationPlan(PlanTable):
     """How a server waits for learners on other machines."""
 
     quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
@@ -137,7 +175,7 @@ class FederationPlan(_Part):
     """For "trimmed"."""
 
 
-class MethodPlan(_Part):
+class MethodPlan(PlanTable):
     """One line of the comparison."""
 
     name: str = value(
@@ -174,7 +212,7 @@ class MethodPlan(_Part):
         return self.mechanism or self.method.default_mechanism
 
 
-class Plan(_Part):
+class Plan(PlanTable):
     """A whole run."""
 
     name: str = value(
@@ -213,12 +251,14 @@ class Plan(_Part):
 
     def _check_data(self) -> None:
         task, data = self.learning.task, self.data
-        fitting = _DATA_OF_TASK.get(task, data.kind)
-        if data.kind not in (fitting, "custom"):
+        fitting = _DATA_OF_TASK.get(task, (data.kind,))
+        if data.kind not in (*fitting, "custom"):
+            listed = ", ".join(f'"{kind}"' for kind in fitting)
             raise PlanError(
-                "data.kind", data.kind, f'"{fitting}" or "custom" for task = "{task}"',
-                f'kind = "{fitting}", or another task',
+                "data.kind", data.kind, f'{listed} or "custom" for task = "{task}"',
+                f'kind = "{fitting[0]}", or another task',
             )  # fmt: skip
+        self._check_table()
         if data.kind != "synthetic" and data.drift != "none":
             raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
         if self.learning.ridge and task not in ("logistic", "least_squares"):
@@ -228,6 +268,24 @@ class Plan(_Part):
                 "learning.learners", self.learning.learners, "10 for the paper's split by digit",
                 'learners = 10, or data.split = "even", "dirichlet" or "writers"',
             )  # fmt: skip
+
+    def _check_table(self) -> None:
+        """The keys of records stand where records are, and nowhere else."""
+        data = self.data
+        if data.kind == "table":
+            if data.encode is None:
+                try:
+                    schema_of(self)
+                except InputError as error:
+                    field = "data." + error.field.removeprefix("data.")
+                    raise PlanError(field, error.value, error.rule, error.way_out) from None
+            return
+        for key in _OF_TABLES:
+            if getattr(data, key) != DataPlan._entries[key].default:
+                raise PlanError(
+                    f"data.{key}", getattr(data, key), 'nothing unless data.kind is "table"',
+                    'kind = "table", or remove it',
+                )  # fmt: skip
 
     def _check_method(self, where: str, plan: MethodPlan) -> None:
         method = plan.method
@@ -325,6 +383,8 @@ class Plan(_Part):
             raise MissingExtra("tomli_w", None, "writing a plan") from error
         content = dataclasses.asdict(self, dict_factory=_without_none)
         methods = content.pop("methods")
+        if self.data.kind != "table":
+            content["data"] = {k: v for k, v in content["data"].items() if k not in _OF_TABLES}
         tables = [tomli_w.dumps(content), *("[[methods]]\n" + tomli_w.dumps(m) for m in methods)]
         return "\n".join(tables)
 
@@ -378,7 +438,7 @@ def _override(content: dict[str, Any], key: str, given: object) -> str:
 def _line_of(text: str, field: str) -> int | None:
     table, _, key = field.rpartition(".")
     index = 0
-    if match := re.fullmatch(r"(\w+)\[(\d+)\]", table):
+    if match := re.fullmatch(r"([\w.]+)\[(\d+)\]", table):
         table, index = match[1], int(match[2])
     current, seen = "", 0 if table == "" else -1
     for number, line in enumerate(text.splitlines(), start=1):

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from veilstream.errors import InputError, among
 
-__all__ = ["FieldRule", "Table", "value"]
+__all__ = ["FieldRule", "PlanError", "PlanTable", "Table", "value"]
 
 _BOUNDS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
@@ -236,3 +236,13 @@ def _shown(given: Any) -> object:
 
 def _short(bound: float) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{bound:g}")
+
+
+class PlanError(InputError):
+    """A plan that cannot run."""
+
+
+class PlanTable(Table):
+    """A table of a plan."""
+
+    refusal = PlanError

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Task
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Task, check_members
+from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
+from veilstream.plans.records import schema_of
 
 __all__ = ["task_of"]
 
 
 def task_of(plan: Plan) -> Task:
     """The loss that is learned."""
-    if plan.learning.task == "cnn":
+    name, ridge = plan.learning.task, plan.learning.ridge
+    if ":" in name:
+        return _own(plan, name)
+    if name == "cnn":
         from veilstream.learning.cnn import Cnn
 
         return Cnn()
-    if plan.learning.task in ("edge_features", "random_features"):
+    if name in ("edge_features", "random_features"):
         from veilstream.learning.image_features import FeatureSoftmax
 
-        return FeatureSoftmax(plan.learning.task.removesuffix("_features"))
-    if plan.learning.task == "custom":
+        return FeatureSoftmax(name.removesuffix("_features"))
+    if name == "custom":
         raise InputError("task", None, "a task, since learning.task is custom", "run(plan, task=)")
-    if plan.learning.task == "logistic":
-        return Logistic(plan.data.dim, plan.learning.ridge)
-    if plan.learning.task == "least_squares":
-        return LeastSquares(plan.data.dim, plan.learning.ridge)
-    return Ripple(plan.data.dim)
+    if name == "ripple":
+        return Ripple(plan.data.dim)
+    dim = features_of(plan)
+    if name == "logistic":
+        return Logistic(dim, ridge)
+    if name == "least_squares":
+        return LeastSquares(dim, ridge)
+    from veilstream.learning.table_tasks import Huber, Poisson, Softmax
+
+    if name == "softmax":
+        return Softmax(dim, len(plan.data.labels or ()), ridge)
+    return Huber(dim, ridge) if name == "huber" else Poisson(dim, ridge)
+
+
+def features_of(plan: Plan) -> int:
+    """Numbers of one client's features: what the columns come to, or data.dim."""
+    own_columns = plan.data.kind == "table" and plan.data.encode is None
+    return schema_of(plan).width if own_columns else plan.data.dim
+
+
+def _own(plan: Plan, name: str) -> Task:
+    make = load_function("learning.task", name)
+    try:
+        task = make(plan)
+    except Exception as error:  # whatever a stranger's function does
+        raise InputError(
+            "learning.task", name, "a function of the plan that returns a task",
+            f"it raised {type(error).__name__}: {error}",
+        ) from error  # fmt: skip
+    check_members(task)
+    checked: Task = task
+    return checked

@@ -23,6 +23,7 @@ from veilstream.mechanisms.checks import positive_integer
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
+from veilstream.plans.records import label_unit
 from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
 from veilstream.plans.start import kept_start, starting_model
 from veilstream.plans.tasks import task_of
@@ -41,6 +42,7 @@ from veilstream.simulation.seed_batches import (
     together,
 )
 from veilstream.streams.stream import Stream
+from veilstream.streams.table_stream import TableStream
 
 __all__ = ["run"]
 
@@ -255,6 +257,7 @@ def _finish(
         "final": methods[main]["final"],
         "comparators": _comparator_summary(solved),
         "data": look.stream.provenance,
+        "records": look.stream.report.as_dict() if isinstance(look.stream, TableStream) else None,
         "methods": methods,
     }
     if results.models is not None and complete:
@@ -277,6 +280,8 @@ def _method_summary(
         "average_loss": _spread(_over_rounds(losses, nobody)),
         "accuracy": None,
         "prequential_accuracy": None,
+        "rmse": None,
+        "explained": None,
         "dynamic_regret": None,
         "static_regret": None,
         "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
@@ -285,6 +290,8 @@ def _method_summary(
         figures["accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
         preq = results.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
+    if not look.task.classifies and results.models is not None:
+        figures |= _regression(look, results.models[index], results.seeds)
     diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
     if len(diverged):
         figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
@@ -314,6 +321,22 @@ def _method_summary(
         "effective_step_size": prepared.effective_step_size,
         "final": figures,
     }
+
+
+def _regression(look: _Look, models: NDArray[Any], seeds: list[int]) -> dict[str, Any]:
+    """Root mean square error on held-out clients, in the label's units, and the share explained."""
+    plan = look.plan
+    errors, explained = [], []
+    for seed, model in zip(seeds, models, strict=True):
+        held = look.stream.held_out(seed, plan.data.held_out, plan.learning.rounds - 1)
+        target = np.asarray(held.target, np.float64)
+        predicted = np.asarray(look.task.predict(model, held.features), np.float64)
+        if predicted.shape != target.shape:
+            return {}  # no number for each client
+        error = float(np.mean((predicted - target) ** 2))
+        errors.append(np.sqrt(error) * label_unit(plan))
+        explained.append(1.0 - error / max(float(np.var(target)), 1e-300))
+    return {"rmse": _spread(np.array(errors)), "explained": _spread(np.array(explained))}
 
 
 def _nobody(results: Results) -> NDArray[np.bool_]:

@@ -1,0 +1,182 @@
+"""A plan's `[data]` of kind "table": keys in TOML, and the record schema that they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from veilstream.errors import InputError
+from veilstream.learning.records import (
+    Categorical,
+    Feature,
+    Hashed,
+    Label,
+    Numeric,
+    RecordSchema,
+)
+from veilstream.plans.own_code import code_hash
+from veilstream.plans.schema import PlanTable, value
+
+if TYPE_CHECKING:
+    from veilstream.plans.plan import Plan
+
+__all__ = ["TABLE_TASKS", "FeaturePlan", "label_unit", "record_terms", "schema_of"]
+
+TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
+"""Tasks for records of a table."""
+
+_SCALES = 3.0
+"""A number given by centre and scale reaches so many scales to either side."""
+
+
+class FeaturePlan(PlanTable):
+    """One column that predicts, with its public constants."""
+
+    name: str = value(empty=False, hint="the column's name in the header")
+    kind: Literal["numeric", "categorical", "hashed"] = "numeric"
+    low: float | None = value(default=None, hint="the range that anybody knows; low = 0.0")
+    high: float | None = value(default=None, hint="the range that anybody knows; high = 100.0")
+    center: float | None = value(default=None, hint="with scale, instead of low and high")
+    scale: float | None = value(default=None, gt=0, hint="with center, instead of low and high")
+    vocabulary: tuple[str, ...] | None = value(
+        default=None, empty=False, hint='texts that anybody knows: ["north", "south"]'
+    )
+    width: int | None = value(default=None, ge=1, le=1 << 20, hint="places to hash to; try 64")
+    outside: Literal["clamp", "refuse"] = "clamp"
+    """What becomes of a number outside its range."""
+    unknown: Literal["other", "zero", "refuse"] = "other"
+    """What becomes of a text that is not in the vocabulary: a place for all such, zeros, or the
+    record is refused."""
+    missing: Literal["refuse", "zero", "flag"] = "refuse"
+    """What becomes of an empty cell: the record is refused, the feature is zero, or zero with a
+    place of its own that says so."""
+
+    def check(self) -> None:
+        """Each kind has its constants, and only those."""
+        wanted = {"numeric": set(), "categorical": {"vocabulary"}, "hashed": {"width"}}[self.kind]
+        for key in sorted(wanted):
+            if getattr(self, key) is None:
+                raise InputError(
+                    key, None, f"given for kind = {self.kind!r}", f"add {key} to {self.name}"
+                )
+        allowed = wanted | ({"low", "high", "center", "scale"} if self.kind == "numeric" else set())
+        for key in ("low", "high", "center", "scale", "vocabulary", "width"):
+            if key not in allowed and getattr(self, key) is not None:
+                raise InputError(
+                    key, getattr(self, key), f"nothing for kind = {self.kind!r}", "remove it"
+                )
+        if self.kind == "numeric":
+            self._check_range()
+
+    def _check_range(self) -> None:
+        by_range = (self.low is not None, self.high is not None)
+        by_scale = (self.center is not None, self.scale is not None)
+        if sorted([by_range, by_scale]) != [(False, False), (True, True)]:
+            raise InputError(
+                "low", self.low, f"low and high, or center and scale, for {self.name}",
+                "constants that anybody knows, never ones that were read off private records",
+            )  # fmt: skip
+        self.feature()
+
+    def feature(self) -> Feature:
+        """As records are encoded by it."""
+        if self.kind == "categorical":
+            assert self.vocabulary is not None
+            return Categorical(self.name, self.vocabulary, self.unknown, self.missing)
+        if self.kind == "hashed":
+            assert self.width is not None
+            return Hashed(self.name, self.width, self.missing)
+        low, high = self.low, self.high
+        if self.center is not None and self.scale is not None:
+            low, high = self.center - _SCALES * self.scale, self.center + _SCALES * self.scale
+        assert low is not None
+        assert high is not None
+        return Numeric(self.name, low, high, self.outside, self.missing)
+
+
+def schema_of(plan: Plan) -> RecordSchema:
+    """What a record of this plan is.
+
+    Raises:
+        InputError: for keys that do not fit each other.
+
+    """
+    data = plan.data
+    if data.label is None or data.client is None:
+        missing = "label" if data.label is None else "client"
+        raise InputError(
+            f"data.{missing}", None, 'a column, since data.kind is "table"',
+            f'{missing} = "..."; `veilstream data check FILE` proposes one',
+        )  # fmt: skip
+    return RecordSchema(
+        client=data.client,
+        label=_label(plan, data.label),
+        features=tuple(feature.feature() for feature in data.features),
+        interactions=tuple(_pair(text) for text in data.interactions),
+        bias=data.bias,
+        norm=data.feature_norm,
+        fit=data.fit,
+        learner=data.learner,
+        time=data.time,
+    )
+
+
+def record_terms(plan: Plan) -> dict[str, Any] | None:
+    """What all sides must agree on about records: columns and constants, code by its hash."""
+    terms: dict[str, Any] = {}
+    if plan.data.kind == "table" and plan.data.encode is None:
+        schema = dataclasses.asdict(schema_of(plan))
+        for own in ("learner", "time"):  # where a learner's records lie is its own affair
+            del schema[own]
+        terms |= json.loads(json.dumps(schema))
+    for key, name in (("learning.task", plan.learning.task), ("data.encode", plan.data.encode)):
+        if name is not None and ":" in name:
+            terms[key] = {"name": name, "sha256": code_hash(key, name)}
+    return terms or None
+
+
+def label_unit(plan: Plan) -> float:
+    """What 1 on the scale of the task's targets is in the label's own units."""
+    if plan.data.kind != "table" or plan.data.encode is not None:
+        return 1.0
+    label = schema_of(plan).label
+    return 1.0 if label.classes is not None or label.counts else 0.5 * (label.high - label.low)
+
+
+def _label(plan: Plan, name: str) -> Label:
+    data, task = plan.data, plan.learning.task
+    classifies = task in ("logistic", "softmax")
+    known = classifies or task in TABLE_TASKS
+    if data.labels is not None and data.label_range is not None:
+        raise InputError("data.labels", data.labels, "either labels or label_range", "remove one")
+    if known and classifies and data.labels is None:
+        raise InputError(
+            "data.labels", None, f"the label's texts, since {task} classifies",
+            'labels = ["no", "yes"]',
+        )  # fmt: skip
+    if data.labels is not None:
+        if known and not classifies:
+            raise InputError(
+                "data.labels", data.labels, f"label_range, since {task} predicts a number",
+                "label_range = [0.0, 100.0]",
+            )  # fmt: skip
+        return Label(name, data.labels, signed=task == "logistic")
+    if data.label_range is None or len(data.label_range) != 2:
+        raise InputError(
+            "data.label_range", data.label_range, "two numbers, the label's public range",
+            "label_range = [0.0, 100.0]",
+        )  # fmt: skip
+    low, high = data.label_range
+    if task == "poisson" and low < 0:
+        raise InputError("data.label_range", data.label_range, "from 0 on: counts", "[0.0, 50.0]")
+    return Label(
+        name, None, low=low, high=high, counts=task == "poisson", outside=data.label_outside
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    left, star, right = text.partition("*")
+    if not star or "*" in right:
+        raise InputError("data.interactions", text, '"one * other"', '["hour * weekday"]')
+    return left.strip(), right.strip()

@@ -1,0 +1,295 @@
+"""A simulation's clients from tables of records, in the order in which they came.
+
+Every record is one client's visit at one learner. Who it was is known here, so a plan that promises
+"once" while people return is refused, as it would be broken; with more visits allowed, records that
+come too often or too soon after the person's last are left out, as a deployed learner leaves them
+out. Some people are held out, chosen by a hash of their tag: they are measured on, never learned
+from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.learning.records import EACH_ROW, Encoded, RecordSchema, Refusal, as_number, as_text
+from veilstream.streams.pool import PoolStream
+from veilstream.streams.tables import TableReader, check_columns
+
+__all__ = ["FixedOrder", "TableReport", "TableStream", "read_tables", "table_stream"]
+
+_HELD_OUT_OF = 1 << 20
+
+
+@dataclass
+class TableReport:
+    """What became of the rows; for the person beside the data."""
+
+    rows: int = 0
+    used: int = 0
+    refused: Counter[Refusal] = field(default_factory=Counter)
+    clamped: Counter[str] = field(default_factory=Counter)
+    held_out: int = 0
+    too_often: int = 0
+    """Records of people who had come as often as the promise allows."""
+    too_soon: int = 0
+    people: int = 0
+    returning: int = 0
+    """People with more than one record."""
+    most_visits: int = 0
+    notices: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a summary."""
+        return {
+            "rows": self.rows, "used": self.used, "held_out": self.held_out,
+            "refused": {str(refusal): count for refusal, count in self.refused.most_common()},
+            "clamped": dict(self.clamped), "too_often": self.too_often, "too_soon": self.too_soon,
+            "people": self.people, "returning": self.returning, "most_visits": self.most_visits,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """Each learner's records in the order in which they came, whatever the seed."""
+
+    orders: tuple[NDArray[np.int32], ...]
+
+    def __call__(self, labels: Any, learners: int, rng: Any) -> list[NDArray[np.int32]]:
+        """As `PoolStream` asks."""
+        return list(self.orders)
+
+    def __repr__(self) -> str:
+        return "FixedOrder(...)"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableStream(PoolStream):
+    """`PoolStream` that knows what became of the rows."""
+
+    names: tuple[str, ...] = ()
+    """The learners, in order."""
+    report: TableReport = field(default_factory=TableReport)
+
+
+@dataclass
+class _Visit:
+    client: str
+    learner: str
+    when: float | str | int
+    record: Encoded
+
+
+def read_tables(
+    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema
+) -> tuple[list[_Visit], TableReport]:
+    """Every record of some tables, encoded; each table comes with its learner's name."""
+    report, visits = TableReport(), []
+    for learner, table in tables:
+        extra = tuple(c for c in (schema.learner, schema.time) if c)
+        check_columns(table, (*schema.columns, *extra))
+        report.notices += table.notices
+        for number, cells in table.rows():
+            report.rows += 1
+            visit = _visit(schema, table, learner, number, cells)
+            if isinstance(visit, Refusal):
+                report.refused[visit] += 1
+                continue
+            report.clamped.update(visit.record.clamped)
+            visits.append(visit)
+    return visits, report
+
+
+def _visit(
+    schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Any
+) -> _Visit | Refusal:
+    if cells is None:
+        return Refusal("not readable")
+    record = schema.encode(
+        cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma
+    )
+    if isinstance(record, Refusal):
+        return record
+    if schema.learner is not None:
+        learner = as_text(cells.get(schema.learner, ""))
+        if not learner:
+            return Refusal("missing", schema.learner)
+    when: float | str | int = number
+    if schema.time is not None:
+        told = cells.get(schema.time)
+        at = as_number(told, decimal_comma=table.decimal_comma)
+        when = as_text(told) if at is None else at
+        if told is None or when == "":
+            return Refusal("missing", schema.time)
+    return _Visit(record.client, learner, when, record)
+
+
+def table_stream(
+    tables: Sequence[tuple[str, TableReader]],
+    schema: RecordSchema,
+    *,
+    learners: int,
+    rounds: int,
+    per_round: int,
+    visits: int = 1,
+    separation: int = 1,
+    per_step: int = 1,
+    returning: str = "refuse",
+    held_out_share: float = 0.2,
+) -> TableStream:
+    """Tables as a stream of clients.
+
+    Args:
+        tables: pairs of a learner's name and its table; the name counts where the schema names no
+            column of learners.
+        schema: what a record is.
+        learners: how many there must be.
+        rounds: for how many rounds.
+        per_round: clients that a learner meets in a round.
+        visits: how often a person may take part (the promise's participation).
+        separation: steps between two visits, at least.
+        per_step: clients of a step.
+        returning: "refuse" people who come more often, or use their "first" records.
+        held_out_share: share of people who are measured on and not learned from.
+
+    Returns:
+        The stream, with a report of what became of the rows.
+
+    Raises:
+        InputError: for tables without usable records, another number of learners, people who come
+            more often than the promise allows, or who come to two learners.
+
+    """
+    found, report = read_tables(tables, schema)
+    _check_some(found, report, tables)
+    _count_people(found, report)
+    by_learner = _by_learner(found, learners)
+    _check_people(by_learner, schema)
+    learned = {
+        name: [v for v in own if not _is_held_out(v.client, held_out_share)]
+        for name, own in by_learner.items()
+    }
+    held = [v for v in found if _is_held_out(v.client, held_out_share)] or found[-1:]
+    report.held_out = len(held)
+    if returning == "refuse":
+        _check_visits(learned, visits)
+    pool: list[Encoded] = []
+    orders = []
+    for own in learned.values():
+        kept = _allowed(own, visits, separation, per_step, report)
+        orders.append(np.arange(len(pool), len(pool) + len(kept), dtype=np.int32))
+        pool += kept
+    report.used = len(pool)
+    if not pool:
+        raise InputError(
+            "data.source", [t.name for _, t in tables], "records of people to learn from",
+            "all of them are held out: give more records",
+        )  # fmt: skip
+    return TableStream(
+        learners=learners, rounds=rounds, per_round=per_round,
+        features=np.stack([e.sample.features for e in pool]),
+        targets=np.array([e.sample.target for e in pool], np.float32),
+        held_features=np.stack([v.record.sample.features for v in held]),
+        held_targets=np.array([v.record.sample.target for v in held], np.float32),
+        split=FixedOrder(tuple(orders)), names=tuple(learned), report=report,
+        provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
+    )  # fmt: skip
+
+
+def _check_some(found: list[_Visit], report: TableReport, tables: Any) -> None:
+    if found:
+        return
+    reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
+    raise InputError(
+        "data.source", [table.name for _, table in tables],
+        f"records that can be used; of {report.rows} rows none can ({reasons or 'there are none'})",
+        "`veilstream data check FILE --plan PLAN` shows each column",
+    )  # fmt: skip
+
+
+def _count_people(found: list[_Visit], report: TableReport) -> None:
+    visits = Counter(visit.client for visit in found)
+    report.people, report.most_visits = len(visits), max(visits.values())
+    report.returning = sum(count > 1 for count in visits.values())
+
+
+def _by_learner(found: list[_Visit], learners: int) -> dict[str, list[_Visit]]:
+    names = sorted({visit.learner for visit in found})
+    if len(names) != learners:
+        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        raise InputError(
+            "learning.learners", learners, f"as many as the records name: {len(names)} ({shown})",
+            f"learners = {len(names)}",
+        )  # fmt: skip
+    by_learner: dict[str, list[_Visit]] = {name: [] for name in names}
+    for visit in found:
+        by_learner[visit.learner].append(visit)
+    for own in by_learner.values():
+        if len({isinstance(visit.when, str) for visit in own}) > 1:
+            raise InputError(
+                "data.time", "numbers and texts", "one kind in all records", "check the column"
+            )
+        own.sort(key=lambda visit: visit.when)
+    return by_learner
+
+
+def _check_people(by_learner: dict[str, list[_Visit]], schema: RecordSchema) -> None:
+    """The promise is for one learner's messages: nobody may be at two."""
+    seen: dict[str, str] = {}
+    if schema.client == EACH_ROW:
+        return
+    shared = 0
+    for name, own in by_learner.items():
+        for visit in own:
+            shared += seen.setdefault(visit.client, name) != name
+    if shared:
+        raise InputError(
+            "data.client", schema.client, "people who are at one learner each",
+            f"{shared} records are of people who come to another learner too, and the promise is "
+            "for one learner's messages: put a person's records at one learner",
+        )  # fmt: skip
+
+
+def _check_visits(by_learner: dict[str, list[_Visit]], visits: int) -> None:
+    counts = Counter(visit.client for own in by_learner.values() for visit in own)
+    most = max(counts.values(), default=0)
+    if most > visits:
+        often = sum(count > visits for count in counts.values())
+        raise InputError(
+            "privacy.participations", visits, f"at least {most}: {often} people come more often "
+            f"than {visits} time{'s' if visits > 1 else ''}",
+            f'participations = {most} (more noise), or data.returning = "first" (their other '
+            "records are left out)",
+        )  # fmt: skip
+
+
+def _allowed(
+    own: list[_Visit], visits: int, separation: int, per_step: int, report: TableReport
+) -> list[Encoded]:
+    """As a learner would take them: one a step, nobody too often or too soon."""
+    last: dict[str, int] = {}
+    count: Counter[str] = Counter()
+    kept: list[Encoded] = []
+    for visit in own:
+        step = len(kept) // per_step
+        if count[visit.client] >= visits:
+            report.too_often += 1
+        elif visit.client in last and step - last[visit.client] < separation:
+            report.too_soon += 1
+        else:
+            count[visit.client] += 1
+            last[visit.client] = step
+            kept.append(visit.record)
+    return kept
+
+
+def _is_held_out(client: str, share: float) -> bool:
+    hashed = hashlib.blake2b(client.encode(), digest_size=8, person=b"held-out").digest()
+    return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

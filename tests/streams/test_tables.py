@@ -1,0 +1,206 @@
+"""Tables: dialects, encodings, rows that cannot be read, files that grow, shrink or are rotated."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+
+import pytest
+
+from veilstream.errors import InputError
+from veilstream.streams.tables import Bookmark, RowsTable, check_columns, open_table
+
+
+def table(tmp_path, content, name="a.csv", **options):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return open_table(path, **options)
+
+
+def cells(reader):
+    return [row for _, row in reader.rows()]
+
+
+PLAIN = "who,x\nann,1.5\nbob,2\n"
+ANN_BOB = [{"who": "ann", "x": "1.5"}, {"who": "bob", "x": "2"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN,
+        PLAIN.rstrip("\n"),
+        PLAIN.replace("\n", "\r\n"),
+        "\ufeff" + PLAIN,
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", "\t"),
+        PLAIN.replace(",", "|"),
+        ("\ufeff" + PLAIN).encode("utf-16-le"),
+        ("\ufeff" + PLAIN).encode("utf-16-be"),
+        PLAIN.replace("who", '"who"').replace("ann", '"ann"'),
+        PLAIN.replace("bob", "\nbob"),
+        PLAIN.replace("who,x", " who , x "),
+    ],
+    ids=["plain", "no last newline", "windows", "mark", "semicolons", "tabs", "bars", "utf-16-le",
+         "utf-16-be", "quotes", "empty line", "spaces"],
+)  # fmt: skip
+def test_dialects_and_encodings_are_found_out(tmp_path, content):
+    reader = table(tmp_path, content)
+    assert reader.columns == ("who", "x")
+    assert cells(reader) == ANN_BOB
+
+
+def test_decimal_commas_are_found_out_and_said(tmp_path):
+    reader = table(tmp_path, "who;x\nann;1,5\nbob;2,25\n")
+    assert reader.decimal_comma
+    assert any("semicolons" in notice for notice in reader.notices)
+    assert any("3,5" in notice for notice in reader.notices)
+    assert not table(tmp_path, PLAIN).decimal_comma
+
+
+def test_windows_letters_are_read_and_said(tmp_path):
+    reader = table(tmp_path, "who,x\nJosé,1\nAnña,2\nZoë,3\n".encode("cp1252"))
+    assert [row["who"] for row in cells(reader)] == ["José", "Anña", "Zoë"]
+    assert "Windows-1252" in reader.notices[0]
+
+
+def test_one_row_that_is_no_text_is_refused_alone(tmp_path):
+    many = "".join(f"p{i},{i}\n" for i in range(300)).encode()
+    rows = cells(table(tmp_path, b"who,x\n" + many + b"b\xff\xfe,1\n" + many))
+    assert rows[300] is None
+    assert sum(row is None for row in rows) == 1
+
+
+@pytest.mark.parametrize("bad", ["ann", "ann,1,2", '"ann,1'])
+def test_rows_of_another_length_cannot_be_read(tmp_path, bad):
+    rows = cells(table(tmp_path, f"who,x\nbob,2\n{bad}\n"))
+    assert rows == [{"who": "bob", "x": "2"}, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("", "empty"), ("who,x,who\n1,2,3\n", "twice"), ("1,2\n3,4\n", "names"),
+     (b"w\xffo,x\n1,2\n", "UTF-8")],
+)  # fmt: skip
+def test_headers_that_cannot_be_used(tmp_path, content, says):
+    with pytest.raises(InputError, match=says):
+        table(tmp_path, content)
+
+
+def test_json_lines(tmp_path):
+    reader = table(tmp_path, '{"who": "ann", "x": 1.5}\n\nnope\n[1]\n{"x": 2}\n', "a.jsonl")
+    assert cells(reader) == [{"who": "ann", "x": 1.5}, None, None, {"x": 2}]
+
+
+def test_sqlite_needs_a_query_and_keeps_its_order(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table v (who text, x real)")
+        connection.executemany("insert into v values (?, ?)", [("bob", 2.0), ("ann", 1.5)])
+    with pytest.raises(InputError, match="query"):
+        open_table(path)
+    reader = open_table(path, query="select * from v order by who")
+    assert reader.columns == ("who", "x")
+    assert cells(reader) == [{"who": "ann", "x": 1.5}, {"who": "bob", "x": 2.0}]
+    with pytest.raises(InputError, match="no such column"):
+        open_table(path, query="select nobody from v")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+def test_parquet_and_arrow(tmp_path, kind):
+    arrow = pytest.importorskip("pyarrow")
+    held = arrow.table({"who": ["ann", "bob"], "x": [1.5, None]})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(held, path)
+    else:
+        import pyarrow.feather
+
+        pyarrow.feather.write_feather(held, str(path), compression="uncompressed")
+    reader = open_table(path)
+    assert reader.columns == ("who", "x")
+    assert cells(reader) == [{"who": "ann", "x": 1.5}, {"who": "bob", "x": None}]
+    path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="a file of kind"):
+        open_table(path)
+
+
+def test_rows_that_are_appended_are_read_later(tmp_path):
+    reader = table(tmp_path, PLAIN, whole=False)
+    assert cells(reader) == ANN_BOB
+    assert cells(reader) == []
+    with (tmp_path / "a.csv").open("a") as file:
+        file.write("cy,3\nda")
+    assert cells(reader) == [{"who": "cy", "x": "3"}]  # da is being written
+    with (tmp_path / "a.csv").open("a") as file:
+        file.write("n,4\n")
+    assert cells(reader) == [{"who": "dan", "x": "4"}]
+
+
+def test_a_last_line_without_newline_counts_when_nobody_writes_any_more(tmp_path):
+    reader = table(tmp_path, PLAIN.rstrip("\n"), whole=False)
+    assert cells(reader) == ANN_BOB[:1]
+    before = (tmp_path / "a.csv").stat().st_mtime - 60
+    os.utime(tmp_path / "a.csv", (before, before))
+    assert cells(reader) == ANN_BOB[1:]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_bookmark_goes_on_behind_what_was_read(tmp_path, name):
+    lines = [{"who": f"p{i}", "x": i} for i in range(20)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    if name == "a.csv":
+        text = "who,x\n" + "".join(f"{line['who']},{line['x']}\n" for line in lines) + "\n\n"
+    first = table(tmp_path, text, name)
+    rows = first.rows()
+    for _ in range(7):
+        next(rows)
+    mark = Bookmark.parse(first.bookmark.as_text())
+    again = open_table(tmp_path / name)
+    again.skip_to(mark)
+    assert [row["who"] for row in cells(again)] == [f"p{i}" for i in range(7, 20)]
+    whole = open_table(tmp_path / name)
+    list(whole.rows())
+    open_table(tmp_path / name).skip_to(whole.bookmark)  # also behind empty lines at the end
+
+
+@pytest.mark.parametrize("change", ["shorter", "rewritten", "rotated"])
+def test_a_file_that_was_changed_is_not_read_on(tmp_path, change):
+    reader = table(tmp_path, PLAIN + "cy,3\n")
+    list(reader.rows())
+    new = {"shorter": PLAIN, "rewritten": PLAIN.replace("ann", "eve") + "cy,3\ndan,4\n",
+           "rotated": "who,x\nnew,1\nnext,2\nmore,3\nlast,4\n"}[change]  # fmt: skip
+    (tmp_path / "a.csv").write_text(new)
+    with pytest.raises(InputError, match="put the old content back"):
+        open_table(tmp_path / "a.csv").skip_to(reader.bookmark)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    reader = table(tmp_path, PLAIN)
+    list(reader.rows())
+    (tmp_path / "a.csv").write_text("who,x\n")
+    with pytest.raises(InputError, match="shorter"):
+        list(reader.rows())
+
+
+def test_columns_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"columns y.*it has who, x"):
+        check_columns(table(tmp_path, PLAIN), ("who", "y"))
+
+
+def test_python_rows():
+    reader = RowsTable(iter([{"x": 1}, {"x": 2}]))
+    assert cells(reader) == [{"x": 1}, {"x": 2}]
+    again = RowsTable(iter([{"x": 1}, {"x": 2}, {"x": 3}]))
+    again.skip_to(reader.bookmark)
+    assert cells(again) == [{"x": 3}]
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    for name, says in (("a.xlsx", "CSV"), ("none.csv", "there")):
+        with pytest.raises(InputError, match=says):
+            open_table(tmp_path / name)
