@@ -31,7 +31,7 @@ def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
     assert "veilstream data get mnist" in done.stdout
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(b"broken")
-    (row,) = json.loads(data("list", "--json", home=tmp_path).stdout)["data"]
+    row = json.loads(data("list", "--json", home=tmp_path).stdout)["data"][0]
     assert (row["name"], row["state"]) == ("mnist", "incomplete or damaged")
     assert set(row["problems"]) == set(SHAPES)
 
@@ -75,9 +75,9 @@ def test_get_from_a_directory_shows_source_licence_and_place(tmp_path, monkeypat
     mine = put(tmp_path / "mine", fake_mnist(monkeypatch))
     command = ["get", "mnist", "--from", str(mine), "--dir", str(tmp_path / "there")]
     done = with_small_files(*command)
-    assert f"Source:  {mine}" in done.stdout
-    assert "Licence: CC BY-SA 3.0, Yann LeCun and Corinna Cortes" in done.stdout
-    assert f"Files:   {tmp_path / 'there'}" in done.stdout
+    assert f"Source:   {mine}" in done.stdout
+    assert "Licence:  CC BY-SA 3.0, Yann LeCun and Corinna Cortes" in done.stdout
+    assert f"Files:    {tmp_path / 'there'}" in done.stdout
     assert done.stderr == ""
     assert mnist.mnist_problems(tmp_path / "there") == {}
     again = json.loads(with_small_files(*command, "--json").stdout)

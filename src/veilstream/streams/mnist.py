@@ -24,6 +24,7 @@ from veilstream.errors import InputError
 from veilstream.streams.fetching import UnusableFile
 
 __all__ = [
+    "CITATION",
     "FILES",
     "LICENCE",
     "IdxFile",
@@ -40,6 +41,10 @@ __all__ = [
 Bytes = NDArray[np.uint8]
 
 LICENCE = "CC BY-SA 3.0, Yann LeCun and Corinna Cortes"
+CITATION = (
+    "Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, Gradient-based learning applied to document "
+    "recognition, Proceedings of the IEEE, 1998"
+)
 _SLACK = 1 << 16  # what gzip may add to content that it cannot compress
 
 
