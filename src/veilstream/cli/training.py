@@ -143,8 +143,8 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
     if json:
         print_json({
             "rows": [dataclasses.asdict(row) for row in rows],
-            "data": {name: run.summary["data"] for name, run in runs.items()},
-            "seconds": {name: run.summary["training_seconds"] for name, run in runs.items()},
+            "data": {name: each.summary["data"] for name, each in runs.items()},
+            "seconds": {n: each.summary["training_seconds"] for n, each in runs.items()},
             "figures": [str(path) for path in figures], "tables": [str(path) for path in tables],
         })  # fmt: skip
         return
@@ -162,8 +162,8 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
             f"{row.accuracy:.4f} ± {row.accuracy_std:.4f}", f"{row.loss:.4f} ± {row.loss_std:.4f}",
         )  # fmt: skip
     console.print(table)
-    for name, run in runs.items():
-        told = run.summary
+    for name, each in runs.items():
+        told = each.summary
         console.print(
             f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]"
         )

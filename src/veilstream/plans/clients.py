@@ -63,8 +63,8 @@ def _tables(plan: Plan, per_round: int) -> Stream:
     try:
         stream = table_stream(
             tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
-            per_round=per_round, visits=participation.times, separation=participation.min_separation,
-            per_step=learning.clients_per_step,
+            per_round=per_round, per_step=learning.clients_per_step,
+            visits=participation.times, separation=participation.min_separation,
             returning=data.returning, held_out_share=data.held_out_share,
         )  # fmt: skip
     finally:

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,32 +51,15 @@ def stream_rows(runs: Sequence[Run]) -> list[StreamRow]:
     for run in runs:
         summary = run.summary
         accuracy, loss = run.baselines("accuracy"), run.baselines("loss")
-        for name in accuracy:
-            rows.append(
-                StreamRow(
-                    summary["name"],
-                    name,
-                    None,
-                    float(np.nanmean(accuracy[name])),
-                    0.0,
-                    float(np.nanmean(loss[name])),
-                    0.0,
-                )  # fmt: skip
-            )
+        for name, right in accuracy.items():
+            means = float(np.nanmean(right)), float(np.nanmean(loss[name]))
+            rows.append(StreamRow(summary["name"], name, None, means[0], 0.0, means[1], 0.0))
         for name, method in summary["methods"].items():
             final, promise = method["final"], method["guarantee"]
+            epsilon = promise["epsilon"] if promise else None
             right, lost = final["prequential_accuracy"], final["average_loss"]
-            rows.append(
-                StreamRow(
-                    summary["name"],
-                    name.partition(" @ ")[0],
-                    promise["epsilon"] if promise else None,
-                    right["mean"],
-                    right["std"],
-                    lost["mean"],
-                    lost["std"],
-                )  # fmt: skip
-            )
+            figures = right["mean"], right["std"], lost["mean"], lost["std"]
+            rows.append(StreamRow(summary["name"], name.partition(" @ ")[0], epsilon, *figures))
     return rows
 
 
@@ -147,7 +131,7 @@ def _windows(values: dict[str, Any]) -> tuple[Floats, dict[str, Floats]]:
     """Averages over stretches of rounds, and where they end."""
     rounds = next(iter(values.values())).shape[1]
     ends = np.unique(np.linspace(0, rounds, min(WINDOWS, rounds) + 1).astype(int))
-    spans = list(zip(ends[:-1], ends[1:], strict=True))
+    spans = list(pairwise(ends))
     return ends[1:], {
         name: np.stack([_mean(own[:, a:b]) for a, b in spans], axis=1)
         for name, own in values.items()

@@ -159,14 +159,13 @@ def _freeze(
         )
     model = simulation.models()[0, 0]
 
-    @jax.jit
     def judge(features: Any, target: Any) -> Any:
         one = jax.vmap(lambda f, t: task.loss(model, Sample(f, t)))
         return task.predict(model, features) == target, one(features, target)
 
     later = places[learned:]
     chosen = np.maximum(later, 0).ravel()
-    right, loss = judge(stream.features[chosen], stream.targets[chosen])
+    right, loss = jax.jit(judge)(stream.features[chosen], stream.targets[chosen])
     there = later >= 0
     for cells, values in ((into.right, right), (into.loss, loss)):
         cells[learned:] = np.where(there, np.asarray(values, float).reshape(later.shape), np.nan)
