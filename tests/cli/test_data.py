@@ -36,6 +36,27 @@ def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
     assert set(row["problems"]) == set(SHAPES)
 
 
+def test_list_shows_licence_and_citation_of_every_data_set(tmp_path):
+    rows = json.loads(data("list", "--json", home=tmp_path).stdout)["data"]
+    assert [row["name"] for row in rows] == [
+        "mnist", "electricity", "covertype", "flights", "health"
+    ]  # fmt: skip
+    shown = data("list", home=tmp_path).stdout
+    for row in rows:
+        assert row["state"] == "not here"
+        assert f"Licence:  {row['licence']}" in shown
+        assert f"Citation: {row['citation']}" in shown
+        assert f"veilstream data get {row['name']}" in shown
+
+
+def test_get_of_a_table_without_pip_says_what_to_do(tmp_path):
+    done = data("get", "electricity", home=tmp_path, **OFFLINE)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "put elec.csv into a directory and name it with --from" in done.stderr
+    assert "pip (scikit-multiflow==0.4.1): exit 1" in done.stderr
+
+
 def test_get_without_any_way_out_says_what_to_do(tmp_path):
     """Mirrors through a proxy that is not there, pip without an index."""
     done = data("get", "mnist", home=tmp_path, **OFFLINE)

