@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +19,8 @@ from tests.streams.test_datasets import (
     rand_hie,
     text,
 )
-from veilstream.cli.run import reproduce_command
 from veilstream.plans.run_folder import Run
-from veilstream.streams import datasets
+from veilstream.streams import dataset_tables, datasets
 from veilstream.streams.dataset_tables import (
     covertype_tables,
     electricity_tables,
@@ -28,36 +31,41 @@ from veilstream.streams.dataset_tables import (
 CARRIERS = ("UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E")
 
 
-@pytest.fixture
-def four(monkeypatch, tmp_path):
-    """All four data sets in small, already in the user's directory."""
-    monkeypatch.setenv("VEILSTREAM_DATA", str(tmp_path / "home"))
-    monkeypatch.setattr("veilstream.streams.dataset_tables._BALANCED_RECORDS", 0)
+def use_small_data(folder):
+    """In a process of its own: all four data sets in small, already in the user's directory."""
+    os.environ["VEILSTREAM_DATA"] = str(Path(folder) / "home")
+    dataset_tables._BALANCED_RECORDS = 0
     flights = [
-        flight(1 + i % 28, 20 * (i % 4 == 0), carrier, i)
+        flight(1 + i // 40, 20 * (i % 4 == 0), carrier, i)
         for carrier in CARRIERS
-        for i in range(640)
+        for i in range(960)
     ]
     contents = {
-        "electricity": elec(1280), "covertype": plots(4 * 640),
-        "flights": text(FLIGHTS, flights), "health": rand_hie(people=108),
+        "electricity": elec(1920), "covertype": plots(4 * 960),
+        "flights": text(FLIGHTS, flights), "health": rand_hie(people=160),
     }  # fmt: skip
     makes = {
         "electricity": electricity_tables, "covertype": covertype_tables,
-        "flights": flights_tables, "health": lambda c: health_tables(c, people=54),
+        "flights": flights_tables, "health": lambda c: health_tables(c, people=80),
     }  # fmt: skip
-    monkeypatch.setattr(datasets, "DATASETS", known_small(contents, makes))
+    datasets.DATASETS = known_small(contents, makes)
     for name, content in contents.items():
-        mine = tmp_path / "mine"
-        mine.mkdir(exist_ok=True)
-        (mine / f"{name}-original.csv").write_bytes(content)
-        datasets.get_dataset(name, from_=mine)
+        (Path(folder) / f"{name}-original.csv").write_bytes(content)
+        datasets.get_dataset(name, from_=Path(folder))
 
 
-def test_streams_in_small_show_every_method_beside_what_needs_no_learning(four, tmp_path, capsys):
+def reproduce(folder, *arguments):
+    code = "from tests.cli.test_streams import use_small_data; from veilstream.cli import main; "
+    code += f"use_small_data({str(folder)!r}); main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "reproduce", "streams", "--smoke", *arguments],
+        capture_output=True, text=True, timeout=300, check=True, cwd=Path(__file__).parents[2],
+    ).stdout  # fmt: skip
+
+
+def test_streams_in_small_show_every_method_beside_what_needs_no_learning(tmp_path):
     out = tmp_path / "out"
-    reproduce_command("streams", smoke=True, seeds=1, out=out, json=True)
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(reproduce(tmp_path, "--seeds", "1", "--out", str(out), "--json"))
     rows = shown["rows"]
     streams = ["electricity", "covertype", "flights", "health"]
     assert list(dict.fromkeys(row["stream"] for row in rows)) == streams
@@ -79,5 +87,6 @@ def test_streams_in_small_show_every_method_beside_what_needs_no_learning(four, 
     assert "CC0" in Run(out / "flights").summary["data"]
     assert "| majority |" in (out / "streams.md").read_text()
     assert (out / "streams.png").read_bytes().startswith(b"\x89PNG")
-    reproduce_command("streams", smoke=True, seeds=1, out=out, resume=True)
-    assert "prequential accuracy" in capsys.readouterr().out
+    again = reproduce(tmp_path, "--seeds", "1", "--out", str(out), "--resume")
+    assert "prequential accuracy" in again
+    assert "protects no one" in again

@@ -87,7 +87,7 @@ FIGURES: dict[str, Figure] = {
         Figure(
             "streams", "real streams: where private learning pays, and where it does not",
             tuple(Variant(name, f"streams_{name}") for name in _STREAMS),
-            {"learning.rounds": 40, "run.seeds": 2, "run.evaluate_every": 40},
+            {"learning.rounds": 60, "run.seeds": 2, "run.evaluate_every": 60},
         ),
     )
 }  # fmt: skip
