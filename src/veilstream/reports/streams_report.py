@@ -35,6 +35,7 @@ class StreamRow:
     """One line of the table."""
 
     stream: str
+    """The run folder's name."""
     method: str
     epsilon: float | None
     """None for what protects no one."""
@@ -53,13 +54,13 @@ def stream_rows(runs: Sequence[Run]) -> list[StreamRow]:
         accuracy, loss = run.baselines("accuracy"), run.baselines("loss")
         for name, right in accuracy.items():
             means = float(np.nanmean(right)), float(np.nanmean(loss[name]))
-            rows.append(StreamRow(summary["name"], name, None, means[0], 0.0, means[1], 0.0))
+            rows.append(StreamRow(run.path.name, name, None, means[0], 0.0, means[1], 0.0))
         for name, method in summary["methods"].items():
             final, promise = method["final"], method["guarantee"]
             epsilon = promise["epsilon"] if promise else None
             right, lost = final["prequential_accuracy"], final["average_loss"]
             figures = right["mean"], right["std"], lost["mean"], lost["std"]
-            rows.append(StreamRow(summary["name"], name.partition(" @ ")[0], epsilon, *figures))
+            rows.append(StreamRow(run.path.name, name.partition(" @ ")[0], epsilon, *figures))
     return rows
 
 
@@ -116,7 +117,7 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
             for name, values in beside.items():
                 panel.plot(at, values[0], color=_STYLES[name], linewidth=1, alpha=0.8, label=name)
             draw_curves(panel, at, curves, names, summary)
-            panel.set_title(f"{summary['name']}, ε = {epsilon:g} (simulated)", fontsize="medium")
+            panel.set_title(f"{run.path.name}, ε = {epsilon:g} (simulated)", fontsize="medium")
         line[0].set_ylabel("prequential accuracy")
     for panel in axes[-1]:
         panel.set_xlabel("round r")
