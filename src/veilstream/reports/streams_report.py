@@ -27,7 +27,7 @@ __all__ = ["StreamRow", "draw_streams", "stream_rows", "write_stream_tables"]
 Floats = NDArray[Any]
 WINDOWS = 40
 """Points of a curve: each is the average over a fortieth of the rounds."""
-_STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#8C564B"}
+_STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#7A5FB0"}
 
 
 @dataclass(frozen=True)
