@@ -78,7 +78,7 @@ def reproduce_command(
     * `beyond`: what reaches 0.9 and more with the promise kept
 
     * `streams`: prices, forests, flights and people who come back, beside predictions that need no
-    learning; some minutes on two cores
+    learning; a minute or two on two cores
 
     Data that are not here are fetched.
     """
