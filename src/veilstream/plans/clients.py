@@ -60,16 +60,12 @@ def _tables(plan: Plan, per_round: int) -> Stream:
     paths = _files(data.source) if named is None else [named[0]]
     tables = [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
     participation = plan.participation
-    try:
-        stream = table_stream(
-            tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
-            per_round=per_round, per_step=learning.clients_per_step,
-            visits=participation.times, separation=participation.min_separation,
-            returning=data.returning, held_out_share=data.held_out_share,
-        )  # fmt: skip
-    finally:
-        for _, table in tables:
-            table.close()
+    stream = table_stream(
+        tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
+        per_round=per_round, per_step=learning.clients_per_step,
+        visits=participation.times, separation=participation.min_separation,
+        returning=data.returning, held_out_share=data.held_out_share,
+    )  # fmt: skip
     return stream if named is None else dataclasses.replace(stream, provenance=named[1])
 
 
