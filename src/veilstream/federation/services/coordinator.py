@@ -501,7 +501,7 @@ class Coordinator:
     def _absent(self, reply: Reply, here: _Round) -> None:
         """It has no clients: this round does without, and it is asked again if it must be open."""
         name, asked = reply.learner, here.asked.get(reply.learner)
-        if asked is None or reply.answers != digest(asked.request):
+        if asked is None or reply.answers != digest(asked.head):
             return  # to an earlier round
         here.absent.add(name)
         self._refusals.pop(name, None)
