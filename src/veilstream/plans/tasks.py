@@ -8,7 +8,7 @@ from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 
-__all__ = ["task_of"]
+__all__ = ["features_of", "task_of"]
 
 
 def task_of(plan: Plan) -> Task:
