@@ -69,11 +69,14 @@ _SNAPSHOT_STEPS = 64
 def _check_dim(plan: Plan, task: Task) -> None:
     """The server makes its model from the plan alone: the task that the plan names has its size.
 
-    A task of another class (an audit's, a study's) has a size of its own.
+    A task of another class (an audit's, a study's, one that the plan names by its module) has a
+    size of its own, which server and learner compare when they meet.
     """
-    if isinstance(task, Logistic | LeastSquares | Ripple) and plan.data.dim != task.dim:
+    own = ":" in plan.learning.task
+    known = isinstance(task, Logistic | LeastSquares | Ripple) and not own
+    if known and plan.feature_count != task.dim:
         raise InputError(
-            "data.dim", plan.data.dim, f"the {task.dim} parameters of the task that was given",
+            "data.dim", plan.feature_count, f"the {task.dim} parameters of the task that was given",
             f"[data] dim = {task.dim} in the plan, the same on every side",
         )  # fmt: skip
 
@@ -148,6 +151,20 @@ class Learner:
     _open_ledger = staticmethod(Ledger)
 
     # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        return self._plan
+
+    @property
+    def model(self) -> Float32s | None:
+        """The newest model that the server has sent, read-only; None before the first."""
+        if self._model is None:
+            return None
+        shown = self._model.view()
+        shown.flags.writeable = False
+        return shown
 
     @property
     def epoch(self) -> int:
@@ -377,7 +394,8 @@ class Learner:
         """
         if self._model is None or features.shape != self._admission.shape:
             return None
-        return np.asarray(self.task.predict(self._model, features)).tolist()
+        said = np.asarray(self.task.predict(self._model, features[None]))  # a batch of one
+        return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
     @without_values
     @one_at_a_time
