@@ -1,4 +1,4 @@
-"""`PrivateModel`: the simulation's numbers, river's conventions, and a deployed learner's promise."""
+"""`PrivateModel`: the simulation's numbers, river's conventions, a deployed learner's promise."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_a_simulation_says_that_it_protects_no_one():
 def test_plans_that_cannot_be_simulated_record_by_record_are_refused():
     task = vs.models.DictLogistic(dim=4)
     for key, value in (("learners", 2), ("clients_per_step", 2)):
+        plan = vs.Plan.parse(TEXT.format(rounds=6), {f"learning.{key}": value})
         with pytest.raises(vs.errors.InputError, match=f"learning.{key} = 2"):
-            plan = vs.Plan.parse(TEXT.format(rounds=6), {f"learning.{key}": value})
             vs.PrivateModel.simulated(plan, task)
     with pytest.raises(vs.errors.InputError, match="encodes dictionaries"):
         vs.PrivateModel.simulated(plan_of(), vs.tasks.Logistic(4))
@@ -200,14 +200,14 @@ def test_a_deployed_model_learns_through_its_ledger(tmp_path: Path):
 
 # --- river's own checks --------------------------------------------------------------------------
 
-# Every check that river has for such models runs on the simulated one. Around a deployed learner the
-# checks that copy or pickle a model do not apply: two copies would answer for one ledger, so copying
+# Every check that river has for such models runs on the simulated one. Around a deployed learner
+# those that copy or pickle a model do not apply: two copies would answer for one ledger, so copying
 # is refused (above). Nor do those that expect two runs to agree: its noise is nobody's to repeat.
 
 
 @pytest.fixture
 def checks(monkeypatch):
-    """River's checks; they import scikit-learn for data of models with several outputs, not ours."""
+    """River's; they import scikit-learn for data of models with several outputs, unlike ours."""
     found = pytest.importorskip("river.checks", reason="river is not installed (group `check`)")
     if importlib.util.find_spec("sklearn") is None:
         stand_in = types.ModuleType("sklearn")
