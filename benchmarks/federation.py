@@ -49,6 +49,7 @@ from veilstream.federation.services.server import server_engine
 from veilstream.federation.services.supervision import Engine, supervised
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
+from veilstream.streams.intake import AlwaysReady
 
 
 class Free:
@@ -63,7 +64,7 @@ class Free:
         return np.zeros(self.dim, np.float32)
 
 
-class Endless:
+class Endless(AlwaysReady):
     """Clients who never end."""
 
     def serve(self, round_: int, observe, wanted) -> None:

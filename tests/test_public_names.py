@@ -93,7 +93,7 @@ NAMES = {
               "LeastSquares", "Ripple"),
     "models": ("PytreeTask", "TorchTask", "DictLogistic", "DictRegression", "DictEncoder"),
     "streams": ("Stream", "SyntheticStream", "RippleStream", "PoolStream", "EvenSplit",
-                "DirichletSplit", "PaperSplit", "WriterSplit", "FileSource", "LiveSource",
+                "DirichletSplit", "PaperSplit", "WriterSplit", "TableSource", "LiveSource",
                 "load_mnist", "mnist_stream"),
     "theory": ("Constants", "dynamic_regret_bound", "static_regret_bound", "main_theorem_rate",
                "advised_step_size"),

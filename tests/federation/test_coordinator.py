@@ -9,7 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.federation import DIM, Plain, World, plan_of, seeds_by_name, wait_for
+from tests.support.federation import (
+    DIM,
+    Plain,
+    World,
+    plan_of,
+    rows_of,
+    seeds_by_name,
+    source_of,
+    wait_for,
+)
 from veilstream.deployment import terms
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
@@ -21,6 +30,7 @@ from veilstream.federation.protocol.transport import Failure
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.mechanisms import factorization
 from veilstream.plans.plan import Plan
+from veilstream.streams.intake import AlwaysReady
 
 
 @pytest.fixture
@@ -138,7 +148,7 @@ def test_a_late_reply_is_made_good_by_the_next(tmp_path):
     """One learner needs longer than a round: its sums arrive later, and none is lost."""
     plan = plan_of(rounds=8, federation={"quorum": 0.5, "deadline_s": 0.2, "patience_s": 0.1})
 
-    class Slow:
+    class Slow(AlwaysReady):
         def __init__(self, inner):
             self._inner = inner
 
@@ -188,13 +198,7 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     for file in world.store("b").parent.glob("store.db*"):
         file.unlink()
     begin_again(world.store("b"))
-    source = world.root / "others.jsonl"
-    source.write_text("".join(
-        f'{{"tag": "new {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(50)
-    ))  # fmt: skip
-    from veilstream.streams.intake import FileSource
-
-    world.start("b", source=FileSource(source))
+    world.start("b", source=others(50))
     coordinator = world.coordinator()
     coordinator.go(world.transport())
     seat = coordinator.fold.seats["b"]
@@ -202,14 +206,9 @@ def test_a_learner_that_lost_its_store_comes_back_in_a_new_epoch(world):
     assert verify(world.store("b")).clients == 6 + 6
 
 
-def others(path, count: int = 60):
+def others(count: int = 60):
     """Clients who were never there before."""
-    from veilstream.streams.intake import FileSource
-
-    path.write_text("".join(
-        f'{{"tag": "other {i}", "features": {[0.1] * DIM}, "target": 1}}\n' for i in range(count)
-    ))  # fmt: skip
-    return FileSource(path)
+    return source_of(rows_of(f"other {i}" for i in range(count)))
 
 
 @pytest.mark.parametrize("rounds_before", [0, 2])
@@ -231,7 +230,7 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
             assert coordinator.round == 0
         world.stop("b")
         ask_for_epoch(world.store("b"), abandon=True)
-        world.start("b", source=others(tmp_path / "others.jsonl"))
+        world.start("b", source=others())
         if not rounds_before:
             going.start()
         going.join(60)
@@ -556,18 +555,14 @@ def test_nothing_but_the_release_leaves_and_sizes_do_not_depend_on_the_data(tmp_
     sizes = {}
     for kind in ("usual", "hostile", "nobody"):
         with World(tmp_path / kind, plan_of(learners=1), names=("a",)) as world:
-            path = tmp_path / f"{kind}.jsonl"
-            rows = {
-                "usual": [{"tag": f"{i}", "features": [0.1] * DIM, "target": 1} for i in range(40)],
-                "hostile": [{"tag": "x", "features": [1e300] * DIM, "target": 9}, {"no": 1}] * 20,
-                "nobody": [],
-            }[kind]
-            import json
-
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            from veilstream.streams.intake import FileSource
-
-            daemon = world.start("a", source=FileSource(path))
+            source = source_of(
+                {
+                    "usual": rows_of(f"{i}" for i in range(40)),
+                    "hostile": [{"person": "x", "y": "perhaps", "x0": 1e300}, {"no": 1}] * 20,
+                    "nobody": [],
+                }[kind]
+            )
+            daemon = world.start("a", source=source, min_clients=0)
             keys = ServerKeys.load(world.root / "keys/server")
             seen = []
             for r in range(6):

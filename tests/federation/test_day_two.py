@@ -26,6 +26,7 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.server import ServerService
 from veilstream.federation.services.successive_runs import open_run
 from veilstream.plans.start import model_sha256
+from veilstream.streams.intake import AlwaysReady
 
 EPOCHS = 3
 
@@ -138,7 +139,7 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
     """Rounds of run after run are asked for, ends and runs made up; the same people always come."""
     people = [f"person {i}" for i in range(4)]
 
-    class Crowd:
+    class Crowd(AlwaysReady):
         def serve(self, round_, observe, wanted):
             from veilstream.learning.tasks import Sample
 

@@ -18,7 +18,7 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.reply_times import SEAL_S, ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.intake import AlwaysReady, LiveSource
 
 WINDOW_S = 30.0
 
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-class Callers:
+class Callers(AlwaysReady):
     """People who come by this clock; whoever does not come is waited for until the window's end."""
 
     def __init__(self, clock: Clock, at_s: tuple[float, ...]) -> None:

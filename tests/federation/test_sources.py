@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import numpy as np
 import pytest
 
-from tests.support.federation import DIM, World, plan_of, wait_for
+from tests.support.federation import DIM, World, plan_of, table_plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.learning.admission import Answer
 from veilstream.plans.data_source import PlanSource, open_source
-from veilstream.streams.intake import FileSource, LiveSource
+from veilstream.streams.intake import AlwaysReady, LiveSource
 
 ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
 
@@ -20,7 +19,7 @@ ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
 def taken(source, round_: int, wanted: int) -> list:
     got: list = []
 
-    def observe(tag, sample):
+    def observe(tag, sample, bookmark=None):
         got.append((tag, sample))
         return Answer.TAKEN
 
@@ -40,50 +39,19 @@ def test_a_plans_stream_is_the_simulations(tmp_path):
         assert sample.target == batch.target[1, t]
 
 
-def test_csv_and_json_files_are_read_one_record_at_a_time(tmp_path):
-    csv, jsonl = tmp_path / "d.csv", tmp_path / "d.jsonl"
-    csv.write_text("tag,target,x,y\na,1,0.5,2\nb,-1,oops,2\nc,1,3,4\n")
-    jsonl.write_text('{"tag": "a", "target": 1, "features": [0.5, 2]}\nnot json\n{"tag": "c", '
-                     '"target": 1, "features": [3, 4]}\n')  # fmt: skip
-    for path, unread in ((csv, "d.csv:1"), (jsonl, "d.jsonl:1")):
-        source = FileSource(path)
-        first, rest = taken(source, 0, 1), taken(source, 1, 9)
-        assert [tag for tag, _ in first + rest] == ["a", unread, "c"]
-        np.testing.assert_array_equal(first[0][1].features, [0.5, 2])
-        assert rest[0][1] is None  # offered as it is, and refused by admission
-        np.testing.assert_array_equal(rest[1][1].features, [3, 4])
-        assert taken(source, 2, 1) == []
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [
-        b'{"tag": "x", "target": 1, "features": [1' + b"0" * 400 + b"]}", b"[" * 100_000,
-        b"\xff\xfe",
-        b'{"tag": null, "target": 1, "features": [1, 2]}', b'{"target": 1, "features": [1, 2]}',
-        b'{"tag": "x", "target": 1' + b"0" * 5000 + b"}", b"null", b"",
-    ],
-    ids=range(8),
-)  # fmt: skip
-def test_no_record_can_end_a_file(poison, tmp_path):
-    good = json.dumps({"tag": "good", "target": 1, "features": [1, 2]}).encode()
-    path = tmp_path / "d.jsonl"
-    path.write_bytes(poison + b"\n" + good + b"\n")
-    got = taken(FileSource(path), 0, 9)
-    assert [sample is None for _, sample in got] == [True, False]
-    assert got[1][0] == "good"
-
-
-def test_no_field_can_end_a_table(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text("tag,target,x\na,1," + "9" * 200_000 + "\nb,1,2\n")
-    assert [tag for tag, sample in taken(FileSource(path), 0, 9) if sample is not None] == ["b"]
+def test_a_file_of_a_plan_without_columns_leads_to_the_check(tmp_path):
+    """The order of columns means nothing: a plan says what they are."""
+    (tmp_path / "d.csv").write_text("tag,target,x,y\na,1,0.5,2\n")
+    with pytest.raises(
+        InputError, match=r"data\.kind = 'synthetic': expected \"table\".*data check"
+    ):
+        open_source(str(tmp_path / "d.csv"), plan_of())
 
 
 def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
     """The release has the size of any other, and the next round is as usual."""
 
-    class Failing:
+    class Failing(AlwaysReady):
         def serve(self, round_, observe, wanted):
             if round_ == 1:
                 raise RuntimeError("1234.5")
@@ -110,9 +78,9 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
 def test_sources_that_cannot_be(tmp_path):
     with pytest.raises(InputError, match="a file, `live`"):
         open_source(str(tmp_path / "none.csv"), plan_of())
-    (tmp_path / "d.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(InputError, match="add tag and target"):
-        open_source(str(tmp_path / "d.csv"), plan_of())
+    (tmp_path / "d.csv").write_text("person,y\na,yes\n")
+    with pytest.raises(InputError, match="columns x0, x1, .*it has person, y;"):
+        open_source(str(tmp_path / "d.csv"), table_plan_of())
     with pytest.raises(InputError, match="a learner from 0 to 2"):
         open_source("plan:7", plan_of())
 

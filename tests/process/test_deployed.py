@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.federation import DIM, plan_of, wait_for
+from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
 from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import make_keys
 
@@ -66,11 +66,10 @@ def federation(world) -> Path:
     home = world / "federation"
     make_keys(home / "keys", ["127.0.0.1"], ["north", "south"])
     home.chmod(0o711)
-    (home / "plan.toml").write_text(plan_of(ROUNDS, 2).to_toml())
-    columns = ",".join(f"x{place}" for place in range(DIM))
+    (home / "plan.toml").write_text(table_plan_of(ROUNDS, 2).to_toml())
     for name in ("north", "south"):
-        rows = [f"{MARK}-{name}-{i},{(-1) ** i}," + ",".join(["0.3"] * DIM) for i in range(12)]
-        (home / f"{name}.csv").write_text("\n".join([f"tag,target,{columns}", *rows, ""]))
+        rows = rows_of(f"{MARK}-{name}-{i}" for i in range(12))
+        (home / f"{name}.csv").write_text(csv_of(rows))
         (home / f"{name}.csv").chmod(0o600)
         os.chown(home / f"{name}.csv", LEARNER, LEARNER)
     for path in [home / "keys", *(home / "keys").rglob("*")]:

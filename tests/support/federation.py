@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
+from veilstream.plans.records import schema_of
+from veilstream.streams.table_source import TableSource
+from veilstream.streams.tables import RowsTable
 
 DIM = 6
 
@@ -53,6 +57,42 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
         federation=federation,
         methods=[method | changes.pop("method", {})],
     )  # fmt: skip
+
+
+FEATURES = tuple(f"x{i}" for i in range(DIM))
+
+
+def table_plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
+    """`plan_of` with records of a table: person, label y (no, yes), numbers x0 to x5."""
+    changed = changes.pop("data", {})
+    plan = plan_of(rounds, learners, **changes)
+    data = {
+        "kind": "table", "client": "person", "label": "y", "labels": ("no", "yes"), "bias": False,
+        "features": tuple({"name": name, "low": -1.0, "high": 1.0} for name in FEATURES),
+    }  # fmt: skip
+    parts = tomllib.loads(plan.to_toml()) | {"data": data | changed}
+    return Plan(**parts)
+
+
+def rows_of(people, label=lambda i: ("no", "yes")[i % 2]) -> list[dict[str, object]]:
+    """A record for each."""
+    rng = np.random.default_rng(7)
+    return [
+        {"person": person, "y": label(i)}
+        | {name: round(rng.uniform(-1, 1), 3) for name in FEATURES}
+        for i, person in enumerate(people)
+    ]
+
+
+def csv_of(rows: list[dict[str, object]], *, comma: str = ",") -> str:
+    """As a file."""
+    lines = [rows[0].keys(), *(row.values() for row in rows)]
+    return "".join(comma.join(map(str, line)) + "\n" for line in lines)
+
+
+def source_of(rows: list[dict[str, object]]) -> TableSource:
+    """Rows in memory as a learner's source."""
+    return TableSource(RowsTable(iter(rows)), schema_of(table_plan_of()))
 
 
 class Lines(list[str]):

@@ -35,7 +35,7 @@ from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
-from veilstream.streams.intake import Observe
+from veilstream.streams.intake import AlwaysReady, Observe
 
 __all__ = ["FEDERATION_DIM", "Wiretap", "federation_checks", "listen_to_federation"]
 
@@ -57,7 +57,7 @@ class Wiretap(Loopback):
         return came
 
 
-class _Clients:
+class _Clients(AlwaysReady):
     """A source whose clients the audit knows; one sum of gradients a round."""
 
     def __init__(self, task: Unkind, local_steps: int) -> None:

@@ -29,8 +29,9 @@ def learner_command(
     data: Annotated[
         str,
         typer.Option(
-            help="A .csv or .jsonl file; `live`: people call its API; `plan:INDEX`: the plan's own "
-            "data as learner INDEX of a simulation sees them, from 0, to try things out."
+            help="A file of records (CSV, JSON lines, Parquet, Arrow, SQLite) whose columns the "
+            "plan names; `live`: people call its API; `plan:INDEX`: the plan's own data as learner "
+            "INDEX of a simulation sees them, from 0, to try things out."
         ),
     ],
     server: Annotated[
@@ -80,6 +81,21 @@ def learner_command(
             help="Live: reply as soon as a round is full; its time shows whether clients came.",
         ),
     ] = False,
+    accept_refusals: Annotated[
+        float,
+        typer.Option(
+            help="Start although up to this share of the file's next 200 records is refused.",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = 0.05,
+    end_with_file: Annotated[
+        bool,
+        typer.Option(
+            "--end-with-file",
+            help="End when the file has ended (exit code 0); else stay, and read what is appended.",
+        ),
+    ] = False,
     exit_when_done: Annotated[
         bool,
         typer.Option(
@@ -107,6 +123,11 @@ def learner_command(
     and may be killed at any time: started again it goes on where its ledger stands.
     `veilstream ledger status STORE` shows where that is. The first start needs `--new-store`; on a
     ledger that exists it changes nothing.
+
+    Before anything is spent the file's next records are looked at: if more than the share of
+    `--accept-refusals` cannot be used, it ends with exit code 2 and says why. A round for which
+    fewer than federation.min_clients people wait is sat out and costs nothing. What is used and
+    refused, and how well the model does here, is logged now and then and stays on this machine.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.services.learner import LearnerService
@@ -134,5 +155,6 @@ def learner_command(
         insecure, new_store=new_store,
         reply_after_s=reply_after, reply_when_full=reply_when_full, token_file=token_file,
         exit_when_done=exit_when_done, socket=socket, trust_engine=trust_engine,
+        accept_refusals=accept_refusals, end_with_file=end_with_file,
     )  # fmt: skip
     service.run(stop)

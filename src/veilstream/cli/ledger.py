@@ -44,7 +44,7 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
     """
     from veilstream.deployment.ledger.inspect import inspect
 
-    _show(inspect(store, witness), json)
+    _show(inspect(store, witness), json, local=True)
 
 
 @app.command("verify")
@@ -126,11 +126,14 @@ def epoch_command(
         typer.echo(text)
 
 
-def _show(status: Status, json: bool, *, verified: bool = False) -> None:
+def _show(status: Status, json: bool, *, verified: bool = False, local: bool = False) -> None:
     from veilstream.cli.tables import print_json
+    from veilstream.federation.services.local_account import account_line, read_account
 
+    account = read_account(Path(status.store)) if local else None
     if json:
-        print_json({**status.as_dict(), "verified": verified})
+        more = {"local": account} if local else {}
+        print_json({**status.as_dict(), "verified": verified, **more})
         return
     if status.guarantee:
         g = status.guarantee
@@ -148,5 +151,7 @@ def _show(status: Status, json: bool, *, verified: bool = False) -> None:
     typer.echo(f"Records       {status.records}, {status.witnessed} witnessed in {status.witness}")
     typer.echo(f"Chain head    {status.head}")
     typer.echo(f"Writer        {'none' if status.holder is None else f'process {status.holder}'}")
+    if account is not None:
+        typer.echo(f"Local         {account_line(account)} (as of the last round; never sent)")
     if verified:
         typer.echo("Verified      every record, everything it keeps, every entry of the witness")

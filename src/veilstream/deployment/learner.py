@@ -15,15 +15,17 @@ operator choose them.
 
 What a round computes is `veilstream.deployment.local_rounds`; here it is written down in this order
 (`veilstream.deployment.ledger`): the pinned model; for every step, in one transaction, the client's
-tag, the secret its noise was drawn from, fresh from the operating system, and the noisy step; the
-message. Each is witnessed before anything that depends on it leaves. After a crash, a step that was
-not stored is as if it had never been, secret and all, so no row of noise ever meets two gradients;
-stored ones are repeated to the bit.
+tag, the secret its noise was drawn from, fresh from the operating system, the noisy step, and how
+far the data source has been read; the message. Each is witnessed before anything that depends on it
+leaves. After a crash, a step that was not stored is as if it had never been, secret and all, so no
+row of noise ever meets two gradients; stored ones are repeated to the bit.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_gradients import ClientGradients
+from veilstream.deployment.ledger.chain import BOOKMARKS
 from veilstream.deployment.ledger.crash_points import reached
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.tags import tag_forms
@@ -53,8 +56,9 @@ from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import ClippedGradient
+from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
+from veilstream.streams.intake import SourceBookmark
 
 __all__ = ["Learner"]
 
@@ -64,6 +68,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SNAPSHOT_STEPS = 64
+_SALT_BYTES = 16
 
 
 def _check_dim(plan: Plan, task: Task) -> None:
@@ -75,10 +80,17 @@ def _check_dim(plan: Plan, task: Task) -> None:
     own = ":" in plan.learning.task
     known = isinstance(task, Logistic | LeastSquares | Ripple) and not own
     if known and plan.feature_count != task.dim:
+        field = "data.features" if plan.data.kind == "table" else "data.dim"
         raise InputError(
-            "data.dim", plan.feature_count, f"the {task.dim} parameters of the task that was given",
+            field, plan.feature_count, f"the {task.dim} parameters of the task that was given",
             f"[data] dim = {task.dim} in the plan, the same on every side",
         )  # fmt: skip
+
+
+def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
+    with np.errstate(all="ignore"):
+        numbers = raw.reveal().astype(np.float64)
+        return not float(np.sqrt(numbers @ numbers)) <= clip_norm
 
 
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
@@ -141,6 +153,9 @@ class Learner:
         self._broken = False
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self._model: Float32s | None = None  # the newest that the server sent
+        self._read: SourceBookmark | None = None  # how far, and not written down yet
+        self.clipped = 0
+        """Gradients since this start that were longer than the clip norm: for this machine only."""
         self._ledger = self._open_ledger(store, witness, create=create)
         try:
             self._recover()
@@ -208,6 +223,11 @@ class Learner:
         return max(0, allowed - 1 - self._ledger.chain.standing.followed)
 
     @property
+    def newest_model(self) -> Float32s | None:
+        """What the server last sent; None before the first."""
+        return self._model
+
+    @property
     def local(self) -> LocalRounds:
         """The epoch's rounds as they are in memory, to look at; the learner alone moves them."""
         return self._local
@@ -253,19 +273,49 @@ class Learner:
             LedgerError: where the server remembers more than the store.
 
         """
-        r = checked_round("round", r)
-        self.check_acknowledged(acknowledged)
-        model = checked_model(x, self.task.dim, self._plan.learning.model_norm_cap)
-        digest = model_hash(model)
-        if not self._local.wants(r, digest):
+        model = self._model_of_round(r, x, acknowledged)
+        if model is None:
             return  # open already, or sealed: finish_round repeats it
         self._gradients.check_pure()
         with self._whole_or_broken():
-            self._pin(r, model, digest, acknowledged)
+            self._pin(r, model, model_hash(model), acknowledged)
 
     @without_values
     @one_at_a_time
-    def observe(self, client: bytes | str, sample: Sample) -> Answer:
+    def would_begin(
+        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
+    ) -> bool:
+        """Whether `begin_round` would begin a round now; pins and spends nothing.
+
+        Args:
+            r: as for `begin_round`.
+            x: as for `begin_round`.
+            acknowledged: as for `begin_round`.
+
+        Returns:
+            False where the round is open or sealed already.
+
+        Raises:
+            InputError: as `begin_round`.
+            PrivacyError: as `begin_round`.
+
+        """
+        return self._model_of_round(r, x, acknowledged) is not None
+
+    def _model_of_round(
+        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None
+    ) -> Float32s | None:
+        """The model that the round is to be pinned to; None where it is open or sealed."""
+        r = checked_round("round", r)
+        self.check_acknowledged(acknowledged)
+        model = checked_model(x, self.task.dim, self._plan.learning.model_norm_cap)
+        return model if self._local.wants(r, model_hash(model)) else None
+
+    @without_values
+    @one_at_a_time
+    def observe(
+        self, client: bytes | str, sample: Sample, bookmark: SourceBookmark | None = None
+    ) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
@@ -276,6 +326,9 @@ class Learner:
         Args:
             client: the client's tag, the same whenever the same person comes.
             sample: its record.
+            bookmark: how far its source has been read with it. It is stored with the step that uses
+                the record, or with the next one where none does: after a restart the source goes on
+                behind it, so no record is used a second time.
 
         Returns:
             Taken or refused: the same whatever became of the data.
@@ -285,6 +338,7 @@ class Learner:
             LedgerError: where the store can no longer be trusted.
 
         """
+        self._read = bookmark or self._read
         names, admitted = tag_forms(client), self._admission.admitted(sample)
         if not names or admitted is None:  # looked at first: it says nothing of who took part
             return Answer.REFUSED
@@ -301,7 +355,29 @@ class Learner:
         with self._whole_or_broken():
             raw = self._gradients.raw(self._local.model, admitted)
             self._step(self._local.clip(raw), tags[0])
+            self.clipped += _is_longer(raw, self.grid.clip_norm)
         return Answer.TAKEN
+
+    @without_values
+    @one_at_a_time
+    def may_take(self, client: bytes | str) -> bool:
+        """Whether this client could take the next step, as far as the promise goes.
+
+        Says who took part, so its answer must not leave this machine.
+        """
+        names = tag_forms(client)
+        return bool(names) and not self._spent([self._ledger.keyed(name) for name in names])
+
+    @one_at_a_time
+    def note_read(self, bookmark: SourceBookmark) -> None:
+        """A source has been read so far, without a record to use; stored with the next write."""
+        self._read = bookmark
+
+    @one_at_a_time
+    def bookmarks(self) -> list[SourceBookmark]:
+        """How far each source had been read, as stored."""
+        kept = (self._ledger.blob(name) for name in self._ledger.names(BOOKMARKS))
+        return [SourceBookmark(*json.loads(content[_SALT_BYTES:])) for content in kept]
 
     @without_values
     @one_at_a_time
@@ -538,9 +614,19 @@ class Learner:
         reached("step-computed")
         self._write(
             "step", {"epoch": local.epoch, "step": step}, tag=tag, points="step",
-            keep={secret_name(local.epoch, step): secret, f"noisy/{local.taken}": pack_step(noisy)},
+            keep={secret_name(local.epoch, step): secret, f"noisy/{local.taken}": pack_step(noisy)}
+            | self._bookmark_blob(),
         )  # fmt: skip
+        self._read = None
         local.apply(noisy)
+
+    def _bookmark_blob(self) -> dict[str, bytes]:
+        """With salt: a hash of records stays in the chain for ever, and must not tell of them."""
+        if self._read is None:
+            return {}
+        name = BOOKMARKS + self._ledger.keyed(self._read.source.encode()).hex()[:32]
+        content = json.dumps([self._read.source, self._read.text]).encode()
+        return {name: secrets.token_bytes(_SALT_BYTES) + content}
 
     def _seal(self) -> None:
         local = self._local
@@ -550,9 +636,10 @@ class Learner:
         body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
         reached("message-computed")
         self._write(
-            "message", body | {"x": local.pinned}, keep={"message": release.payload},
-            points="message",
+            "message", body | {"x": local.pinned},
+            keep={"message": release.payload} | self._bookmark_blob(), points="message",
         )  # fmt: skip
+        self._read = None
         local.seal(release)
         if self.horizon_reached:
             self._destroy_secrets()

@@ -8,12 +8,15 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
-from veilstream.streams.intake import ClientSource, FileSource, LiveSource, Observe, Wanted
+from veilstream.plans.records import schema_of
+from veilstream.streams.intake import AlwaysReady, ClientSource, LiveSource, Observe, Wanted
+from veilstream.streams.table_source import TableSource
+from veilstream.streams.tables import open_table
 
-__all__ = ["PlanSource", "open_source"]
+__all__ = ["PlanSource", "open_file", "open_source"]
 
 
-class PlanSource:
+class PlanSource(AlwaysReady):
     """The plan's own stream, as one learner of the simulation sees it: for demonstrations."""
 
     def __init__(self, plan: Plan, index: int, seed: int | None = None) -> None:
@@ -37,10 +40,39 @@ class PlanSource:
                 observe(f"{self._seed}/{self._index}/{round_}/{t}", sample)
 
 
-def open_source(text: str, plan: Plan) -> ClientSource:
-    """``live``, ``plan:INDEX``, or a file."""
+def open_source(
+    text: str, plan: Plan, learner: str | None = None, *, whole: bool = False
+) -> ClientSource:
+    """``live``, ``plan:INDEX``, or a file of records.
+
+    Args:
+        text: as on the command line.
+        plan: what a record is.
+        learner: this learner's name, where a column says at which learner a record is.
+        whole: whether a file is complete (`open_table`).
+
+    Raises:
+        InputError: for a file that is missing, or lacks the plan's columns; for a plan that does
+            not say what a record of a file is.
+
+    """
     if text == "live":
         return LiveSource(plan.federation.patience_s)
     if text.startswith("plan:") and text[5:].isdigit():
         return PlanSource(plan, int(text[5:]))
-    return FileSource(Path(text))
+    return open_file(Path(text), plan, learner, whole=whole)
+
+
+def open_file(
+    path: Path, plan: Plan, learner: str | None = None, *, whole: bool = False
+) -> TableSource:
+    """A file of records by the plan's schema; for arguments and errors see `open_source`."""
+    if not path.is_file():
+        raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
+    if plan.data.kind != "table":
+        raise InputError(
+            "data.kind", plan.data.kind, f'"table", so that columns of {path.name} have a meaning',
+            f"`veilstream data check {path.name} --write --plan PLAN` proposes a [data] table",
+        )  # fmt: skip
+    table = open_table(path, whole=whole, query=plan.data.query)
+    return TableSource(table, schema_of(plan), learner)

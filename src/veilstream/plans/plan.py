@@ -166,6 +166,9 @@ class FederationPlan(PlanTable):
     quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
     deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+    min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
+    """How many clients must wait at a learner for it to begin a round. Where fewer do, it sits the
+    round out and spends nothing; the server sees that it does."""
     epochs: int = value(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
@@ -240,6 +243,12 @@ class Plan(PlanTable):
                     f"learning.{field}", getattr(self.learning, field),
                     "learning.start beside it", "name the model, or remove it",
                 )  # fmt: skip
+        if self.federation.min_clients > self.learning.local_steps:
+            raise PlanError(
+                "federation.min_clients", self.federation.min_clients,
+                f"at most learning.local_steps = {self.learning.local_steps}, a round's clients",
+                f"min_clients = {self.learning.local_steps}",
+            )  # fmt: skip
         need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
         if self.data.clients is not None and need > self.data.clients:
             raise PlanError(

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
-    from veilstream.streams.intake import FileSource, LiveSource
+    from veilstream.streams.intake import LiveSource
     from veilstream.streams.mnist import load_mnist
     from veilstream.streams.pool import MNIST_SPLITS, ClientsMet, PoolStream, mnist_stream
     from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
     from veilstream.streams.stream import Stream
     from veilstream.streams.synthetic import DRIFTS, RippleStream, SyntheticStream
+    from veilstream.streams.table_source import TableSource
 
 __all__ = [
     "DRIFTS",
@@ -18,7 +19,6 @@ __all__ = [
     "ClientsMet",
     "DirichletSplit",
     "EvenSplit",
-    "FileSource",
     "LiveSource",
     "PaperSplit",
     "PoolStream",
@@ -26,6 +26,7 @@ __all__ = [
     "Split",
     "Stream",
     "SyntheticStream",
+    "TableSource",
     "WriterSplit",
     "load_mnist",
     "mnist_stream",
@@ -36,7 +37,6 @@ _LATER = {
     "DRIFTS": "veilstream.streams.synthetic",
     "DirichletSplit": "veilstream.streams.splits",
     "EvenSplit": "veilstream.streams.splits",
-    "FileSource": "veilstream.streams.intake",
     "LiveSource": "veilstream.streams.intake",
     "MNIST_SPLITS": "veilstream.streams.pool",
     "PaperSplit": "veilstream.streams.splits",
@@ -45,6 +45,7 @@ _LATER = {
     "Split": "veilstream.streams.splits",
     "Stream": "veilstream.streams.stream",
     "SyntheticStream": "veilstream.streams.synthetic",
+    "TableSource": "veilstream.streams.table_source",
     "WriterSplit": "veilstream.streams.splits",
     "load_mnist": "veilstream.streams.mnist",
     "mnist_stream": "veilstream.streams.pool",

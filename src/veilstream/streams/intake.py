@@ -1,102 +1,83 @@
-"""Where a deployed learner's clients come from: a file beside it, or people who call.
+"""Where a deployed learner's clients come from: what a source is, and people who call.
 
-A source offers clients one at a time and holds no more than one. After a restart it begins
-again: who took part before is answered and not used, so a file is its own bookmark.
+A source offers clients, one at a time. It is asked before a round whether enough of them are there
+(`ClientSource.ready`), so that a learner does not spend its noise on nobody. Records are consumed
+before they are used: one that is lost costs a little accuracy, one that is used twice would cost
+privacy. A table has a bookmark for that (`veilstream.streams.table_source`).
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
-import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from veilstream.errors import InputError
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 
-__all__ = ["ClientSource", "FileSource", "LiveSource", "Observe"]
+__all__ = [
+    "AlwaysReady",
+    "ClientSource",
+    "LiveSource",
+    "MayTake",
+    "Observe",
+    "SourceBookmark",
+    "Wanted",
+]
 
 
-Observe = Callable[[str | bytes, Sample], Answer]
+@dataclass(frozen=True)
+class SourceBookmark:
+    """How far a source has been read, in its own words; a learner stores it and gives it back."""
+
+    source: str
+    """Which source: a learner may read several, one after the other."""
+    text: str
+
+
+class Observe(Protocol):
+    """How a source hands a client over."""
+
+    def __call__(
+        self, tag: str | bytes, sample: Sample, bookmark: SourceBookmark | None = None
+    ) -> Answer:
+        """``bookmark`` is where the source stands behind this record."""
 
 
 Wanted = Callable[[], int]
+"""How many more clients the round can take."""
+MayTake = Callable[[str | bytes], bool]
+"""Whether a client could take a step now, as far as the promise goes."""
 
 
 class ClientSource(Protocol):
     """What a daemon asks for clients."""
 
+    def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
+        """Whether at least so many clients wait who can be taken; asked before a round begins.
+
+        Args:
+            minimum: how many there must be.
+            most: how many the round can take: a source that reads ahead needs no more.
+            may_take: leaves people out who took part as often as they may.
+
+        """
+
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer clients for this round until no more are wanted, or none comes."""
 
 
-class FileSource:
-    """Records of a file, top to bottom: CSV with a header, or one JSON object a line.
+class AlwaysReady:
+    """Of a source that cannot tell beforehand whether anybody comes: every round is begun."""
 
-    ``tag`` says who (the same text whenever the same person comes, in any file: that is how nobody
-    is used twice), ``target`` is the label or value; every other column is a feature, in the file's
-    order. In JSON, ``features`` is a list. A record that cannot be read is refused like any other.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        if not path.is_file():
-            raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
-        self._csv = path.suffix == ".csv"
-        self._records = self._read()
-        if self._csv:
-            with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-                header = next(csv.reader(file), [])
-            if missing := {"tag", "target"} - set(header):
-                raise InputError(
-                    "data", str(path), "a header with columns `tag` and `target`",
-                    f"add {' and '.join(sorted(missing))}",
-                )  # fmt: skip
-
-    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
-        """The next records; at the end of the file nobody comes any more."""
-        while wanted():
-            record = next(self._records, None)
-            if record is None:
-                return
-            observe(*record)
-            del record
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._records.close()
-
-    def _read(self) -> Generator[tuple[str, Any], None, None]:
-        """No record can end this: what cannot be read is offered as None, and refused."""
-        with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            rows: Iterator[Any] = iter(csv.DictReader(file) if self._csv else file)
-            for number in itertools.count():
-                offer: tuple[str, Any]
-                try:
-                    offer = self._parsed(next(rows))
-                except StopIteration:
-                    return
-                except Exception:  # whatever a client wrote
-                    offer = f"{self._path.name}:{number}", None
-                yield offer
-
-    def _parsed(self, row: Any) -> tuple[str, Sample]:
-        fields = row if isinstance(row, dict) else json.loads(row)
-        tag, target = fields.pop("tag"), float(fields.pop("target"))
-        if not isinstance(tag, str):
-            raise ValueError("no tag")
-        numbers = fields["features"] if "features" in fields else list(fields.values())
-        return tag, Sample(np.asarray(numbers, np.float64), target)
+    def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
+        """Whatever is asked."""
+        return True
 
 
-class LiveSource:
+class LiveSource(AlwaysReady):
     """People who call: each waits until a learner takes its data, and nothing is put by."""
 
     def __init__(self, patience_s: float) -> None:

@@ -82,6 +82,10 @@ class TableReader(Protocol):
     bookmark: Bookmark
     """Behind the last row that was given out."""
 
+    @property
+    def rows_left(self) -> int | None:
+        """About how many follow; None where nobody knows."""
+
     def rows(self) -> Iterator[Row]:
         """Those from here to the end as it is now."""
 
@@ -170,6 +174,16 @@ class _Lines:
         self._hash.update(line)
         return line.decode(self.encoding, "surrogateescape")
 
+    def rows_left(self, rows: int) -> int | None:
+        """About how many follow, if all are as long as those that were read."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            return None
+        if not rows:
+            return None if size > self._position else 0
+        return round(max(0, size - self._position) * rows / max(1, self._position - self.bom))
+
     def _end_of_line(self) -> int:
         """Behind the next newline in the buffer; -1 where there is none."""
         width = len(self._newline)
@@ -242,6 +256,11 @@ class CsvTable:
             self.bookmark = Bookmark(number + 1, self._lines.digest)
             yield number, self._row(cells)
 
+    @property
+    def rows_left(self) -> int | None:
+        """About how many follow."""
+        return self._lines.rows_left(self.bookmark.rows)
+
     def _row(self, cells: list[str]) -> Mapping[str, object] | None:
         if len(cells) != len(self.columns) or any(_broken(cell) for cell in cells):
             return None
@@ -274,6 +293,11 @@ class JsonLinesTable:
             self.bookmark = Bookmark(number + 1, self._lines.digest)
             yield number, self._row(line)
 
+    @property
+    def rows_left(self) -> int | None:
+        """About how many follow."""
+        return self._lines.rows_left(self.bookmark.rows)
+
     def _row(self, line: str) -> Mapping[str, object] | None:
         try:
             held = None if _broken(line) else json.loads(line)
@@ -299,6 +323,7 @@ class RowsTable:
 
     columns: tuple[str, ...]
     notices: list[str]
+    rows_left: int | None = None
 
     def rows(self) -> Iterator[Row]:
         """Those from here to the end as it is now."""

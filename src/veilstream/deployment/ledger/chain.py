@@ -27,9 +27,11 @@ from veilstream.deployment.ledger.archive import NOTHING_PACKED, Row
 from veilstream.deployment.ledger.visits import VisitSum, visit_key
 from veilstream.errors import LedgerError
 
-__all__ = ["GENESIS", "Chain", "Record", "Standing", "damaged", "digest", "tag_key"]
+__all__ = ["BOOKMARKS", "GENESIS", "Chain", "Record", "Standing", "damaged", "digest", "tag_key"]
 
 GENESIS = bytes(32)
+BOOKMARKS = "bookmark/"
+"""Blobs under names that begin so say how far a data source has been read."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ class Chain:
 
     @property
     def secrets(self) -> list[str]:
-        """Blobs that an epoch's end destroys: all but its last message."""
-        return [name for name in self.kept if name != "message"]
+        """Blobs that an epoch's end destroys: all but its last message, and how far was read."""
+        return [n for n in self.kept if n != "message" and not n.startswith(BOOKMARKS)]
 
     def summary(self, archive: str) -> dict[str, Any]:
         """All that one must know of the records so far, if they are packed into this archive."""

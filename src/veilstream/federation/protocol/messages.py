@@ -117,7 +117,8 @@ class Reply:
     """From a learner to the server."""
 
     kind: str
-    """"enrolled", "release", "ended" or "refusal"."""
+    """"enrolled", "release", "absent", "ended" or "refusal". Absent: too few clients wait, and the
+    round was not begun; it has neither facts nor body."""
     learner: str
     answers: str
     """Hash of the request."""
@@ -217,6 +218,7 @@ _FACTS: dict[str, dict[str, Callable[[_Form, Any], Any]]] = {
         "time": _Form.whole,
     },
     "release": {},
+    "absent": {},
     "ended": {"epoch": _Form.whole, "round": _Form.whole},
     "refusal": {"why": lambda form, value: form.text(value, LONGEST_TEXT)},
 }

@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_S = 5.0  # before an unanswered request is sent once more
 _REFUSED_AGAIN_S = 25.0
+_ABSENT_AGAIN_S = 2.0
 _LOOK_S = 0.2
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
@@ -87,6 +88,8 @@ class _Round:
     model: tuple[bytes, str] | None = None
     """What all learners are sent, and its hash."""
     asked: dict[str, _Asked] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    """Who has no clients now."""
 
 
 class Coordinator:
@@ -254,11 +257,17 @@ class Coordinator:
         seats = self._fold.seats.values()
         out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
         out -= set(self._fold.answered)
+        absent = here.absent - out - set(self._fold.answered)
         void = sum(seat.state == "void" for seat in seats)
         needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
         if n - len(out) < needed:
             self._stuck(out, needed)
-        if answered + len(out) >= n and answered >= needed:
+        elif n - len(out) - len(absent) < needed:
+            self._say_waiting(
+                f"{', '.join(sorted(absent))} of {n} learners have no clients now; a round needs "
+                f"{needed}, so they are asked again"
+            )
+        if answered + len(out) + len(absent) >= n and answered >= needed:
             return True
         late = time.monotonic() - here.began > self._plan.federation.deadline_s
         return late and answered >= needed
@@ -281,12 +290,16 @@ class Coordinator:
                 f"{len(out)} of {n} learners cannot take part ({why})",
                 f"a round needs {needed}: repair them, then start the server again",
             )
+        self._say_waiting(
+            f"{len(out)} of {n} learners cannot take part ({why}); a round needs {needed}: repair "
+            "them, or start the server again with --reset or --void",
+            logging.ERROR,
+        )
+
+    def _say_waiting(self, why: str, level: int = logging.WARNING) -> None:
         if time.monotonic() - self._said_stuck >= _SAY_AGAIN_S:
             self._said_stuck = time.monotonic()
-            _log.error(
-                "waiting: %d of %d learners cannot take part (%s); a round needs %d: repair them, "
-                "or start the server again with --reset or --void", len(out), n, why, needed,
-            )  # fmt: skip
+            _log.log(level, "waiting: %s", why)
 
     def _ask_newcomers(self, transport: Transport) -> None:
         """Who they are; again if need be."""
@@ -350,6 +363,8 @@ class Coordinator:
                 self._refusal(node, reply, here)
             elif reply.kind == "enrolled":
                 self._seat(node, reply, here)
+            elif reply.kind == "absent":
+                self._absent(reply, here)
             else:
                 self._accept(reply, here)
         except VeilstreamError as error:
@@ -432,6 +447,16 @@ class Coordinator:
         _log.debug("learner %s has answered", name)
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
+
+    def _absent(self, reply: Reply, here: _Round) -> None:
+        """It has no clients: this round does without, and it is asked again if it must be open."""
+        name, asked = reply.learner, here.asked.get(reply.learner)
+        if asked is None or reply.answers != digest(asked.request):
+            return  # to an earlier round
+        here.absent.add(name)
+        self._refusals.pop(name, None)
+        asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
+        _log.debug("learner %s has no clients now", name)
 
     def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""

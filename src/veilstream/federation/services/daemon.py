@@ -3,8 +3,10 @@
 `handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
 does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
 request at a time, and the same request again gets the same release. Only releases leave: no loss,
-no count of refused clients; a reply has one size whatever the data, and where people call
-(`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`).
+no count of refused clients; a release has one size whatever the data, and where people call
+(`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`). A round for
+which fewer than `federation.min_clients` wait is not begun: the answer is "absent", nothing is
+spent, and the server asks again.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from veilstream.errors import InputError, LedgerError, ProtocolError, Veilstream
 from veilstream.federation.identity import LearnerKeys
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
 from veilstream.federation.protocol.peer_text import shown
+from veilstream.federation.services.local_account import LocalAccount
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import ClientSource, LiveSource
+from veilstream.streams.intake import ClientSource, LiveSource, SourceBookmark
+from veilstream.streams.table_source import TableSource
 
 __all__ = ["Daemon"]
 
@@ -35,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
+_WAITS = "rounds are sat out, and cost nothing, until more come"
 
 
 class Daemon:
@@ -47,9 +52,23 @@ class Daemon:
         source: ClientSource,
         *,
         replies: ReplyTimes | Literal["by source", "when done"] = "by source",
+        min_clients: int = 1,
+        account: LocalAccount | None = None,
     ) -> None:
-        """``replies`` says when releases leave; by default at a fixed time if people call."""
+        """Ready to answer.
+
+        Args:
+            learner: whose rounds these are.
+            keys: its own, and the server's public one.
+            source: where clients come from.
+            replies: when releases leave; by default at a fixed time if people call.
+            min_clients: how many must wait for a round to be begun; 0 begins every one.
+            account: what is counted for the person beside it; nothing of it leaves.
+
+        """
         self._learner, self._keys, self._source = learner, keys, source
+        self._min_clients, self.account = min_clients, account
+        self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
         self._closing = threading.Event()
@@ -106,6 +125,8 @@ class Daemon:
             )
         self._join(request)
         release = self._release(request, arrived)
+        if release is None:
+            return Reply("absent", self._keys.name, answers)
         self.rounds_done += 1
         return Reply("release", self._keys.name, answers, {}, release.payload)
 
@@ -175,19 +196,54 @@ class Daemon:
             )
         self._learner.join(request.run)
 
-    def _release(self, request: Request, arrived: float) -> Release:
-        """Do the round, or say again what is sealed; a round begun with another x is finished."""
+    def _release(self, request: Request, arrived: float) -> Release | None:
+        """Do the round, or say again what is sealed; a round begun with another x is finished.
+
+        None where too few clients wait: then nothing was pinned or spent.
+        """
         learner, r = self._learner, request.round
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
         if not (learner.pinned and r == learner.round):
-            learner.begin_round(r, self._model(request.body), request.acknowledged)
+            x = self._model(request.body)
+            if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
+                self._hold(r, arrived)
+                return None
+            learner.begin_round(r, x, request.acknowledged)
         try:
             self._take_clients(r)
+            if self.account is not None:
+                self.account.round_ends()
             return learner.finish_round()
         finally:
             self._hold(r, arrived)
+
+    def _clients_wait(self) -> bool:
+        """Whether a round is worth beginning; what is wrong with a source is said here, once."""
+        learner = self._learner
+        try:
+            ready = self._source.ready(
+                self._min_clients, learner.terms.local_steps, learner.may_take
+            )
+        except InputError as error:  # a file that was cut or replaced
+            self._say(logging.ERROR, f"no round is begun: {error}")
+            return False
+        except Exception as error:
+            self._say(logging.ERROR, f"no round is begun: the data source failed ({_kind(error)})")
+            return False
+        if isinstance(self._source, TableSource) and self._source.exhausted:
+            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+        elif not ready:
+            self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
+        else:
+            self._said_why = ""
+        return ready or self._min_clients == 0
+
+    def _say(self, level: int, why: str) -> None:
+        if why != self._said_why:
+            self._said_why = why
+            _log.log(level, "%s", why)
 
     def _now(self) -> float:
         return 0.0 if self._replies is None else self._replies.clock()
@@ -216,19 +272,28 @@ class Daemon:
         learner = self._learner
         failed: list[Exception] = []
 
-        def observe(tag: str | bytes, sample: Sample) -> Answer:
+        def observe(
+            tag: str | bytes, sample: Sample, bookmark: SourceBookmark | None = None
+        ) -> Answer:
+            wanted = learner.clients_wanted
             try:
-                return learner.observe(tag, sample)
+                answer = learner.observe(tag, sample, bookmark)
             except Exception as error:
                 failed.append(error)
                 raise
+            if self.account is not None:
+                self.account.observed(sample, answer, used=learner.clients_wanted < wanted)
+            return answer
 
         try:
             self._source.serve(r, observe, lambda: learner.clients_wanted)
         except Exception as error:
             if failed:
                 raise failed[0] from None
-            _log.error("the data source failed (%s); the round goes on without", _kind(error))
+            why = str(error) if isinstance(error, InputError) else _kind(error)
+            _log.error("the data source failed (%s); the round goes on without", why)
+        if isinstance(self._source, TableSource):
+            learner.note_read(self._source.bookmark)
 
     def _model(self, body: bytes) -> np.ndarray[Any, Any]:
         if len(body) % 4:

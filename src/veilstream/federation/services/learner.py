@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ from veilstream.federation.identity import LearnerKeys
 from veilstream.federation.services.access_token import open_token, token_path
 from veilstream.federation.services.carrier_socket import CarrierSocket
 from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.first_records import check_first_records
+from veilstream.federation.services.local_account import LocalAccount, account_path
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
+from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource, FileSource, LiveSource
+from veilstream.streams.intake import ClientSource, LiveSource
+from veilstream.streams.table_source import TableSource, check_not_read_before
+from veilstream.streams.tables import open_table
 
 if TYPE_CHECKING:
     from veilstream.federation.services.learner_api import LearnerApi
@@ -31,6 +37,7 @@ __all__ = ["LearnerService"]
 _log = logging.getLogger(__name__)
 
 _LAST_REPLY_S = 1.0  # for the confirmation to reach the server
+_TELL_EVERY_S = 60.0
 
 
 @dataclass
@@ -61,12 +68,18 @@ class LearnerService:
     """Where an engine's carrier connects; None: NAME.sock beside the store."""
     trust_engine: bool = False
     """Answer a carrier of this process's own account, which could read all that is here."""
+    accept_refusals: float = 0.05
+    """Share of a file's first records that may be refused at a start."""
+    end_with_file: bool = False
+    """Return when the file has ended; else stay, and read what is appended."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
-        source = open_source(self.data, self.plan)
+        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
+        if self.end_with_file and not isinstance(source, TableSource):
+            raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, LiveSource) else None
         times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
         if self.reply_when_full:
@@ -74,8 +87,6 @@ class LearnerService:
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
-            if isinstance(source, FileSource):
-                stack.callback(source.close)
             learner = Learner(
                 self.plan, self.store, task, witness=self.witness, create=self.new_store
             )
@@ -83,7 +94,16 @@ class LearnerService:
             _log.info("guarantee: %s", learner.guarantee)
             for notice in learner.notices:
                 _log.warning("%s", notice)
-            daemon = Daemon(learner, keys, source, replies=times or "when done")
+            if isinstance(source, TableSource):
+                self._resume(source, learner, keys.name)
+            account = LocalAccount(
+                learner, source, unit=label_unit(self.plan), path=account_path(self.store)
+            )
+            daemon = Daemon(
+                learner, keys, source, replies=times or "when done",
+                min_clients=self.plan.federation.min_clients, account=account,
+            )  # fmt: skip
+            stack.callback(account.save)
             stack.callback(daemon.close)
             if self.learner_api is not None:
                 api = self._api(daemon, source, self.learner_api)
@@ -91,7 +111,8 @@ class LearnerService:
             node = self._node(daemon, learner)
             stack.callback(node.close)
             node.start()
-            progress = _Progress(keys.name, daemon)
+            progress = _Progress(keys.name, daemon, account)
+            stack.callback(progress.last)
             with supervised([node]) as check:
                 while not stop.wait(0.1):
                     check()
@@ -101,6 +122,19 @@ class LearnerService:
                     if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
                         stop.wait(_LAST_REPLY_S)
                         return
+                    if self.end_with_file and isinstance(source, TableSource) and source.exhausted:
+                        stop.wait(_LAST_REPLY_S)
+                        _log.info("learner %s ends with its file %s", keys.name, source.table.name)
+                        return
+
+    def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
+        """Go on where the file was left, and look at what comes next before anything is spent."""
+        marks, path = learner.bookmarks(), Path(self.data)
+        check_not_read_before(open_table(path, query=self.plan.data.query), marks)
+        source.resume(marks)
+        for notice in source.table.notices:
+            _log.info("%s", notice)
+        check_first_records(source, path, accept=self.accept_refusals, learner=name)
 
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
         from veilstream.federation.services.learner_api import LearnerApi
@@ -136,10 +170,11 @@ class LearnerService:
 
 
 class _Progress:
-    """Logs where a learner stands, when that changes."""
+    """Logs where a learner stands, when that changes; now and then with its account."""
 
-    def __init__(self, name: str, daemon: Daemon) -> None:
+    def __init__(self, name: str, daemon: Daemon, account: LocalAccount) -> None:
         self._name, self._daemon, self._learner = name, daemon, daemon.learner
+        self._account, self._told = account, (time.monotonic(), self._learner.round, "")
         self._seen = (self._learner.epoch, self._learner.round)
         self._over: int | None = None
         _log.info("learner %s: epoch %d, round %d", name, *self._seen)
@@ -149,7 +184,21 @@ class _Progress:
         now = (learner.epoch, learner.round)
         if now != self._seen and learner.round:
             _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
+            at, since, _ = self._told
+            tenth = abs(learner.round - since) >= max(1, rounds // 10)
+            if tenth or time.monotonic() - at >= _TELL_EVERY_S:
+                self._tell()
         self._seen = now
         if learner.over and self._over != learner.epoch:
             self._over = learner.epoch
             _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)
+
+    def last(self) -> None:
+        """At the end, if there is anything new."""
+        self._tell()
+
+    def _tell(self) -> None:
+        line = self._account.line()
+        if self._account.rounds and line != self._told[2]:
+            _log.info("learner %s: %s", self._name, line)
+        self._told = (time.monotonic(), self._learner.round, line)

@@ -2,7 +2,7 @@
 
     POST /observe  {"tag": "...", "features": [...], "target": 1}     -> {"answer": "taken"}
     POST /predict  {"features": [...]}                                -> {"prediction": ...}
-    GET /status                                                       where it stands, refusals
+    GET /status                                      where it stands, refusals, the local account
 
 It listens on this machine alone, and answers only who shows the access token
 (`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
@@ -188,6 +188,7 @@ class LearnerApi:
             {
                 "state": state, "epoch": learner.epoch, "round": learner.round,
                 "rounds": learner.terms.rounds, "refusals": self.refusals,
+                "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
             },
         )  # fmt: skip
 

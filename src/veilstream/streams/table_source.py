@@ -1,0 +1,230 @@
+"""Records of a table as a deployed learner's clients: read in order, each at most once.
+
+    source = TableSource(open_table("north.csv", whole=False), schema, learner="north")
+    source.resume(learner.bookmarks())       behind what was read before the last stop
+    source.look_ahead(200)                   what the next records would be; uses none
+    source.ready(1, 10, learner.may_take)    whether a round is worth beginning
+    source.serve(r, learner.observe, ...)
+
+A row becomes a sample by the plan's schema, or is refused for a reason that is counted here and
+nowhere else. Rows are looked at ahead of the round that uses them, and stay in memory till then;
+each is handed over together with the bookmark behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from veilstream.errors import InputError
+from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text, is_missing
+from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
+from veilstream.streams.tables import Bookmark, Row, TableReader, check_columns
+
+__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before"]
+
+_HELD = 10_000
+"""Rows that are held at most, if a round does not need more."""
+
+
+@dataclass
+class RowCounts:
+    """What became of the rows that were passed: counts only."""
+
+    rows: int = 0
+    """Of this learner."""
+    refused: Counter[Refusal] = field(default_factory=Counter)
+    clamped: Counter[str] = field(default_factory=Counter)
+    """Numbers that were moved to the end of their range, by column."""
+    other_learners: int = 0
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """What the next rows would be."""
+
+    counts: RowCounts
+    labels: Counter[str]
+    """Those of the plan that were seen; empty where the label is a number."""
+    whole: bool
+    """Whether these are all the rows there are."""
+
+    @property
+    def refused_share(self) -> float:
+        """Of this learner's rows."""
+        return sum(self.counts.refused.values()) / max(self.counts.rows, 1)
+
+
+@dataclass(frozen=True)
+class _Item:
+    record: Encoded | Refusal | None
+    """None for another learner's."""
+    bookmark: Bookmark
+
+
+class TableSource:
+    """One table, top to bottom.
+
+    Args:
+        table: where rows come from; rows that are appended later are read later.
+        schema: what a record is.
+        learner: this learner's name; where the table has the schema's column of learners, rows with
+            another name are passed over and counted.
+
+    Raises:
+        InputError: for a table without the schema's columns.
+
+    """
+
+    def __init__(
+        self, table: TableReader, schema: RecordSchema, learner: str | None = None
+    ) -> None:
+        check_columns(table, schema.columns)
+        self.table, self.schema = table, schema
+        self._learner = learner if schema.learner in (table.columns or (schema.learner,)) else None
+        self._held: deque[_Item] = deque()
+        self._rows: Iterator[Row] | None = None
+        self._passed = table.bookmark
+        self.counts = RowCounts()
+        self.exhausted = False
+        """Whether the last look found the end of the table before enough clients."""
+
+    @property
+    def bookmark(self) -> SourceBookmark:
+        """Behind the last row that was handed over or passed."""
+        return SourceBookmark(self.table.name, self._passed.as_text())
+
+    @property
+    def rows_left(self) -> int | None:
+        """About how many rows are still to come, where the table can tell."""
+        left = self.table.rows_left
+        return None if left is None else left + len(self._held)
+
+    def resume(self, bookmarks: list[SourceBookmark]) -> None:
+        """Go on behind what was read under this table's name.
+
+        Raises:
+            InputError: the table is not the one that was read then, or has become shorter.
+
+        """
+        for mark in bookmarks:
+            if mark.source == self.table.name:
+                self.table.skip_to(Bookmark.parse(mark.text))
+        self._passed = self.table.bookmark
+
+    def look_ahead(self, rows: int) -> LookAhead:
+        """What the next so many rows of this learner would be; nothing is used or passed."""
+        own = sum(item.record is not None for item in self._held)
+        whole = False
+        while own < rows and not whole:
+            whole = not self._hold_one()
+            own += not whole and self._held[-1].record is not None
+        seen = LookAhead(RowCounts(), Counter(), whole)
+        for item in self._held:
+            _count(seen.counts, item.record)
+            if isinstance(item.record, Encoded) and self.schema.label.classes is not None:
+                target = float(item.record.sample.target)
+                seen.labels[str(self.schema.label.in_units(target))] += 1
+        return seen
+
+    def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
+        """Whether at least so many people wait who can be taken; reads ahead, uses nothing.
+
+        Rows at the front that nobody can use (refused, of another learner, of people who may not
+        take the next step) are passed, as they would be if they were offered at this step.
+        """
+
+        def usable(item: _Item) -> bool:
+            return isinstance(item.record, Encoded) and may_take(item.record.client)
+
+        people: set[str] = set()
+        looked_at, ended = 0, False
+        while len(self._held) < max(_HELD, most):
+            while self._held and not looked_at and not usable(self._held[0]):
+                self._pass()
+            while looked_at < len(self._held) and len(people) < max(minimum, 1):
+                item = self._held[looked_at]
+                if isinstance(item.record, Encoded) and usable(item):
+                    people.add(item.record.client)
+                looked_at += 1
+            if len(people) >= minimum and len(self._held) >= most:
+                break
+            if not self._hold_one():
+                ended = True
+                break
+        self.exhausted = ended and len(people) < max(minimum, 1)
+        return len(people) >= minimum or (bool(people) and not ended)
+
+    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
+        """The next records; at the end of the table nobody comes any more."""
+        while wanted() and (self._held or self._hold_one()):
+            item = self._pass()
+            if isinstance(item.record, Encoded):
+                observe(item.record.client, item.record.sample, self.bookmark)
+
+    def _pass(self) -> _Item:
+        """The row at the front; from here on it counts as read."""
+        item = self._held.popleft()
+        _count(self.counts, item.record)
+        self._passed = item.bookmark
+        return item
+
+    def _hold_one(self) -> bool:
+        """Read one more row; False at the end of the table as it is now."""
+        rows, self._rows = self._rows or self.table.rows(), None
+        row = next(rows, None)
+        if row is None:  # what is appended later is found by another look
+            return False
+        self._rows = rows
+        self._held.append(_Item(self._encoded(row), self.table.bookmark))
+        return True
+
+    def _encoded(self, row: Row) -> Encoded | Refusal | None:
+        number, cells = row
+        if cells is None:
+            return Refusal("not readable")
+        if self._learner is not None and self.schema.learner is not None:
+            told = cells.get(self.schema.learner, self._learner)
+            if is_missing(told):
+                return Refusal("missing", self.schema.learner)
+            if as_text(told) != self._learner:
+                return None
+        return self.schema.encode(
+            cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma
+        )
+
+
+def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> None:
+    """Refuse a table whose rows were read under another name; reads it up to there.
+
+    With several visits per person its records would count as further visits.
+
+    Raises:
+        InputError: naming the other.
+
+    """
+    stands = {Bookmark.parse(mark.text): mark.source for mark in bookmarks}
+    if table.name in stands.values() or not stands:
+        return
+    furthest = max(mark.rows for mark in stands)
+    for _ in table.rows():
+        if (known := stands.get(table.bookmark)) is not None:
+            raise InputError(
+                "data", table.name, "records that were not read before",
+                f"its first {table.bookmark.rows} rows were read as {known}: go on under that "
+                "name, or give new records only",
+            )  # fmt: skip
+        if table.bookmark.rows >= furthest:
+            return
+
+
+def _count(counts: RowCounts, record: Encoded | Refusal | None) -> None:
+    if record is None:
+        counts.other_learners += 1
+        return
+    counts.rows += 1
+    if isinstance(record, Refusal):
+        counts.refused[record] += 1
+    else:
+        counts.clamped.update(record.clamped)
