@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from studies.parity import LEARNERS, SEED, GivenNoise, simulated_models
 
+from tests.cli.test_plan import veilstream
 from tests.engine.test_parity import streams_between
 from tests.test_package import ROOT, documented_python
 from veilstream.errors import ProtocolError
@@ -21,6 +23,7 @@ from veilstream.plans.data_source import PlanSource
 from veilstream.plans.new_project import new_project
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
+from veilstream.plans.released_model import ReleasedModel
 from veilstream.plans.tasks import task_of
 
 ROUNDS, TAU = 4, 3
@@ -89,6 +92,22 @@ def test_a_model_of_ones_own_deploys_to_the_simulations_numbers(plan, tmp_path):
     allowed = 4 * unit * method.step_size * ROUNDS * TAU + 2e-6
     np.testing.assert_allclose(models, expected, atol=allowed)
     assert np.abs(models[-1] - models[0]).max() > 1000 * allowed
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("plan", MODULES, indirect=True)
+def test_a_model_of_ones_own_deploys_from_the_command_line(plan):
+    """Processes of their own, real draws: everyone takes part, and a model comes out."""
+    done = veilstream("federation", "demo", "--plan", "plan.toml", "--out", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["learners"], result["rounds"]) == (LEARNERS, ROUNDS)
+    assert result["clients"] == LEARNERS * ROUNDS * TAU
+    assert result["scores"]["metric"] == "accuracy"
+    released = ReleasedModel.load(result["model"])
+    task = task_of(plan)
+    assert len(released.model) == task.dim
+    assert not np.array_equal(released.model, np.asarray(task.init(0), np.float32))
 
 
 @pytest.mark.parametrize("plan", ["dict_model"], indirect=True)

@@ -24,9 +24,9 @@ from veilstream.learning.records import (
     Label,
     RecordSchema,
     RefusedRecord,
-    as_number,
     as_text,
     is_missing,
+    with_decimal_point,
 )
 from veilstream.learning.tasks import Sample
 from veilstream.privacy.clipping import clip
@@ -94,7 +94,9 @@ class OwnRecords(RecordSchema):
     def _called(
         self, row: Mapping[str, object], comma: bool, *, with_target: bool
     ) -> tuple[NDArray[np.float32], np.float32]:
-        cells = {k: _pointed(v) if comma else v for k, v in row.items() if k != self.client}
+        cells = {
+            k: with_decimal_point(v) if comma else v for k, v in row.items() if k != self.client
+        }
         first = self._read(self.function(dict(cells)), with_target)
         again = self._read(self.function(cells), with_target)
         if not np.array_equal(first[0], again[0]) or first[1] != again[1]:
@@ -116,11 +118,3 @@ class OwnRecords(RecordSchema):
         if not abs(known) <= _LARGEST:
             raise RefusedRecord("not a number", "")
         return cut.reshape(self.shape), np.float32(known)
-
-
-def _pointed(value: object) -> object:
-    """A number with a decimal comma, with a point."""
-    if isinstance(value, str) and "," in value:
-        number = as_number(value, decimal_comma=True)
-        return value if number is None else value.replace(",", ".")
-    return value

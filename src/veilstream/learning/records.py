@@ -43,6 +43,7 @@ __all__ = [
     "as_number",
     "as_text",
     "is_missing",
+    "with_decimal_point",
 ]
 
 Float32s = NDArray[np.float32]
@@ -137,6 +138,14 @@ def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def with_decimal_point(value: object) -> object:
+    """A number that is written with a decimal comma, with a point; anything else as it is."""
+    if isinstance(value, str) and "," in value:
+        number = as_number(value, decimal_comma=True)
+        return value if number is None else value.replace(",", ".")
+    return value
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
@@ -10,7 +11,11 @@ from veilstream.plans.records import schema_of
 from veilstream.streams.stream import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
-__all__ = ["stream_of"]
+if TYPE_CHECKING:
+    from veilstream.streams.table_stream import TableStream
+    from veilstream.streams.tables import TableReader
+
+__all__ = ["learner_rows", "stream_of"]
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -44,21 +49,37 @@ def stream_of(plan: Plan) -> Stream:
     )  # fmt: skip
 
 
-def _tables(plan: Plan, per_round: int) -> Stream:
-    from veilstream.streams.table_stream import table_stream
+def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
+    """Cells of the records that a simulation of this plan learns from, by learner, in order.
+
+    Raises:
+        InputError: as `stream_of`.
+
+    """
+    from veilstream.streams.table_stream import rows_to_learn_from
+
+    return rows_to_learn_from(_open_tables(plan), schema_of(plan), plan.data.held_out_share)
+
+
+def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
     from veilstream.streams.tables import open_table
 
-    learning, data = plan.learning, plan.data
+    data = plan.data
     if data.source is None:
         raise InputError(
             "data.source", None, "a file, or several by a pattern, to simulate",
             'source = "records.csv", or "stations/*.csv"',
         )  # fmt: skip
     paths = _files(data.source)
-    tables = [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
-    participation = plan.participation
+    return [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
+
+
+def _tables(plan: Plan, per_round: int) -> TableStream:
+    from veilstream.streams.table_stream import table_stream
+
+    learning, data, participation = plan.learning, plan.data, plan.participation
     return table_stream(
-        tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
+        _open_tables(plan), schema_of(plan), learners=learning.learners, rounds=learning.rounds,
         per_round=per_round, visits=participation.times, separation=participation.min_separation,
         per_step=learning.clients_per_step,
         returning=data.returning, held_out_share=data.held_out_share,
