@@ -197,7 +197,7 @@ def tries():
         got.append("ptrace")
     answers = []
     for path in SOCKETS:
-        for junk in (b"", b"cat /etc/passwd", b"VSM1" + bytes(200), b"\\xff" * 64):
+        for junk in (b"", b"cat /etc/passwd", b"VSM2" + bytes(200), b"\\xff" * 64):
             tried += 1
             try:
                 with socket.socket(socket.AF_UNIX) as s:
@@ -311,7 +311,7 @@ def test_a_supernode_of_the_learners_own_account_is_refused(federation):
     if not federation.separate:
         pytest.skip("needs root, and a Python that other accounts can start")
     with pytest.raises(OSError, match=r"closed without an answer|reset|Broken pipe"):
-        frames.ask(federation.sockets["a"], b"VSM1", 5.0)
+        frames.ask(federation.sockets["a"], b"VSM2", 5.0)
     time.sleep(0.1)
     assert "learner's own account" in (federation.carriers["a"].supervise() or "")
 

@@ -16,12 +16,13 @@ from tests.support.federation import wait_for
 from tests.support.flower import open_folder
 from veilstream.errors import InputError
 from veilstream.federation.protocol import frames
+from veilstream.federation.protocol.messages import MAGIC
 from veilstream.federation.services import carrier_socket
 from veilstream.federation.services.carrier_socket import CarrierSocket
 
 DIM = 6
 CLOSED = r"closed without an answer|reset|Broken pipe"
-REQUEST = b"VSM1 a request"
+REQUEST = MAGIC + b" a request"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another account")
 OTHER = 61184
 

@@ -238,7 +238,7 @@ def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
     )  # fmt: skip
     log = Path(f"{state}.log")
     address = run / "carrier.sock"
-    request = b"VSM1 and nothing that the server has signed"  # answered with a signed refusal
+    request = b"VSM2 and nothing that the server has signed"  # answered with a signed refusal
     try:
         wait_for(lambda: address.exists() or process.poll() is not None, PATIENCE_S)
         assert process.poll() is None, log.read_text()
@@ -250,20 +250,20 @@ def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
             volumes={"/run/veilstream": run}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         out, _ = told.communicate(request, timeout=PATIENCE_S)
-        assert out.decode().strip() == "[] b'VSM1' None"
+        assert out.decode().strip() == "[] b'VSM2' None"
         # And as that account on the machine itself, with the learner's folders before it.
         pid = inside(process)
         places = [str(state), f"{state}-witness", str(federation / "keys"), f"/proc/{pid}"]
         places += [str(path) for path in federation.glob("*.csv")]
         search = ["/usr/bin/python3", "-c", SEARCH, MARK, str(address), *places]
         told = as_account(search, request, CARRIER, SHARED)
-        assert told.stdout.decode().strip() == "[] b'VSM1' None", told.stderr
+        assert told.stdout.decode().strip() == "[] b'VSM2' None", told.stderr
         # The same search by root finds plenty, so it can find.
         told = as_account(search, request, 0, 0)
         assert len(re.findall(r"\.(?:db|key|csv|witness)'", told.stdout.decode())) > 5, told
         # A process of the learner's own account is not answered, and the log says why.
         told = as_account(search, request, LEARNER, LEARNER, SHARED)
-        assert b"VSM1" not in told.stdout
+        assert b"VSM2" not in told.stdout
         wait_for(lambda: "own account" in log.read_text(), PATIENCE_S)
         # A stranger of neither account does not get in.
         told = as_account(search, request, 10003, 10003)

@@ -38,6 +38,8 @@ class RowCounts:
     clamped: Counter[str] = field(default_factory=Counter)
     """Numbers that were moved to the end of their range, by column."""
     other_learners: int = 0
+    not_again: int = 0
+    """Of people who may not take the next step, and were passed between rounds."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class TableSource:
         looked_at, ended = 0, False
         while len(self._held) < max(_HELD, most):
             while self._held and not looked_at and not usable(self._held[0]):
-                self._pass()
+                self.counts.not_again += isinstance(self._pass().record, Encoded)
             while looked_at < len(self._held) and len(people) < max(minimum, 1):
                 item = self._held[looked_at]
                 if isinstance(item.record, Encoded) and usable(item):

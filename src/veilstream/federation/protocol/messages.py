@@ -32,12 +32,13 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import PrivateKey, PublicKey
 
-__all__ = ["LONGEST_TEXT", "Reply", "Request", "body_hash", "digest"]
+__all__ = ["LONGEST_TEXT", "MAGIC", "Reply", "Request", "body_hash", "digest"]
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
 
-_MAGIC = b"VSM2"
+MAGIC = b"VSM2"
+"""How every message begins."""
 _SIGNATURE_BYTES = 64
 _HEAD = struct.Struct("<4sI")
 _LONGEST_HEAD = (1 << 16) - 256  # with signature and a release's own header: 64 KiB
@@ -167,7 +168,7 @@ class Reply:
 def digest(data: bytes) -> str:
     """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
     end = len(data)
-    if len(data) >= _HEAD.size and data[:4] == _MAGIC:
+    if len(data) >= _HEAD.size and data[:4] == MAGIC:
         end = _HEAD.size + _HEAD.unpack_from(data)[1]
     return hashlib.sha256(memoryview(data)[:end]).hexdigest()
 
@@ -230,13 +231,13 @@ def _seal(head: dict[str, Any], key: PrivateKey) -> bytes:
         raise ProtocolError(
             f"a message whose head has {len(text)} bytes", f"at most {_LONGEST_HEAD} are read"
         )
-    signed = _HEAD.pack(_MAGIC, len(text)) + text
+    signed = _HEAD.pack(MAGIC, len(text)) + text
     return signed + key.sign(hashlib.sha256(signed).digest())
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
     """The head, and where it ends; nothing is checked but that it can be read."""
-    if len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:4] != _MAGIC:
+    if len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:4] != MAGIC:
         raise ProtocolError(*_UNKNOWN)
     (_, length) = _HEAD.unpack_from(data)
     end = _HEAD.size + length

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from veilstream.errors import InputError
 from veilstream.federation.protocol import frames
+from veilstream.federation.protocol.messages import MAGIC
 from veilstream.federation.transports.direct.wire import request_limit
 
 __all__ = ["OWN_ACCOUNT", "CarrierSocket"]
@@ -38,7 +39,6 @@ _MODE = 0o660
 _CONNECTIONS = 4
 _FRAME_WITHIN_S = 60.0
 _SEND_WITHIN_S = 30.0
-_MAGIC = b"VSM1"
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _UNKNOWN = -1
 
@@ -162,7 +162,7 @@ class CarrierSocket:
                     data = frames.receive(connection, self._limit, _FRAME_WITHIN_S)
                     if data is None:
                         return
-                    if not data.startswith(_MAGIC):
+                    if not data.startswith(MAGIC):
                         self._note("the carrier sent what is not a request; it was disconnected")
                         return
                     reply = self._handle(data)

@@ -173,7 +173,7 @@ class LocalAccount:
             "refused": {str(r): c for r, c in counts.refused.most_common()} if counts else {},
             "not_admitted": self.not_admitted,
             "clamped": dict(counts.clamped) if counts else {},
-            "returning": self.returning,
+            "returning": self.returning + (counts.not_again if counts else 0),
             "other_learners": counts.other_learners if counts else 0,
             "empty_steps": self.empty_steps,
             "clipped_share": self.clipped / self.used if self.used else None,
@@ -214,6 +214,7 @@ class LocalAccount:
             "score": asdict(self.score),
             "rows": 0 if counts is None else counts.rows,
             "other_learners": 0 if counts is None else counts.other_learners,
+            "not_again": 0 if counts is None else counts.not_again,
             "refused": [[r.reason, r.column, c] for r, c in counts.refused.items()]
             if counts else [],
             "clamped": dict(counts.clamped) if counts else {},
@@ -230,7 +231,8 @@ class LocalAccount:
             for name in ("used", "returning", "not_admitted", "empty_steps", "rounds", "clipped"):
                 setattr(self, name, int(kept[name]))
             if (counts := self._rows) is not None:
-                counts.rows, counts.other_learners = int(kept["rows"]), int(kept["other_learners"])
+                for name in ("rows", "other_learners", "not_again"):
+                    setattr(counts, name, int(kept[name]))
                 counts.refused = Counter({Refusal(r, c): int(n) for r, c, n in kept["refused"]})
                 counts.clamped = Counter({str(c): int(n) for c, n in kept["clamped"].items()})
         except (OSError, ValueError, KeyError, TypeError):

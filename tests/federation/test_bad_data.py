@@ -1,0 +1,325 @@
+"""Files that are not as the plan says, one by one, at a learner's real service: each is named and
+counted, with the way out; none is silent, none spends a round."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
+from veilstream.deployment.ledger.inspect import verify
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError
+from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.protocol import frames
+from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.services.learner import LearnerService
+from veilstream.federation.services.local_account import read_account
+from veilstream.plans.plan import Plan
+
+PEOPLE = [f"person {i}" for i in range(40)]
+
+
+class Beside:
+    """A learner's machine, and the server that asks it."""
+
+    def __init__(self, root, plan: Plan | None = None) -> None:
+        make_keys(root / "keys", ["127.0.0.1"], ["a"])
+        self.root, self.plan = root, plan or table_plan_of(learners=1)
+        self.server = ServerKeys.load(root / "keys/server")
+        self.public = LearnerKeys.load(root / "keys/learners/a").identity.public
+        self.file, self.store = root / "records.csv", root / "a.db"
+        self.dim = 6
+
+    def service(self, **options) -> LearnerService:
+        return LearnerService(
+            self.plan, self.root / "keys/learners/a", self.store, str(self.file), None, "flower",
+            new_store=True, trust_engine=True, socket=self.root / "s", **options,
+        )  # fmt: skip
+
+    def write(self, content: str | bytes) -> Beside:
+        self.file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return self
+
+    def refuses_to_start(self, match: str, **options) -> None:
+        with pytest.raises(InputError, match=match):
+            self.service(**options).run()
+        if self.store.exists():
+            status = verify(self.store)
+            assert (status.round, status.steps, status.clients) == (0, 0, 0)
+
+    @contextmanager
+    def running(self, **options):
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def run():
+            try:
+                self.service(**options).run(stop)
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            wait_for(lambda: (self.root / "s").exists() or failed)
+            assert not failed, failed
+            yield thread
+        finally:
+            stop.set()
+            thread.join(20)
+            assert not failed, failed
+
+    def ask(self, r: int) -> Reply:
+        x = np.full(self.dim, 0.1, "<f4").tobytes()
+        request = Request("round", "run", "a", "n", r, None, body=x).sign(self.server.identity)
+        return Reply.read(frames.ask(self.root / "s", request, 20.0), self.public)
+
+    def clients(self) -> int:
+        return verify(self.store).clients
+
+
+@pytest.fixture
+def beside(tmp_path):
+    return Beside(tmp_path)
+
+
+def features(**changes) -> dict:
+    """A plan's [data] whose first feature is another."""
+    first = {"name": "x0", "low": -1.0, "high": 1.0} | changes
+    rest = tuple({"name": f"x{i}", "low": -1.0, "high": 1.0} for i in range(1, 6))
+    return {"features": (first, *rest)}
+
+
+# --- what refuses to start ------------------------------------------------------------------------
+
+
+def test_labels_that_the_plan_does_not_name(beside):
+    beside.write(csv_of(rows_of(PEOPLE, lambda i: i % 2)))
+    beside.refuses_to_start(
+        r"at most 5% of the next 40 records refused, and 40 are \(40 in y: the label is none of "
+        r"the plan's; labels of the plan among the others: no 0, yes 0\).*nothing was spent; "
+        r"`veilstream data check .*--accept-refusals 1 "
+    )
+
+
+def test_half_the_labels_unknown_is_said_with_those_that_are_known(beside):
+    beside.write(csv_of(rows_of(PEOPLE, lambda i: ("0", "yes")[i % 2])))
+    beside.refuses_to_start(r"20 in y: .*labels of the plan among the others: no 0, yes 20")
+
+
+def test_blank_cells(beside):
+    rows = rows_of(PEOPLE)
+    for row in rows[::3]:
+        row["x2"] = ""
+    beside.write(csv_of(rows))
+    beside.refuses_to_start("14 are .14 in x2: the cell is empty")
+    with beside.running(accept_refusals=0.4):
+        assert beside.ask(0).kind == "release"
+    assert read_account(beside.store)["refused"] == {"x2: missing": 1}
+
+
+def test_numbers_out_of_range_are_refused_where_the_plan_says(tmp_path):
+    beside = Beside(tmp_path, table_plan_of(learners=1, data=features(outside="refuse")))
+    rows = rows_of(PEOPLE)
+    for row in rows[:10]:
+        row["x0"] = 17.5
+    beside.write(csv_of(rows))
+    beside.refuses_to_start("10 in x0: the number lies outside the plan's range")
+
+
+def test_unknown_categories_are_refused_where_the_plan_says(tmp_path):
+    words = {"kind": "categorical", "vocabulary": ("red",), "unknown": "refuse"}
+    plan = table_plan_of(learners=1, data=features(low=None, high=None, **words))
+    beside = Beside(tmp_path, plan)
+    rows = rows_of(PEOPLE)
+    for i, row in enumerate(rows):
+        row["x0"] = "red" if i % 2 else "blue"
+    beside.write(csv_of(rows))
+    beside.refuses_to_start("20 in x0: the text is not in the plan's vocabulary")
+
+
+def test_bytes_that_are_no_text(beside):
+    lines = csv_of(rows_of(PEOPLE)).encode().splitlines(keepends=True)
+    lines[1:9] = [b"\x81\xff" + line for line in lines[1:9]]
+    beside.write(b"".join(lines))
+    beside.refuses_to_start("8: the row cannot be read as a record")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("x1,x2", "x1,x1", 1), "x1 is there twice: rename one"),
+        (lambda text: text.replace("x1,x2", "x1,temp", 1), "columns x2, which the plan names"),
+        (lambda text: "".join(text.splitlines(keepends=True)[1:]), "columns person, y, x0"),
+        (lambda text: "", "a header with the columns' names"),
+    ],
+    ids=["duplicate", "missing", "no header", "empty"],
+)
+def test_headers_that_are_none(beside, change, says):
+    beside.write(change(csv_of(rows_of(PEOPLE))))
+    beside.refuses_to_start(says)
+
+
+def test_a_file_without_this_learners_rows(tmp_path):
+    beside = Beside(tmp_path, table_plan_of(learners=1, data={"learner": "station"}))
+    beside.write(csv_of([row | {"station": "A"} for row in rows_of(PEOPLE)]))
+    beside.refuses_to_start("records of learner 'a' in column station.*all 40 rows are of others")
+
+
+def test_a_task_that_cannot_be_imported(tmp_path):
+    plan = table_plan_of(learners=1, learning={"task": "no_such_module_here:make_task"})
+    with pytest.raises(InputError, match=r"no_such_module_here.*a module that can be imported"):
+        Beside(tmp_path, plan).write(csv_of(rows_of(PEOPLE))).service().run()
+    assert not (tmp_path / "a.db").exists()
+
+
+def test_a_server_whose_model_has_another_dimension(beside):
+    beside.write(csv_of(rows_of(PEOPLE)))
+    with beside.running():
+        other = Terms.of(beside.plan, 7).settings
+        request = Request("enrol", "run", "a", "n", settings=other).sign(beside.server.identity)
+        reply = Reply.read(frames.ask(beside.root / "s", request, 20.0), beside.public)
+        assert reply.kind == "refusal"
+        assert "d: server 7, learner 6" in reply.facts["why"]
+        beside.dim = 7
+        wrong = beside.ask(0)
+        assert wrong.kind == "refusal"
+        assert "6" in wrong.facts["why"]
+    assert beside.clients() == 0
+
+
+# --- what does not matter -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: csv_of([row | {"note": "any text"} for row in rows]),
+        lambda rows: csv_of([dict(sorted(row.items(), reverse=True)) for row in rows]),
+        lambda rows: "\ufeff" + csv_of(rows),
+        lambda rows: csv_of(rows).replace("\n", "\r\n"),
+        lambda rows: csv_of(rows, comma=";").replace(".", ","),
+    ],
+    ids=["another column", "another order", "byte-order mark", "Windows", "semicolons"],
+)
+def test_the_same_records_in_another_form_give_the_same_release(change, tmp_path, monkeypatch):
+    from tests.support.known_secrets import NamedRounds
+    from veilstream.deployment.learner import Learner
+
+    monkeypatch.setattr(
+        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same")
+    )
+    bodies = []
+    for name, content in (("usual", csv_of), ("other", change)):
+        (tmp_path / name).mkdir()
+        beside = Beside(tmp_path / name).write(content(rows_of(PEOPLE)))
+        with beside.running():
+            bodies.append([beside.ask(r).body for r in range(2)])
+        assert beside.clients() == 4
+    assert bodies[0] == bodies[1]
+    assert all(bodies[0])
+
+
+def test_numbers_out_of_range_are_moved_and_counted(beside, caplog):
+    rows = rows_of(PEOPLE)
+    for row in rows:
+        row["x0"] = 17.5
+    with caplog.at_level(logging.WARNING), beside.write(csv_of(rows)).running():
+        assert beside.ask(0).kind == "release"
+    assert "40 have a number in x0 outside the plan's range" in caplog.text
+    assert "17.5" not in caplog.text
+    assert read_account(beside.store)["clamped"] == {"x0": 2}
+
+
+def test_one_class_only_is_warned_of(beside, caplog):
+    with caplog.at_level(logging.WARNING):
+        with beside.write(csv_of(rows_of(PEOPLE, lambda i: "yes"))).running():
+            assert beside.ask(0).kind == "release"
+        assert "one label" in caplog.text
+
+
+# --- while it runs --------------------------------------------------------------------------------
+
+
+def spend(beside: Beside, rounds: int) -> None:
+    for r in range(rounds):
+        assert beside.ask(r).kind == "release"
+
+
+@pytest.mark.parametrize("how", ["shorter", "rotated"])
+def test_a_file_that_is_cut_or_replaced_costs_no_round(how, beside, caplog):
+    beside.write(csv_of(rows_of(PEOPLE[:4])))
+    with caplog.at_level(logging.INFO), beside.running():
+        spend(beside, 2)
+        if how == "shorter":
+            beside.write(csv_of(rows_of(PEOPLE[:2])))
+        else:
+            new = beside.root / "new.csv"
+            new.write_text(csv_of(rows_of(PEOPLE[4:30])))
+            new.replace(beside.file)
+        assert [beside.ask(2).kind for _ in range(3)] == ["absent"] * 3
+    what = {"shorter": "has become shorter", "rotated": "is another file now"}[how]
+    said = [r.getMessage() for r in caplog.records if what in r.getMessage()]
+    assert len(said) == 1
+    assert "give new records in a file of another name" in said[0]
+    status = verify(beside.store)
+    assert (status.round, status.clients) == (2, 4)
+    with pytest.raises(InputError, match="another name"):
+        beside.service().run()
+
+
+def test_a_file_that_has_ended_costs_no_round_and_what_is_appended_is_read(beside, caplog):
+    rows = rows_of(PEOPLE[:5])
+    beside.write(csv_of(rows[:3]))
+    with caplog.at_level(logging.INFO), beside.running():
+        spend(beside, 2)  # two, then one and an empty step
+        assert [beside.ask(2).kind for _ in range(3)] == ["absent"] * 3
+        with beside.file.open("a") as file:
+            file.write(csv_of(rows[3:]).partition("\n")[2])
+        assert beside.ask(2).kind == "release"
+    assert caplog.text.count("records.csv has ended") == 1
+    assert (beside.clients(), read_account(beside.store)["empty_steps"]) == (5, 1)
+
+
+def test_a_learner_ends_with_its_file_where_that_is_asked(beside, caplog):
+    beside.write(csv_of(rows_of(PEOPLE[:4])))
+    with caplog.at_level(logging.INFO), beside.running(end_with_file=True) as thread:
+        spend(beside, 2)
+        assert beside.ask(2).kind == "absent"
+        thread.join(20)
+        assert not thread.is_alive()
+    assert "ends with its file records.csv" in caplog.text
+    assert "4 records used" in caplog.text
+
+
+def test_a_file_under_another_name_is_not_read_twice(tmp_path):
+    plan = table_plan_of(learners=1)
+    beside = Beside(tmp_path, plan).write(csv_of(rows_of(PEOPLE)))
+    with beside.running():
+        spend(beside, 2)
+    beside.file = beside.file.rename(tmp_path / "tuesday.csv")
+    with pytest.raises(InputError, match=r"first 4 rows were read as records\.csv"):
+        beside.service().run()
+
+
+def test_people_who_may_not_return_are_nobody(beside):
+    """A file of people who all took part: no round is spent on them."""
+    beside.write(csv_of(rows_of(PEOPLE[:4] * 5)))
+    with beside.running():
+        spend(beside, 2)
+        assert beside.ask(2).kind == "absent"
+    account = read_account(beside.store)
+    assert (account["used"], account["returning"]) == (4, 16)
+
+
+def test_a_plan_that_asks_for_every_round_gets_it(tmp_path):
+    plan = table_plan_of(learners=1, federation={"min_clients": 0})
+    beside = Beside(tmp_path, plan).write(csv_of(rows_of(PEOPLE[:2])))
+    with beside.running():
+        spend(beside, 3)
+    assert (beside.clients(), read_account(beside.store)["empty_steps"]) == (2, 4)
