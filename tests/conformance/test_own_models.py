@@ -110,6 +110,25 @@ def test_a_model_of_ones_own_deploys_from_the_command_line(plan):
     assert not np.array_equal(released.model, np.asarray(task.init(0), np.float32))
 
 
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["flower", "flare"])
+@pytest.mark.parametrize("plan", ["dict_model"], indirect=True)
+def test_a_model_of_ones_own_deploys_over_every_engine(plan, engine):
+    pytest.importorskip({"flower": "flwr", "flare": "nvflare"}[engine])
+    options = ["--engine", engine, "--trust-engine", "--out", "demo", "--json"]
+    done = veilstream("federation", "demo", "--plan", "plan.toml", *options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["clients"] == LEARNERS * ROUNDS * TAU
+
+
+def test_the_pages_record_by_record_example_runs(capsys):
+    blocks = documented_python(ROOT / "docs/your-model.md")
+    (code,) = [block for block in blocks if block.startswith("import veilstream as vs\n")]
+    exec(compile(code, "docs/your-model.md", "exec"), {})
+    assert "PrivateModel(simulated, protects no one: 300 of 300 steps)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("plan", ["dict_model"], indirect=True)
 def test_sides_with_other_code_do_not_train_together(plan, tmp_path):
     from veilstream.deployment.learner import Learner
