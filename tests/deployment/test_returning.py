@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -160,6 +163,43 @@ def test_killed_again_and_again_every_visit_counts_once(
     assert set(visits_of(store).values()) == {VISITS}
     if sealed:
         assert sealed[-1] == undisturbed[-1]
+
+
+LIFE = """
+import os, signal, sys, threading
+from pathlib import Path
+from tests.deployment import test_returning as here
+from tests.support.known_secrets import NamedRounds
+from veilstream.plans.plan import Plan
+
+def rounds(learner, epoch):
+    return NamedRounds(learner.terms, epoch, "same")
+
+here.Learner.new_rounds = rounds
+step, steps = here.Learner._step, []
+store, records, delay_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+
+def counted(learner, gradient, tag):
+    steps.append(tag)
+    if len(steps) == 30:
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    step(learner, gradient, tag)
+
+here.Learner._step = counted
+here.go_on(Plan.parse(here.PLAN, {"data.source": str(records)}), store, records)
+"""
+
+
+def test_killed_for_real_every_visit_counts_once(plan, records, undisturbed, tmp_path):
+    """SIGKILL in the 30th step of each of three lives, or a little later."""
+    store = tmp_path / "s.db"
+    for life in range(3):
+        command = [sys.executable, "-c", LIFE, str(store), str(records), str(0.001 * life)]
+        assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+        assert 29 * (life + 1) <= verify(store).steps < PEOPLE * VISITS
+    last = go_on(plan, store, records)
+    assert last[-1] == undisturbed[-1]
+    assert set(visits_of(store).values()) == {VISITS}
 
 
 def test_without_the_bookmark_old_records_would_come_again(plan, records, undisturbed, tmp_path):

@@ -20,6 +20,7 @@ from veilstream.federation.services.access_token import open_token, token_path
 from veilstream.federation.services.asgi_server import Limits
 from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.learner_api import LearnerApi
+from veilstream.federation.services.local_account import LocalAccount
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import LiveSource
 
@@ -348,6 +349,9 @@ def test_refusals_are_counted_and_logged_without_what_was_sent(tmp_path, caplog)
         body = json.loads(here.ask("GET", "/status", headers=KEPT)[2])
         assert body["refusals"] == counted
         assert (body["state"], body["round"], body["rounds"]) == ("waiting", 0, 6)
+        here.daemon.account = LocalAccount(here.daemon.learner, here.daemon._source)
+        local = json.loads(here.ask("GET", "/status", headers=KEPT)[2])["local"]
+        assert (local["used"], local["rounds_left"]) == (0, 6)
         with caplog.at_level(logging.DEBUG):
             here.api.log_refusals()
             here.api.log_refusals()  # nothing new

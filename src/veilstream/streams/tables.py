@@ -44,6 +44,8 @@ _CHUNK_BYTES = 1 << 20
 _SETTLED_S = 2.0
 """A last line without its newline is whole once the file has not changed for so long."""
 _LONGEST_LINE = 1 << 24
+_LAST_BYTES = 256
+"""So much of what was read last is compared before more is read."""
 _DELIMITERS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
@@ -151,6 +153,7 @@ class _Lines:
         self._position = self.bom
         self._buffer = b""  # what follows there, as far as it has been fetched
         self._at = 0
+        self._last = b""  # the end of what has been fetched
         self._file_number = path.stat().st_ino
 
     @property
@@ -198,17 +201,24 @@ class _Lines:
         """More of the file into the buffer; whether there was more."""
         size, number = self.path.stat().st_size, self.path.stat().st_ino
         known = self._position + len(self._buffer) - self._at
-        if size < known or number != self._file_number:
-            what = "has become shorter" if size < known else "is another file now"
-            raise InputError(
-                "data", str(self.path), f"a file that only grows; it {what}",
-                "put the old content back, or give new records in a file of another name",
-            )  # fmt: skip
+        if number != self._file_number:
+            raise self._changed("is another file now")
+        if size < known:
+            raise self._changed("has become shorter")
         with self.path.open("rb") as file:
-            file.seek(known)
+            file.seek(known - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                raise self._changed("was written over")
             more = file.read(_CHUNK_BYTES)
+        self._last = (self._last + more)[-_LAST_BYTES:]
         self._buffer, self._at = self._buffer[self._at :] + more, 0
         return bool(more)
+
+    def _changed(self, what: str) -> InputError:
+        return InputError(
+            "data", str(self.path), f"a file that only grows; it {what}",
+            "put the old content back, or give new records in a file of another name",
+        )  # fmt: skip
 
     def _settled(self) -> bool:
         """Whether a last line without its newline is all there."""

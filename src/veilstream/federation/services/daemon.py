@@ -240,6 +240,17 @@ class Daemon:
             self._said_why = ""
         return ready or self._min_clients == 0
 
+    def file_has_ended(self) -> bool:
+        """Whether a table has too few records left for another round; False during a round."""
+        if not isinstance(self._source, TableSource) or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if not self._learner.pinned:
+                self._clients_wait()
+            return self._source.exhausted
+        finally:
+            self._busy.release()
+
     def _say(self, level: int, why: str) -> None:
         if why != self._said_why:
             self._said_why = why

@@ -122,9 +122,9 @@ class LearnerService:
                     if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
                         stop.wait(_LAST_REPLY_S)
                         return
-                    if self.end_with_file and isinstance(source, TableSource) and source.exhausted:
+                    if self.end_with_file and daemon.file_has_ended():
                         stop.wait(_LAST_REPLY_S)
-                        _log.info("learner %s ends with its file %s", keys.name, source.table.name)
+                        _log.info("learner %s ends with its file %s", keys.name, self.data)
                         return
 
     def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
