@@ -112,6 +112,7 @@ def test_what_cannot_be_used_is_refused_and_counted_without_its_value():
     assert model.learn_one({"a": float("nan")}, True) is vs.Answer.REFUSED
     assert model.learn_one({"a": 1.0}, 17) is vs.Answer.REFUSED
     assert sum(model.refused.values()) == 2
+    assert model.predict_one({"a": float("nan")}) is None
     assert "17" not in repr(model.refused)
     assert model.learner.steps == 0
 

@@ -192,7 +192,10 @@ class PrivateModel:
     def _features(self, x: Mapping[Any, object]) -> Features | None:
         if self._schema is None:
             task: Any = self._learner.task
-            encoded: Features = task.encode_one(x)
+            try:
+                encoded: Features = task.encode_one(x)
+            except InputError:
+                return None
             return encoded
         found = self._schema.features_of(x)
         return None if isinstance(found, Refusal) else found
