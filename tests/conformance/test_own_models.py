@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -116,8 +117,9 @@ def test_a_model_of_ones_own_deploys_from_the_command_line(plan):
 @pytest.mark.parametrize("plan", ["dict_model"], indirect=True)
 def test_a_model_of_ones_own_deploys_over_every_engine(plan, engine):
     pytest.importorskip({"flower": "flwr", "flare": "nvflare"}[engine])
-    options = ["--engine", engine, "--trust-engine", "--out", "demo", "--json"]
-    done = veilstream("federation", "demo", "--plan", "plan.toml", *options)
+    with tempfile.TemporaryDirectory(prefix="vs-") as out:  # a socket's path must be short
+        options = ["--engine", engine, "--trust-engine", "--out", out, "--json"]
+        done = veilstream("federation", "demo", "--plan", "plan.toml", *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["clients"] == LEARNERS * ROUNDS * TAU
 
