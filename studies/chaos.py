@@ -1,6 +1,7 @@
 """A federation of real processes, of which any may be killed at any time.
 
-    python -m studies.chaos --engine direct --rounds 60
+    python -m studies.chaos --engine direct --rounds 1000 --every 1.5
+    python -m studies.chaos --rounds 2000 --every 0         memory of each process on the way
 
 Server and learners are the commands that people run; this process is their init system and starts
 again what has died. Victims are drawn at random from all of their processes: the server, learner
@@ -20,6 +21,7 @@ import argparse
 import csv
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -66,6 +68,11 @@ class Report:
     """Of the last model to the one that the ledgers imply."""
     missing: int = 0
     """Learners' rounds that the server did without."""
+    back_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By what was killed: seconds until two more rounds were closed, where nobody else died in
+    between."""
+    memory_mib: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Of server and learners, ten times on the way."""
 
 
 def chaos_plan(learners: int, rounds: int) -> Plan:
@@ -136,6 +143,7 @@ def _live(
     rng: np.random.Generator, report: Report, until: float,
 ) -> None:  # fmt: skip
     done, due = 0, 0.0
+    killed: tuple[str, float, int] | None = None
     with progress("rounds", rounds) as tick:
         while not (folder / "run/summary.json").exists():
             if time.monotonic() > until:
@@ -151,10 +159,28 @@ def _live(
             now = max(0, _lines(folder / "run/rounds.csv") - 1)
             tick(max(0, now - done))
             done = max(done, now)
+            if done * 10 // rounds > len(report.memory_mib["server"]):
+                _weigh(children, report)
+            if killed and done >= killed[2] + 2:
+                report.back_s[killed[0]].append(round(time.monotonic() - killed[1], 2))
+                killed = None
             if done and time.monotonic() > due:
-                due = time.monotonic() + rng.exponential(every_s)
-                report.kills[_kill_one(children, others, rng)] += 1
-            time.sleep(0.1)
+                due = time.monotonic() + (rng.exponential(every_s) if every_s else math.inf)
+                if every_s:
+                    victim = _kill_one(children, others, rng)
+                    report.kills[victim] += 1
+                    killed = victim, time.monotonic(), done
+            time.sleep(0.05)
+
+
+def _weigh(children: list[Child], report: Report) -> None:
+    for place, child in enumerate(children):
+        name = "server" if place == 0 else f"learner {place - 1}"
+        try:
+            memory = psutil.Process(child.pid).memory_info().rss if child.pid else 0
+        except psutil.NoSuchProcess:
+            memory = 0
+        report.memory_mib[name].append(round(memory / 2**20, 1))
 
 
 def _kill_one(children: list[Child], others: Mapping[str, Child], rng: np.random.Generator) -> str:
@@ -258,7 +284,9 @@ def main() -> None:
     parser.add_argument("--engine", default="direct", choices=["direct", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--every", type=float, default=4.0, help="mean seconds between kills")
+    parser.add_argument(
+        "--every", type=float, default=4.0, help="mean seconds between kills; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder to leave everything in")
     asked = parser.parse_args()
