@@ -213,7 +213,7 @@ def _compare(folder: Path, plan: Plan, names: list[str], report: Report) -> None
             key = (row["learner"], int(row["epoch"]), int(row["learner_round"]))
             listed[key].add(row["hash"])
     report.violations["rounds with two payloads"] += sum(len(h) > 1 for h in listed.values())
-    position = Position.load(folder / "run/checkpoint.npz")
+    position = Position.load(folder / "run")
     total = np.zeros(DIM)
     for name in names:
         store = folder / "learners" / name / "store.db"

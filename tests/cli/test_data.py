@@ -31,9 +31,30 @@ def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
     assert "veilstream data get mnist" in done.stdout
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(b"broken")
-    (row,) = json.loads(data("list", "--json", home=tmp_path).stdout)["data"]
+    row = json.loads(data("list", "--json", home=tmp_path).stdout)["data"][0]
     assert (row["name"], row["state"]) == ("mnist", "incomplete or damaged")
     assert set(row["problems"]) == set(SHAPES)
+
+
+def test_list_shows_licence_and_citation_of_every_data_set(tmp_path):
+    rows = json.loads(data("list", "--json", home=tmp_path).stdout)["data"]
+    assert [row["name"] for row in rows] == [
+        "mnist", "electricity", "covertype", "flights", "health"
+    ]  # fmt: skip
+    shown = data("list", home=tmp_path).stdout
+    for row in rows:
+        assert row["state"] == "not here"
+        assert f"Licence:  {row['licence']}" in shown
+        assert f"Citation: {row['citation']}" in shown
+        assert f"veilstream data get {row['name']}" in shown
+
+
+def test_get_of_a_table_without_pip_says_what_to_do(tmp_path):
+    done = data("get", "electricity", home=tmp_path, **OFFLINE)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "put elec.csv into a directory and name it with --from" in done.stderr
+    assert "pip (scikit-multiflow==0.4.1): exit 1" in done.stderr
 
 
 def test_get_without_any_way_out_says_what_to_do(tmp_path):
@@ -75,9 +96,9 @@ def test_get_from_a_directory_shows_source_licence_and_place(tmp_path, monkeypat
     mine = put(tmp_path / "mine", fake_mnist(monkeypatch))
     command = ["get", "mnist", "--from", str(mine), "--dir", str(tmp_path / "there")]
     done = with_small_files(*command)
-    assert f"Source:  {mine}" in done.stdout
-    assert "Licence: CC BY-SA 3.0, Yann LeCun and Corinna Cortes" in done.stdout
-    assert f"Files:   {tmp_path / 'there'}" in done.stdout
+    assert f"Source:   {mine}" in done.stdout
+    assert "Licence:  CC BY-SA 3.0, Yann LeCun and Corinna Cortes" in done.stdout
+    assert f"Files:    {tmp_path / 'there'}" in done.stdout
     assert done.stderr == ""
     assert mnist.mnist_problems(tmp_path / "there") == {}
     again = json.loads(with_small_files(*command, "--json").stdout)

@@ -224,11 +224,11 @@ def test_an_error_that_nobody_thought_of_costs_one_message(stage, monkeypatch):
     server = stage.coordinator()
     accept, failed = server.fold.accept, []
 
-    def fails(name: str, payload: bytes) -> bool:
+    def fails(name: str, *message) -> bool:
         if not failed:
             failed.append(name)
             raise ZeroDivisionError(ACTS)
-        return accept(name, payload)
+        return accept(name, *message)
 
     monkeypatch.setattr(server.fold, "accept", fails)
     stage.went_on(server)

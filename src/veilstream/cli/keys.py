@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 
 __all__ = ["app"]
 
@@ -62,10 +62,23 @@ def add_command(
     host: Hosts = None,
     engine: EngineName = "direct",
     port: Port = 8400,
+    aggregator: Annotated[
+        bool,
+        typer.Option("--aggregator", help="For an aggregator, reached by --host."),
+    ] = False,
+    learner: Annotated[
+        list[str] | None, typer.Option("--learner", help="Who stands behind it. Repeatable.")
+    ] = None,
 ) -> None:
-    """Make keys for one more learner. The server must be given its folder anew."""
-    from veilstream.federation.identity import add_learner
+    """Make keys for one more learner or an aggregator. The server must get its folder anew."""
+    from veilstream.federation.identity import add_aggregator, add_learner
 
+    if aggregator:
+        between = add_aggregator(folder, name, host or ["127.0.0.1", "localhost"], learner or [])
+        typer.echo(f"aggregator:  {between}")
+        return
+    if learner:
+        raise InputError("--learner", learner, "nothing without --aggregator", "leave it out")
     where = add_learner(folder, name)
     _kits(folder, engine, (host or ["localhost"])[0], port)
     typer.echo(f"learner:  {where}")

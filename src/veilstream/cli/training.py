@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +21,13 @@ from veilstream.plans.run_folder import Run
 from veilstream.simulation.comparators import has_comparators
 from veilstream.simulation.runner import run
 
-__all__ = ["run_with_progress", "show_run"]
+__all__ = ["run_with_progress", "show_run", "show_runs", "show_streams"]
 
 
 def _fetch_data(plan: Plan, console: Console) -> None:
-    """MNIST, if the plan needs it and it is not here."""
+    """MNIST or a named table, if the plan needs it and it is not here."""
+    if plan.data.kind == "table":
+        _fetch_table(plan.data.source or "", console)
     if plan.data.kind != "mnist" or plan.data.directory is not None:
         return
     from veilstream.streams.mnist import LICENCE, mnist_directory, mnist_problems
@@ -34,6 +37,24 @@ def _fetch_data(plan: Plan, console: Console) -> None:
 
         console.print(f"MNIST ({LICENCE}) is not here; fetching it into {mnist_directory()}")
         get_mnist()
+
+
+def _fetch_table(source: str, console: Console) -> None:
+    from veilstream.streams.datasets import (
+        SOURCE_PREFIX,
+        dataset_directory,
+        dataset_of,
+        dataset_problems,
+        get_dataset,
+    )
+
+    if not source.startswith(SOURCE_PREFIX):
+        return
+    name = source.removeprefix(SOURCE_PREFIX).partition("/")[0]
+    data, place = dataset_of(name), dataset_directory(name)
+    if dataset_problems(name, place):
+        console.print(f"{name} ({data.licence}) is not here; fetching it into {escape(str(place))}")
+        get_dataset(name)
 
 
 def _need_packages() -> None:
@@ -110,6 +131,49 @@ def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
         show_run(finished, [], json=False)
     for path in figures:
         sys.stdout.write(f"Figure: {path}\n")
+
+
+def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, json: bool) -> None:
+    """Accuracy and loss of every method on every stream, beside what predicts without learning."""
+    from veilstream.reports.streams_report import stream_rows, write_stream_tables
+
+    finished = list(runs.values())
+    rows = stream_rows(finished)
+    tables = write_stream_tables(rows, folder)
+    if json:
+        print_json({
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "data": {name: each.summary["data"] for name, each in runs.items()},
+            "seconds": {n: each.summary["training_seconds"] for n, each in runs.items()},
+            "figures": [str(path) for path in figures], "tables": [str(path) for path in tables],
+        })  # fmt: skip
+        return
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stream", "method", "protects (simulated)"):
+        table.add_column(name, overflow="fold")
+    for name in ("accuracy", "loss"):
+        table.add_column(f"prequential {name}", justify="right")
+    for row in rows:
+        table.add_row(
+            row.stream, row.method,
+            "[red]nothing[/red]" if row.epsilon is None else f"ε = {row.epsilon:g}",
+            f"{row.accuracy:.4f} ± {row.accuracy_std:.4f}", f"{row.loss:.4f} ± {row.loss_std:.4f}",
+        )  # fmt: skip
+    console.print(table)
+    for name, each in runs.items():
+        told = each.summary
+        console.print(
+            f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]"
+        )
+    console.print(
+        f"[dim]mean ± std over {len(finished[0].summary['seeds'])} seeds; majority, no change and "
+        "frozen look at labels as they are and protect no one; simulated: noise from seeds "
+        "protects no one either[/dim]"
+    )
+    for path in (*tables, *figures):
+        console.print(f"{'Figure' if path in figures else 'Table'}: {escape(str(path))}")
 
 
 def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:

@@ -63,11 +63,12 @@ def encode(epoch: int, round_: int, steps: int, grid: float, prefix: Noised) -> 
     return Payload(header + prefix.astype("<i8").tobytes())
 
 
-def decode(payload: bytes) -> Message:
+def decode(payload: bytes | memoryview, known_hash: str | None = None) -> Message:
     """Read a message; anything that is not one is refused.
 
     Args:
         payload: the bytes of a `Release`, or of `PrivateSum.add`.
+        known_hash: their SHA-256, where it has been computed.
 
     Returns:
         ``epoch``, ``round``, ``steps`` so far, ``grid`` (what one unit stands for), ``prefix`` (the
@@ -90,4 +91,5 @@ def decode(payload: bytes) -> Message:
     if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
         raise InputError("message", f"grid {grid}", "a power of two", "check the sender")
     prefix = np.frombuffer(payload, "<i8", offset=HEADER_BYTES).astype(np.int64)
-    return Message(epoch, round_, steps, grid, Noised(prefix), hashlib.sha256(payload).hexdigest())
+    hashed = known_hash or hashlib.sha256(payload).hexdigest()
+    return Message(epoch, round_, steps, grid, Noised(prefix), hashed)

@@ -3,6 +3,7 @@
     KEYS/ca/            ca.pem ca.key             keep offline; needed to add or renew
     KEYS/server/        ca.pem tls.pem tls.key identity.key learners.json
     KEYS/learners/NAME/ ca.pem tls.pem tls.key identity.key name server.pub node.key node.pub
+    KEYS/aggregators/NAME/ ca.pem tls.pem tls.key identity.key name server.pub learners.json
 
 `identity.key` (Ed25519) signs what is said; it is who a learner is, whatever the engine calls the
 machine. `tls.*` (ECDSA P-256) is the certificate of a server or a learner; a learner's names its
@@ -19,7 +20,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder
 
 __all__ = [
+    "AggregatorKeys",
     "LearnerKeys",
     "PrivateKey",
     "PublicKey",
     "ServerKeys",
+    "add_aggregator",
     "add_learner",
+    "aggregator_uri",
     "check_private",
     "learner_uri",
     "make_keys",
@@ -113,13 +117,20 @@ class ServerKeys:
     identity: PrivateKey
     learners: dict[str, PublicKey]
     """Who may take part."""
+    aggregators: dict[str, tuple[PublicKey, frozenset[str]]] = field(default_factory=dict)
+    """Who stands in between, and for whom."""
 
     @classmethod
     def load(cls, path: Path) -> ServerKeys:
-        """Read KEYS/server."""
+        """Read KEYS/server, or the folder of an aggregator, which is one to its learners."""
         known = json.loads(_text(path / "learners.json"))
         learners = {name: PublicKey(bytes.fromhex(key)) for name, key in known.items()}
-        return cls(path, PrivateKey.load(path / "identity.key"), learners)
+        listed = path / "aggregators.json"
+        aggregators = {
+            name: (PublicKey(bytes.fromhex(about["key"])), frozenset(about["learners"]))
+            for name, about in (json.loads(_text(listed)) if listed.exists() else {}).items()
+        }
+        return cls(path, PrivateKey.load(path / "identity.key"), learners, aggregators)
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,24 @@ class LearnerKeys:
         if path.resolve().name != name:
             raise InputError("keys", str(path), f"a folder that is called {name}", "rename it")
         return cls(path, name, identity, PublicKey(_raw(path / "server.pub")))
+
+
+@dataclass(frozen=True)
+class AggregatorKeys:
+    """An aggregator's folder, read."""
+
+    path: Path
+    name: str
+    identity: PrivateKey
+    server: PublicKey
+    learners: dict[str, PublicKey]
+    """Who sits behind it."""
+
+    @classmethod
+    def load(cls, path: Path) -> AggregatorKeys:
+        """Read KEYS/aggregators/NAME."""
+        both = LearnerKeys.load(path)
+        return cls(path, both.name, both.identity, both.server, ServerKeys.load(path).learners)
 
 
 def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 825) -> None:
@@ -173,6 +202,64 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
 def learner_uri(name: str, identity: PublicKey) -> str:
     """As a learner's certificate names it: its name, and the key that signs its messages."""
     return f"urn:veilstream:learner:{name}:{identity.raw.hex()}"
+
+
+def aggregator_uri(name: str, identity: PublicKey) -> str:
+    """As an aggregator's certificate names it: its name, and the key that signs its sums."""
+    return f"urn:veilstream:aggregator:{name}:{identity.raw.hex()}"
+
+
+def add_aggregator(
+    folder: Path, name: str, hosts: list[str], learners: list[str], days: int = 825
+) -> Path:
+    """Keys for an aggregator that stands for these learners; returns its folder.
+
+    Learners reach it by ``hosts``, with the keys that they have. Those who stood behind another
+    one move to this.
+    """
+    from cryptography import x509
+
+    _checked(name)
+    where = folder / "aggregators" / name
+    if where.exists():
+        raise InputError("aggregator", name, "one that has no keys yet", "name another")
+    known = json.loads(_text(folder / "server/learners.json"))
+    unknown = sorted(set(learners) - set(known))
+    if unknown or not learners:
+        raise InputError(
+            "learner",
+            unknown or None,
+            "learners that have keys",
+            "`veilstream keys add` makes them",
+        )
+    if not hosts:
+        raise InputError("host", hosts, "how learners reach it", "try --host 127.0.0.1")
+    ca, ca_key = _load_ca(folder, days)
+    raw, key = os.urandom(32), _new_key("P-256")
+    identity = PrivateKey(raw).public
+    names: list[Any] = [_subject_name(host) for host in hosts]
+    names.append(x509.UniformResourceIdentifier(aggregator_uri(name, identity)))
+    builder = (
+        _builder(f"veilstream aggregator {name}"[:64], key, days)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    )
+    _secret(where / "identity.key", raw.hex().encode())
+    _secret(where / "tls.key", _pem_key(key))
+    write_file(where / "tls.pem", _pem(_signed(builder, ca_key, ca, key)))
+    write_file(where / "ca.pem", _text(folder / "ca/ca.pem"))
+    write_file(where / "name", f"{name}\n")
+    server = PrivateKey.load(folder / "server/identity.key")
+    write_file(where / "server.pub", server.public.raw.hex())
+    mine = {learner: known[learner] for learner in sorted(learners)}
+    write_file(where / "learners.json", json.dumps(mine, indent=2) + "\n")
+    listed = folder / "server/aggregators.json"
+    all_ = json.loads(_text(listed)) if listed.exists() else {}
+    for other in all_.values():
+        other["learners"] = sorted(set(other["learners"]) - set(learners))
+    all_[name] = {"key": identity.raw.hex(), "learners": sorted(learners)}
+    write_file(listed, json.dumps(all_, indent=2) + "\n")
+    return where
 
 
 def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -45,6 +46,7 @@ def stream_of(plan: Plan) -> Stream:
 
 
 def _tables(plan: Plan, per_round: int) -> Stream:
+    from veilstream.streams.datasets import named_source
     from veilstream.streams.table_stream import table_stream
     from veilstream.streams.tables import open_table
 
@@ -54,15 +56,17 @@ def _tables(plan: Plan, per_round: int) -> Stream:
             "data.source", None, "a file, or several by a pattern, to simulate",
             'source = "records.csv", or "stations/*.csv"',
         )  # fmt: skip
-    paths = _files(data.source)
+    named = named_source(data.source)
+    paths = _files(data.source) if named is None else [named[0]]
     tables = [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
     participation = plan.participation
-    return table_stream(
+    stream = table_stream(
         tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
-        per_round=per_round, visits=participation.times, separation=participation.min_separation,
-        per_step=learning.clients_per_step,
+        per_round=per_round, per_step=learning.clients_per_step,
+        visits=participation.times, separation=participation.min_separation,
         returning=data.returning, held_out_share=data.held_out_share,
     )  # fmt: skip
+    return stream if named is None else dataclasses.replace(stream, provenance=named[1])
 
 
 def _files(source: str) -> list[Path]:

@@ -58,6 +58,7 @@ def _horizon(tau: int) -> dict[str, Any]:
 
 
 _SMOKE = {"run.seeds": 1, "run.evaluate_every": 50, "data.held_out": 500}
+_STREAMS = ("electricity", "covertype", "flights", "health")
 _BEYOND = ("beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "mnist_private")
 
 FIGURES: dict[str, Figure] = {
@@ -82,6 +83,11 @@ FIGURES: dict[str, Figure] = {
             "beyond", "what reaches 0.9 and more on MNIST with the promise kept",
             tuple(Variant(name, name, {"run.seeds": 10}) for name in _BEYOND),
             _SMOKE | {"learning.rounds": 30},
+        ),
+        Figure(
+            "streams", "real streams: where private learning pays, and where it does not",
+            tuple(Variant(name, f"streams_{name}") for name in _STREAMS),
+            {"learning.rounds": 60, "run.seeds": 2, "run.evaluate_every": 60},
         ),
     )
 }  # fmt: skip

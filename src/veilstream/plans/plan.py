@@ -111,7 +111,8 @@ class DataPlan(PlanTable):
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
     source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
-    """Where a simulation's records are: a file, several by a pattern, or "sqlite:FILE"."""
+    """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
+    "data:NAME", a public data set that `veilstream data get NAME` fetches."""
     query: str | None = value(default=None, empty=False, hint="SELECT ... ORDER BY time")
     """Of a SQLite file: which records, in order."""
     learner: str | None = value(default=None, empty=False, hint="leave it out for one file each")

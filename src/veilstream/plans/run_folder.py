@@ -4,6 +4,8 @@
     guarantee.json   what each method would promise if it were deployed; `simulated` is true here
     history.csv      one row per method, seed and round
     accuracy.csv     held-out accuracy at the rounds that were looked at
+    baselines.csv    prequential accuracy and loss of majority, no change and a frozen model, in
+                     runs of `veilstream reproduce streams`
     models.npz       the last published model of every method and seed, unless they are very large
     summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
     versions.json    what ran
@@ -82,6 +84,7 @@ _OWN_FILES = frozenset(
         "guarantee.json",
         "history.csv",
         "accuracy.csv",
+        "baselines.csv",
         "summary.json",
         "versions.json",
         "start.json",
@@ -196,6 +199,10 @@ class Run:
     def history(self, column: str) -> dict[str, Float32s]:
         """One column of the history: an array (seeds, rounds) per method."""
         return self._table("history.csv", column)
+
+    def baselines(self, column: str) -> dict[str, Float32s]:
+        """Likewise of predictions that need no learning, in runs that have them."""
+        return self._table("baselines.csv", column)
 
     def held_out_accuracy(self) -> tuple[list[int], dict[str, Float32s]]:
         """Rounds that were looked at, and an array (seeds, those rounds) per method."""

@@ -12,6 +12,7 @@ from veilstream.plans.run_folder import Run
 from veilstream.reports.colours import colour_of
 from veilstream.reports.error_figure import save_figure
 from veilstream.reports.learning_figure import draw_curves, draw_run, new_figure
+from veilstream.reports.streams_report import draw_streams
 
 __all__ = ["draw_experiment"]
 
@@ -26,6 +27,8 @@ def draw_experiment(name: str, runs: Sequence[Run], folder: Path) -> list[Path]:
     """Draw an experiment's runs into its folder; returns the files."""
     if name == "logistic":
         return draw_run(runs[0])
+    if name == "streams":
+        return draw_streams(runs, folder)
     figure = {"cnn": _cnn, "clip": _clip, "beyond": _beyond}[name](runs)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from veilstream.directories import user_directory
 from veilstream.errors import InputError
+from veilstream.streams.fetching import UnusableFile
 
 __all__ = [
+    "CITATION",
     "FILES",
     "LICENCE",
     "IdxFile",
     "Mnist",
-    "UnusableFile",
     "data_directory",
     "find_file",
     "gunzip",
@@ -40,11 +41,11 @@ __all__ = [
 Bytes = NDArray[np.uint8]
 
 LICENCE = "CC BY-SA 3.0, Yann LeCun and Corinna Cortes"
+CITATION = (
+    "Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, Gradient-based learning applied to document "
+    "recognition, Proceedings of the IEEE, 1998"
+)
 _SLACK = 1 << 16  # what gzip may add to content that it cannot compress
-
-
-class UnusableFile(Exception):
-    """A file is not there, or not what it should be; callers turn this into an `InputError`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ class IdxFile:
     def size(self) -> int:
         """Bytes of the content: a header of four, four more for each axis, then the values."""
         return 4 + 4 * len(self.shape) + prod(self.shape)
+
+    @property
+    def member_size(self) -> int:
+        """Bytes that it has in a package, which holds it as it is."""
+        return self.size
+
+    @property
+    def member_digest(self) -> str:
+        """Its md5."""
+        return self.md5
 
     @property
     def most(self) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from veilstream.streams.mnist import IdxFile, UnusableFile, gunzip
-from veilstream.streams.mnist_sources import FetchStep, Report, SourceFailed
+from veilstream.streams.fetching import FetchStep, Report, SourceFailed, UnusableFile
+from veilstream.streams.mnist import IdxFile, gunzip
 
 __all__ = ["MIRRORS", "Mirror"]
 

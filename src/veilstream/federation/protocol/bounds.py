@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 
-__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds"]
+__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds", "norm"]
 
 FALSE_ALARM = 2.0**-40
 """Probability that any release of honest learners is refused, in a whole epoch of all of them."""
@@ -99,13 +99,8 @@ class ReleaseBounds:
                 _WAY_OUT.format(learner=learner),
             )
 
-    def check_increment(
-        self, learner: str, before: int, rounds: int, increment: NDArray[np.int64]
-    ) -> None:
+    def check_increment(self, learner: str, before: int, rounds: int, length: float) -> None:
         """Refuse what a release adds if it is too long."""
-        with np.errstate(over="ignore"):
-            exact = increment.astype(np.float64)
-            length = math.sqrt(float(exact @ exact))
         bound = self.increment(before, rounds)
         if not length <= bound:
             raise OutOfBounds(
@@ -113,6 +108,13 @@ class ReleaseBounds:
                 f"which clipping and noise allow from round {before} to {rounds}",
                 _WAY_OUT.format(learner=learner),
             )
+
+
+def norm(increment: NDArray[np.int64]) -> float:
+    """Of whole numbers, as they are; without BLAS, which would start threads for it."""
+    exact = increment.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.square(exact, out=exact).sum()))
 
 
 _WAY_OUT = (

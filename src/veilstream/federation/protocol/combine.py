@@ -26,6 +26,11 @@ class Combine:
     kind: str = "mean"
     trim: float = 0.1
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether a sum is enough: what it is made of need not be kept."""
+        return self.kind == "mean"
+
     def __call__(
         self, increments: Sequence[NDArray[np.signedinteger]], n: int
     ) -> NDArray[np.float64]:
@@ -34,7 +39,7 @@ class Combine:
         ``n`` counts all learners, so that weights stay 1/n whoever answers.
         """
         total = np.zeros(len(increments[0]), np.float64)
-        if self.kind == "mean":
+        if self.is_mean:
             exact = np.zeros(len(total), np.int64)
             for increment in increments:
                 exact += increment

@@ -23,21 +23,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
+from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
+from veilstream.federation.protocol.messages import Buffer, Sum
 from veilstream.learning.algorithm import blend, moved, step_size
 
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
 
-__all__ = ["Announcement", "ClosedRound", "OtherEpoch", "Seat", "ServerFold"]
+__all__ = [
+    "Announcement",
+    "ClosedRound",
+    "InMemory",
+    "LastMessage",
+    "OtherEpoch",
+    "Seat",
+    "ServerFold",
+]
 
 Floats = NDArray[np.float64]
 Increment = NDArray[np.signedinteger]
@@ -48,13 +57,60 @@ taken as it is. base: its next release says where it stands, and adds nothing. h
 the operator decides. void: never asked again."""
 
 
+class LastMessage(Protocol):
+    """Where the last accepted message of one learner is kept."""
+
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+
+    def keep(self, payload: Buffer) -> None:
+        """Take this message for the last one."""
+
+    def increment(self) -> NDArray[np.int64]:
+        """What the last message has added to the one before it."""
+
+    def forget(self) -> None:
+        """There is none any more."""
+
+
+class InMemory:
+    """A `LastMessage` in memory: for studies, the audit and tests."""
+
+    def __init__(self, dim: int) -> None:
+        self._prefix = self._before = self._nothing = np.zeros(dim, np.int64)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+        return self._prefix is not self._nothing
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+        return self._prefix
+
+    def keep(self, payload: Buffer) -> None:
+        """Take this message for the last one."""
+        self._before, self._prefix = self._prefix, decode(payload).prefix
+
+    def increment(self) -> NDArray[np.int64]:
+        """What the last message has added to the one before it."""
+        return self._prefix - self._before
+
+    def forget(self) -> None:
+        """There is none any more."""
+        self._prefix = self._nothing
+
+
 @dataclass
 class Seat:
     """A learner, as the server knows it."""
 
     name: str
-    prefix: NDArray[np.int64]
-    """Sum of its noisy steps so far, in units of the grid, as last accepted."""
+    kept: LastMessage
     epoch: int = 0
     round: int = 0
     """Its own next round."""
@@ -68,6 +124,11 @@ class Seat:
     def asked(self) -> bool:
         """Whether this learner is asked for rounds."""
         return self.state not in ("held", "void")
+
+    @property
+    def prefix(self) -> NDArray[np.int64]:
+        """Sum of its noisy steps so far, in units of the grid, as last accepted."""
+        return self.kept.prefix()
 
 
 @dataclass(frozen=True)
@@ -105,13 +166,18 @@ class ServerFold:
         x0: NDArray[np.float32],
         learners: Iterable[str],
         combine: Combine | None = None,
+        kept: Mapping[str, LastMessage] | None = None,
         *,
         bounded: bool = True,
     ) -> None:
-        """``bounded=False`` takes releases of any size: for audits, which look at what is wrong."""
+        """``kept`` is where each learner's last message goes; None: in memory.
+
+        ``bounded=False`` takes releases of any size: for audits, which look at what is wrong.
+        """
         x = x0.astype(np.float64)
-        nothing = np.zeros(len(x), np.int64)
-        seats = {name: Seat(name, nothing.copy()) for name in learners}
+        seats = {
+            name: Seat(name, InMemory(len(x)) if kept is None else kept[name]) for name in learners
+        }
         self._set(terms, 0, x, x.copy(), seats, combine, bounded)
 
     @classmethod
@@ -145,7 +211,10 @@ class ServerFold:
         self._round, self._x, self._average, self._seats = round_, x, average, seats
         self._combine = combine or Combine()
         self.bounds = ReleaseBounds.of(terms) if bounded else None
-        self._increments: dict[str, Increment] = {}
+        self._total = np.zeros(terms.dim, np.int64)  # of this round's increments, for a mean
+        self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
+        self._lengths: dict[str, float] = {}  # of those that count
+        self._sums: list[tuple[tuple[str, ...], NDArray[np.int64], float]] = []  # of aggregators
         self._accepted: dict[str, tuple[int, int, str]] = {}
 
     # --- where it stands -------------------------------------------------------------------------
@@ -183,12 +252,17 @@ class ServerFold:
     @property
     def answered(self) -> tuple[str, ...]:
         """Whose message counts in the round in flight."""
-        return tuple(sorted(self._increments))
+        return tuple(sorted(self._accepted))
+
+    @property
+    def answered_count(self) -> int:
+        """How many."""
+        return len(self._accepted)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Whose does not, so far."""
-        return tuple(sorted(set(self._seats) - set(self._increments)))
+        return tuple(sorted(set(self._seats) - set(self._accepted)))
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -238,12 +312,14 @@ class ServerFold:
 
     def _begin(self, seat: Seat, epoch: int) -> None:
         seat.epoch, seat.round, seat.accepted = epoch, 0, None
-        seat.prefix = np.zeros_like(seat.prefix)
+        seat.kept.forget()
         if seat.asked:
             seat.state = "open"
 
-    def accept(self, learner: str, payload: bytes) -> bool:
+    def accept(self, learner: str, payload: Buffer, hashed: str | None = None) -> bool:
         """Count a message in this round; False for one that was counted before.
+
+        ``hashed`` is its SHA-256, where it has been computed.
 
         Raises:
             InputError: these bytes are no message.
@@ -252,7 +328,7 @@ class ServerFold:
             ProtocolError: a message that was not asked for, or a second one for one round.
 
         """
-        seat, message = self._seats[learner], decode(payload)
+        seat, message = self._seats[learner], decode(payload, hashed)
         if (message.epoch, message.round) < (seat.epoch, seat.round):
             _check_same(seat, message)
             return False
@@ -270,35 +346,125 @@ class ServerFold:
                 f"a release of {learner!r}, whose seat is {seat.state} ({seat.why})",
                 f"start the server with --reset {learner} or --void {learner}",
             )
-        if learner in self._increments:
+        if learner in self._lengths:
             raise ProtocolError(
                 f"a second release of {learner!r} in one round of the server",
                 "it is asked for its next one when this round is closed",
             )
-        self._increments[learner] = self._increment(seat, message)
+        if seat.accepted is not None and not seat.kept.held:
+            raise ProtocolError(
+                f"a release of {learner!r}, whose last message an aggregator holds",
+                f"let it connect there; or start the server with --reset {learner}",
+            )
+        self._lengths[learner] = self._add(seat, message)
         self._accepted[learner] = (message.epoch, message.round, message.hash)
-        seat.prefix, seat.accepted = message.prefix, (message.round, message.hash)
+        seat.kept.keep(payload)
+        seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
         return True
 
-    def _increment(self, seat: Seat, message: Message) -> Increment:
-        """What a message adds to the last one; zero if it only says where its learner stands."""
-        nothing = np.zeros(self.terms.dim, np.int32)
+    def accept_sum(self, said: Sum) -> bool:
+        """Count what several learners' messages add, summed up on the way; False for one again.
+
+        What the aggregator was sent is checked there; here, that each part begins where its seat
+        stands, and that the sum is no longer than all of them could be together.
+
+        Raises:
+            ProtocolError: a part that was not asked for or begins elsewhere; then none counts.
+            OutOfBounds: a sum that no learners of this plan make.
+
+        """
+        seats = [self._seats[part.learner] for part in said.parts]
+        ends = [(part.round, part.hash) for part in said.parts]
+        if all(seat.accepted == end for seat, end in zip(seats, ends, strict=True)):
+            return False
+        bound = 0.0
+        for part, seat in zip(said.parts, seats, strict=True):
+            asked = (seat.epoch, seat.round, seat.accepted)
+            if (part.epoch, part.round, part.base) != asked or not seat.asked:
+                refusal = ProtocolError if part.epoch == seat.epoch else OtherEpoch
+                raise refusal(
+                    f"a sum of {said.aggregator!r} with epoch {part.epoch}, round {part.round} of "
+                    f"{part.learner!r}", f"epoch {seat.epoch}, round {seat.round} was asked for",
+                )  # fmt: skip
+            if part.learner in self._lengths or seat.round >= self.terms.rounds:
+                raise ProtocolError(
+                    f"a second release of {part.learner!r} in one round of the server",
+                    "it is asked for its next one when this round is closed",
+                )
+            if self.bounds is not None:
+                before = 0 if seat.accepted is None else seat.accepted[0] + 1
+                bound += self.bounds.increment(before, seat.round + 1)
+        if len({part.learner for part in said.parts}) < len(seats) or not (
+            self._combine.is_mean and len(said.total) == 8 * self.terms.dim
+        ):
+            raise ProtocolError(
+                f"a sum of {said.aggregator!r} of another form", "check its plan and version"
+            )
+        total = np.frombuffer(said.total, "<i8").astype(np.int64)
+        length = norm(total)
+        if self.bounds is not None and not length <= bound:
+            raise OutOfBounds(
+                f"a sum of {said.aggregator!r} of {length:.0f} units, over {bound:.0f}, which "
+                f"{len(seats)} learners could add together", "look at the aggregator's machine",
+            )  # fmt: skip
+        self._total += total
+        self._sums.append((tuple(part.learner for part in said.parts), total, length))
+        for part, seat in zip(said.parts, seats, strict=True):
+            self._lengths[part.learner] = 0.0  # together they are in `_sums`
+            self._accepted[part.learner] = (part.epoch, part.round, part.hash)
+            seat.kept.forget()
+            seat.accepted = (part.round, part.hash)
+            seat.round, seat.state = seat.round + 1, "open"
+        return True
+
+    def _add(self, seat: Seat, message: Message) -> float:
+        """Add what a message adds to the last one; nothing if it only says where it stands.
+
+        Returns:
+            How long the increment is, in units of the grid.
+
+        """
         rounds, bounds = seat.round + 1, self.bounds
-        if bounds is None:
-            return nothing if seat.state == "base" else message.prefix - seat.prefix
         before = 0 if seat.accepted is None else seat.accepted[0] + 1
+        base = seat.state == "base"
         try:
-            bounds.check_prefix(seat.name, rounds, message.prefix)
-            if seat.state == "base":
-                return nothing
-            increment = message.prefix - seat.prefix
-            bounds.check_increment(seat.name, before, rounds, increment)
+            if bounds is not None:
+                bounds.check_prefix(seat.name, rounds, message.prefix)
+            increment = message.prefix - (message.prefix if base else seat.prefix)
+            length = norm(increment)
+            if bounds is not None and not base:
+                bounds.check_increment(seat.name, before, rounds, length)
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
-        small = bounds.increment(before, rounds) < 2.0**31
-        return increment.astype(np.int32) if small else increment
+        if self._combine.is_mean:
+            self._total += increment
+        else:
+            small = bounds is not None and bounds.increment(before, rounds) < 2.0**31
+            self._increments[seat.name] = increment.astype(np.int32) if small else increment
+        return length
+
+    def _leave_out_worst(self) -> tuple[tuple[str, ...], float]:
+        """Undo the longest increment; whose it was, and how long.
+
+        Of a sum, all that are in it: an equal share of its length counts for each.
+        """
+        worst = max(self._lengths, key=self._lengths.__getitem__)
+        length = self._lengths[worst]
+        longest = max(self._sums, key=lambda entry: entry[2] / len(entry[0]), default=None)
+        if longest is not None and longest[2] / len(longest[0]) >= length:
+            self._sums.remove(longest)
+            self._total -= longest[1]
+            for name in longest[0]:
+                del self._lengths[name]
+            return longest[0], longest[2]
+        del self._lengths[worst]
+        if not self._combine.is_mean:
+            self._increments.pop(worst)
+        elif length:
+            self._total -= self._seats[worst].kept.increment()
+        return (worst,), length
 
     def close_round(self) -> ClosedRound:
         """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ).
@@ -308,29 +474,32 @@ class ServerFold:
         """
         r, method = self._round, self.terms.method
         x, dropped = self._moved(), []
-        while not self._within(x) and self._increments:
-            worst = max(self._increments, key=lambda name: _length(self._increments[name]))
-            length = _length(self._increments.pop(worst)) * self.terms.grid.step
-            dropped.append(worst)
-            seat = self._seats[worst]
-            seat.state, seat.why = "held", (
-                f"its release of round {seat.round - 1}, of norm {length:.3g}, would have led x "
-                f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
-            )  # fmt: skip
+        while not self._within(x) and self._lengths:
+            names, length = self._leave_out_worst()
+            for name in names:
+                dropped.append(name)
+                seat = self._seats[name]
+                seat.state, seat.why = "held", (
+                    f"its release of round {seat.round - 1}, of norm "
+                    f"{length * self.terms.grid.step:.3g}, would have led x "
+                    f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
+                )  # fmt: skip
             x = self._moved()
         self._x = x
         weight = blend(method.averaging, r)
         self._average = (1.0 - weight) * self._average + weight * self._x
         missing = tuple(sorted(set(self._seats) - set(self._accepted)))
         closed = ClosedRound(r, self._accepted, missing, tuple(dropped))
-        self._round, self._increments, self._accepted = r + 1, {}, {}
+        self._round, self._accepted = r + 1, {}
+        self._total = np.zeros_like(self._total)
+        self._increments, self._lengths, self._sums = {}, {}, []
         return closed
 
     def _moved(self) -> Floats:
         """x^{r+1}, from the increments that count."""
         terms, method = self.terms, self.terms.method
-        if not self._increments:
-            direction = np.zeros(terms.dim)
+        if self._combine.is_mean or not self._increments:
+            direction = self._total / terms.learners
         else:
             direction = self._combine(list(self._increments.values()), terms.learners)
         size = step_size(method.step_size * method.server_step_size, method.step_decay, self._round)
@@ -341,7 +510,7 @@ class ServerFold:
         """Whether learners will take it: finite as float32, and within the cap."""
         with np.errstate(over="ignore", invalid="ignore"):
             sent = x.astype(np.float32).astype(np.float64)
-            return bool(np.sqrt(sent @ sent) <= self.terms.model_norm_cap)
+            return bool(np.sqrt(np.square(sent).sum()) <= self.terms.model_norm_cap)
 
     # --- what the server's operator decides between rounds ---------------------------------------
 
@@ -363,11 +532,6 @@ class ServerFold:
         """
         seat = self._seats[learner]
         seat.state, seat.why = "reset", ""
-
-
-def _length(increment: Increment) -> float:
-    exact = increment.astype(np.float64)
-    return float(np.sqrt(exact @ exact))
 
 
 def _check_same(seat: Seat, message: Message) -> None:

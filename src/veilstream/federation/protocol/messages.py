@@ -32,10 +32,22 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import PrivateKey, PublicKey
 
-__all__ = ["LONGEST_TEXT", "MAGIC", "Reply", "Request", "body_hash", "digest"]
+__all__ = [
+    "LONGEST_TEXT",
+    "MAGIC",
+    "Buffer",
+    "Part",
+    "Reply",
+    "Request",
+    "Sum",
+    "body_hash",
+    "digest",
+]
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
+
+Buffer = bytes | memoryview
 
 MAGIC = b"VSM2"
 """How every message begins."""
@@ -61,7 +73,7 @@ class Request:
     acknowledged: tuple[int, str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """The server's terms, in an enrolment."""
-    body: bytes = b""
+    body: Buffer = b""
     time: int = field(default_factory=lambda: int(time.time()))
     """The server's clock, seconds since 1970. A learner joins a run only by its server's word of
     now: a request that someone kept cannot bind a new epoch to a run that is over."""
@@ -85,14 +97,20 @@ class Request:
         )  # fmt: skip
 
     @classmethod
-    def read(cls, data: bytes, key: PublicKey) -> Request:
+    def without_body(cls, head: Buffer) -> bool:
+        """Whether nothing follows this head, before anything is checked."""
+        said, _, _ = _parts(head)
+        return said.get("body") == body_hash(b"")
+
+    @classmethod
+    def read(cls, data: Buffer, key: PublicKey) -> Request:
         """Check the signature, then the body's hash, then the form.
 
         Raises:
             ProtocolError: it is not the server's, was changed on the way, or has another form.
 
         """
-        head, body = _open(data, key, "the server")
+        head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
             head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
@@ -100,11 +118,7 @@ class Request:
         )  # fmt: skip
         if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
-        said, acknowledged = head["acknowledged"], None
-        if said is not None:
-            if not isinstance(said, list) or len(said) != 2:
-                raise form.error()
-            acknowledged = (form.whole(said[0]), form.text(said[1], _HASH))
+        acknowledged = form.accepted(head["acknowledged"])
         return cls(
             head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
             form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
@@ -126,7 +140,7 @@ class Reply:
     facts: dict[str, Any] = field(default_factory=dict)
     """Enrolled: epoch, round, daemon, settings, time (the learner's clock). Ended: epoch, round
     (how many it has sealed). Refusal: why."""
-    body: bytes = b""
+    body: Buffer = b""
     hashed_body: str = field(default="", compare=False)
     """`body_hash` of the body, in a reply that was read."""
 
@@ -139,21 +153,20 @@ class Reply:
         return _seal(head, key) + self.body
 
     @classmethod
-    def claimed_learner(cls, data: bytes) -> str:
+    def claimed_learner(cls, data: Buffer) -> str:
         """Whom it says it is from, before anything is checked."""
         head, _, _ = _parts(data)
         return _Form(*_UNKNOWN).text(head.get("learner"), _NAME)
 
     @classmethod
-    def read(cls, data: bytes, key: PublicKey) -> Reply:
+    def read(cls, data: Buffer, key: PublicKey) -> Reply:
         """Check the signature, then the body's hash, then the form.
 
         Raises:
             ProtocolError: it is not this learner's, was changed on the way, or has another form.
 
         """
-        claimed = cls.claimed_learner(data)
-        head, body = _open(data, key, f"learner {claimed!r}")
+        head, body = _open(data, key, lambda: f"learner {cls.claimed_learner(data)!r}")
         form = _Form("a reply of unknown form", "check the learner's version")
         form.fields(head, "kind", "learner", "answers", "facts", "body")
         kind, facts = head["kind"], form.table(head["facts"])
@@ -162,10 +175,74 @@ class Reply:
         form.fields(facts, *_FACTS[kind])
         for name, check in _FACTS[kind].items():
             check(form, facts[name])
-        return cls(kind, claimed, form.text(head["answers"], _HASH), facts, body, head["body"])
+        name = form.text(head["learner"], _NAME)
+        return cls(kind, name, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
-def digest(data: bytes) -> str:
+@dataclass(frozen=True)
+class Part:
+    """One learner's share of a `Sum`: which message, and which one it is counted from."""
+
+    learner: str
+    epoch: int
+    round: int
+    hash: str
+    base: tuple[int, str] | None
+    """Round and hash of the message that the server has accepted last; None: nothing."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """From an aggregator to the server: what messages of its learners add, in one sum.
+
+    The body is the list of parts (4 bytes of length, JSON) and the sum (int64, little-endian).
+    """
+
+    aggregator: str
+    run: str
+    parts: tuple[Part, ...]
+    total: bytes
+
+    def sign(self, key: PrivateKey) -> bytes:
+        """As it is sent."""
+        rows = [[p.learner, p.epoch, p.round, p.hash, p.base] for p in self.parts]
+        text = json.dumps(rows, separators=(",", ":")).encode()
+        body = struct.pack("<I", len(text)) + text + self.total
+        head = {"aggregator": self.aggregator, "run": self.run, "body": body_hash(body)}
+        return _seal(head, key) + body
+
+    @classmethod
+    def read(cls, data: Buffer, key: PublicKey) -> Sum:
+        """Check the signature, then the body's hash, then the form.
+
+        Raises:
+            ProtocolError: it is not this aggregator's, was changed on the way, or has another form.
+
+        """
+        head, body = _open(data, key, lambda: "its aggregator")
+        form = _Form("a sum of unknown form", "check the aggregator's version")
+        form.fields(head, "aggregator", "run", "body")
+        view = memoryview(body)
+        if len(view) < 4 or (end := 4 + struct.unpack_from("<I", view)[0]) > len(view):
+            raise form.error()
+        try:
+            rows = _JSON.decode(bytes(view[4:end]).decode())
+        except (ValueError, RecursionError):
+            raise form.error() from None
+        if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 5 for r in rows):
+            raise form.error()
+        parts = tuple(
+            Part(
+                form.text(row[0], _NAME), form.whole(row[1]), form.whole(row[2]),
+                form.text(row[3], _HASH), form.accepted(row[4]),
+            )
+            for row in rows
+        )  # fmt: skip
+        name, run = form.text(head["aggregator"], _NAME), form.text(head["run"], _RUN)
+        return cls(name, run, parts, bytes(view[end:]))
+
+
+def digest(data: Buffer) -> str:
     """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
     end = len(data)
     if len(data) >= _HEAD.size and data[:4] == MAGIC:
@@ -173,7 +250,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(memoryview(data)[:end]).hexdigest()
 
 
-def body_hash(body: bytes) -> str:
+def body_hash(body: Buffer) -> str:
     """As a head names its body."""
     return hashlib.sha256(body).hexdigest()
 
@@ -203,6 +280,13 @@ class _Form:
         if not isinstance(value, str) or len(value) > longest:
             raise self.error()
         return value
+
+    def accepted(self, value: Any) -> tuple[int, str] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2:
+            raise self.error()
+        return self.whole(value[0]), self.text(value[1], _HASH)
 
     def table(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -235,7 +319,7 @@ def _seal(head: dict[str, Any], key: PrivateKey) -> bytes:
     return signed + key.sign(hashlib.sha256(signed).digest())
 
 
-def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
+def _parts(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     """The head, and where it ends; nothing is checked but that it can be read."""
     if len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:4] != MAGIC:
         raise ProtocolError(*_UNKNOWN)
@@ -253,20 +337,20 @@ def _parts(data: bytes) -> tuple[dict[str, Any], memoryview, int]:
     return head, view, end
 
 
-def _open(data: bytes, key: PublicKey, sender: str) -> tuple[dict[str, Any], bytes]:
+def _open(data: Buffer, key: PublicKey, sender: Callable[[], str]) -> tuple[dict[str, Any], Buffer]:
     length = _HEAD.unpack_from(data)[1] if len(data) >= _HEAD.size else len(data)
     end = _HEAD.size + length
     signed = hashlib.sha256(memoryview(data)[:end]).digest()
     if not key.verifies(bytes(data[end : end + _SIGNATURE_BYTES]), signed):
         raise ProtocolError(
-            f"a message that is not signed by {sender}",
+            f"a message that is not signed by {sender()}",
             "both sides need keys that `veilstream keys` made together",
         )
     head, view, end = _parts(data)
-    body = bytes(view[end + _SIGNATURE_BYTES :])
+    body = view[end + _SIGNATURE_BYTES :]  # not copied: a thousand of them come at once
     if head.get("body") != body_hash(body):
         raise ProtocolError(
-            f"a body that {sender} did not sign", "it was changed or cut short on the way"
+            f"a body that {sender()} did not sign", "it was changed or cut short on the way"
         )
     return head, body
 

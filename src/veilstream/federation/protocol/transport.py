@@ -3,6 +3,7 @@
     send(node, request)     soon, or a `Failure` comes back
     receive(timeout_s)      what has come since: (node, reply bytes or Failure)
     nodes()                 who can be reached now
+    send_parts(node, ...)   for those that can: a head, and a body that others share
 
 A node is the engine's word for a machine. Who sits there is found out by asking (`Coordinator`).
 Messages may be lost, late or doubled; their contents guard against that.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Failure", "Inbox", "Transport"]
+__all__ = ["Failure", "Inbox", "SharesBodies", "Transport"]
+
+_AT_ONCE = 32  # replies that are handed over together: whoever reads them holds all of these
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,14 @@ class Transport(Protocol):
         """End the engine's run."""
 
 
+@runtime_checkable
+class SharesBodies(Protocol):
+    """A transport that takes a request in two parts, so that a thousand share one model."""
+
+    def send_parts(self, node: str, head: bytes, body: bytes) -> None:
+        """As `Transport.send`, of both together."""
+
+
 class Inbox:
     """What has come back, from any thread."""
 
@@ -50,12 +61,18 @@ class Inbox:
         """A reply or a failure."""
         self._queue.put((node, what))
 
+    @property
+    def waiting(self) -> int:
+        """About how many have not been received yet."""
+        return self._queue.qsize()
+
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
-        """All since the last call; waits for the first at most this long."""
+        """Some that have come since, oldest first; waits for the first at most this long."""
         found: list[tuple[str, bytes | Failure]] = []
         try:
             found.append(self._queue.get(timeout=timeout_s))
-            while True:
+            while len(found) < _AT_ONCE:
                 found.append(self._queue.get_nowait())
         except queue.Empty:
-            return found
+            pass
+        return found

@@ -1,27 +1,45 @@
-"""What a server must not forget: the model, the round, and each learner's last accepted prefix.
+"""What a server must not forget: the model, the round, and each learner's last accepted message.
 
-Models that were released lie one after the other in one file, x⁰ first, float32. The checkpoint
-says how many of them count; it is written whole or not at all, before the next round is announced,
-so a server that is killed loses at most the round in flight.
+Models that were released lie one after the other in one file, x⁰ first, float32. The messages lie
+in another (`message_file`), in two slots each. The checkpoint holds x and names the slots that
+count; it is written whole or not at all, after the other two and before the next round is
+announced, so a server that is killed loses at most the round in flight.
+
+    8 bytes   VEILCKP1
+    8 bytes   length of the head, little-endian
+    head      JSON: run, round, d, seats (name, epoch, round, accepted, slot)
+    8·d       x, float64
+    8·d       the average that is published, float64; left out where it is x
+    32 bytes  SHA-256 of all before
 """
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.federation.protocol.fold import Seat
+from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.files import sync_directory, write_file
 
-__all__ = ["ModelFile", "Position"]
+__all__ = ["CHECKPOINT", "MESSAGES", "ModelFile", "Position"]
+
+CHECKPOINT, MESSAGES = "checkpoint.bin", "messages.bin"
+"""Files in a run's folder."""
+
+_MAGIC = b"VEILCKP1"
+_HEAD = struct.Struct("<8sQ")
+_HASH_BYTES = 32
 
 
 @dataclass
@@ -34,34 +52,67 @@ class Position:
     average: NDArray[np.float64]
     """What is published: x itself, or an average of all so far."""
     seats: Mapping[str, Seat]
+    messages: MessageFile
 
-    def save(self, path: Path) -> None:
-        """Durable when it returns."""
-        seats = list(self.seats.values())
+    def save(self, folder: Path) -> None:
+        """Durable when it returns, messages included."""
+        self.messages.sync()
         about = {
-            "run": self.run, "round": self.round,
-            "seats": [[s.name, s.epoch, s.round, s.accepted, s.state, s.why] for s in seats],
+            "run": self.run, "round": self.round, "d": len(self.x),
+            "seats": [
+                [s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot]
+                for s in self.seats.values()
+            ],
         }  # fmt: skip
-        buffer = io.BytesIO()
-        np.savez(
-            buffer, about=np.frombuffer(json.dumps(about).encode(), np.uint8), x=self.x,
-            average=self.average, prefixes=np.stack([s.prefix for s in seats]),
-        )  # fmt: skip
-        write_file(path, buffer.getvalue())
-        sync_directory(path.parent)
+        head = json.dumps(about).encode()
+        pieces = [_HEAD.pack(_MAGIC, len(head)), head, self.x.astype("<f8").tobytes()]
+        if not np.array_equal(self.average, self.x):
+            pieces.append(self.average.astype("<f8").tobytes())
+        hashed = hashlib.sha256()
+        for piece in pieces:
+            hashed.update(piece)
+        write_file(folder / CHECKPOINT, [*pieces, hashed.digest()])
+        sync_directory(folder)
+        for seat in self.seats.values():
+            _slots(seat).saved()
 
     @classmethod
-    def load(cls, path: Path) -> Position:
-        """As it was saved."""
-        with np.load(path) as stored:
-            about = json.loads(stored["about"].tobytes())
-            seats = {
-                name: Seat(name, prefix, epoch, round_, accepted and tuple(accepted), state, why)
-                for (name, epoch, round_, accepted, state, why), prefix in zip(
-                    about["seats"], stored["prefixes"], strict=True
-                )
-            }
-            return cls(about["run"], about["round"], stored["x"], stored["average"], seats)
+    def load(cls, folder: Path) -> Position:
+        """As it was saved.
+
+        Raises:
+            InputError: the checkpoint is damaged, or the messages are not those that it names.
+
+        """
+        about, numbers = _read(folder / CHECKPOINT)
+        dim = about["d"]
+        messages = MessageFile(folder / MESSAGES, dim)
+        seats = {}
+        for index, (name, epoch, round_, accepted, state, why, slot) in enumerate(about["seats"]):
+            slots = Slots(messages, index, slot)
+            if slot is not None:  # else an aggregator holds it
+                slots.check(name, *accepted)
+            seats[name] = Seat(name, slots, epoch, round_, accepted and tuple(accepted), state, why)
+        x, average = numbers[:dim], numbers[-dim:].copy()
+        return cls(about["run"], about["round"], x, average, seats, messages)
+
+
+def _slots(seat: Seat) -> Slots:
+    assert isinstance(seat.kept, Slots)
+    return seat.kept
+
+
+def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    data = path.read_bytes()
+    whole = memoryview(data)[:-_HASH_BYTES]
+    if data[:8] != _MAGIC or hashlib.sha256(whole).digest() != data[-_HASH_BYTES:]:
+        raise InputError(
+            "run folder", str(path), "a whole checkpoint of this version",
+            "it is damaged: put the whole folder back from one copy",
+        )  # fmt: skip
+    end = _HEAD.size + _HEAD.unpack_from(data)[1]
+    about: dict[str, Any] = json.loads(bytes(whole[_HEAD.size : end]))
+    return about, np.frombuffer(whole[end:], "<f8").astype(np.float64)
 
 
 class ModelFile:

@@ -23,9 +23,9 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
-from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, Sum, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
-from veilstream.federation.protocol.transport import Failure, Transport
+from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -38,6 +38,8 @@ _AGAIN_S = 5.0  # before an unanswered request is sent once more
 _REFUSED_AGAIN_S = 25.0
 _ABSENT_AGAIN_S = 2.0
 _LOOK_S = 0.2
+_SCAN_S = 5e-5  # a learner: between two looks through all of them
+_TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
 _LONGEST_LINE = 2000
@@ -58,7 +60,7 @@ class Standing:
 class _Asked:
     """What a learner has been asked in this round."""
 
-    request: bytes
+    head: bytes
     at: float
     node: str
 
@@ -85,8 +87,13 @@ class _Round:
     """A round in flight."""
 
     began: float
-    model: tuple[bytes, str] | None = None
-    """What all learners are sent, and its hash."""
+    body: bytes = b""
+    """What all learners are sent."""
+    hashed_body: str = ""
+    scan_at: float = 0.0
+    """When it is next looked through all learners for those to be asked."""
+    judge_at: float = 0.0
+    """When it is next looked through them for whether all are in that will come."""
     asked: dict[str, _Asked] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
     """Who has no clients now."""
@@ -123,6 +130,13 @@ class Coordinator:
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}
         self._present: set[str] = set()
+        self._tell_at = 0.0
+        if keys.aggregators and plan.federation.combine != "mean":
+            raise InputError(
+                "federation.combine", plan.federation.combine, "mean, where there are aggregators",
+                "their sums cannot be taken apart: let all learners connect to the server",
+            )  # fmt: skip
+        self._scan_s = min(_SCAN_S * n, _LOOK_S)
         self._enrolling: dict[str, _Enrolling] = {}  # by node
         self._ending: dict[str, _Enrolling] = {}  # likewise, after the last round
         self._confirmed: set[str] = set()
@@ -177,8 +191,10 @@ class Coordinator:
             here = _Round(time.monotonic())
             while not self._complete(here):
                 look()
-                self._ask_newcomers(transport)
-                self._ask_for_rounds(transport, here)
+                if time.monotonic() >= here.scan_at:
+                    here.scan_at = time.monotonic() + self._scan_s
+                    self._ask_newcomers(transport)
+                    self._ask_for_rounds(transport, here)
                 self._take_all(transport, here)
             self._close(here)
 
@@ -249,11 +265,16 @@ class Coordinator:
     def _take_all(self, transport: Transport, here: _Round) -> None:
         for node, data in transport.receive(_LOOK_S):
             self._take(node, data, here)
+        if time.monotonic() > self._tell_at:
+            self._tell()
 
     def _complete(self, here: _Round) -> bool:
-        n, answered = self._plan.learning.learners, len(self._fold.answered)
+        n, answered = self._plan.learning.learners, self._fold.answered_count
         if answered == n:
             return True
+        if time.monotonic() < here.judge_at:
+            return False
+        here.judge_at = time.monotonic() + self._scan_s
         seats = self._fold.seats.values()
         out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
         out -= set(self._fold.answered)
@@ -319,7 +340,8 @@ class Coordinator:
 
     def _ask_for_rounds(self, transport: Transport, here: _Round) -> None:
         """Every learner for its next one; again if need be."""
-        now, answered = time.monotonic(), self._fold.answered
+        now, answered = time.monotonic(), set(self._fold.answered)
+        parts = transport if isinstance(transport, SharesBodies) else None
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
@@ -328,29 +350,31 @@ class Coordinator:
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
-            request = self._request(name, here) if asked is None else asked.request
-            here.asked[name] = _Asked(request, now, place.node)
-            self._outstanding[name].add(digest(request))
-            transport.send(place.node, request)
+            head = self._head(name, here) if asked is None else asked.head
+            here.asked[name] = _Asked(head, now, place.node)
+            self._outstanding[name].add(digest(head))
+            if parts is not None:
+                parts.send_parts(place.node, head, here.body)
+            else:
+                transport.send(place.node, head + here.body)
 
     @property
     def _patience_s(self) -> float:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
-    def _request(self, name: str, here: _Round) -> bytes:
+    def _head(self, name: str, here: _Round) -> bytes:
         asked = self._fold.announce(name)
-        if here.model is None:
-            body = asked.x.astype("<f4").tobytes()
-            here.model = (body, body_hash(body))
-        body, hashed = here.model
+        if not here.body:
+            here.body = asked.x.astype("<f4").tobytes()
+            here.hashed_body = body_hash(here.body)
         return Request(
-            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted, body=body
-        ).sign(self._keys.identity, hashed)
+            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted
+        ).sign_head(self._keys.identity, here.hashed_body)
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _take(self, node: str, data: bytes | Failure, here: _Round) -> None:
+    def _take(self, node: str, data: Buffer | Failure, here: _Round) -> None:
         if isinstance(data, Failure):
             _log.warning("%s: %s", self._name_at(node), shown(data.why))
             for asked in here.asked.values():
@@ -358,6 +382,9 @@ class Coordinator:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
+            if node[:1] == "@":
+                self._accept_sum(node[1:], data, here)
+                return
             reply = self._checked(node, data)
             if reply.kind == "refusal":
                 self._refusal(node, reply, here)
@@ -376,9 +403,8 @@ class Coordinator:
                 "%s: %s while reading a reply, which was dropped; this is a defect",
                 self._name_at(node), type(error).__name__,
             )  # fmt: skip
-        self._tell()
 
-    def _checked(self, node: str, data: bytes) -> Reply:
+    def _checked(self, node: str, data: Buffer) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
         name = Reply.claimed_learner(data)
         if name not in self._keys.learners:
@@ -430,12 +456,13 @@ class Coordinator:
         self._refused.pop(name, None)
         here.asked.pop(name, None)
         self._places[name] = _Place(node, daemon)
+        here.scan_at = 0.0
         _log.info("learner %s has enrolled", name)
 
     def _accept(self, reply: Reply, here: _Round) -> None:
         name = reply.learner
         try:
-            if not self._fold.accept(name, reply.body):
+            if not self._fold.accept(name, reply.body, reply.hashed_body):
                 return  # the same again
         except OutOfBounds:
             here.asked.pop(name, None)
@@ -451,12 +478,35 @@ class Coordinator:
     def _absent(self, reply: Reply, here: _Round) -> None:
         """It has no clients: this round does without, and it is asked again if it must be open."""
         name, asked = reply.learner, here.asked.get(reply.learner)
-        if asked is None or reply.answers != digest(asked.request):
+        if asked is None or reply.answers != digest(asked.head):
             return  # to an earlier round
         here.absent.add(name)
         self._refusals.pop(name, None)
         asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
         _log.debug("learner %s has no clients now", name)
+
+    def _accept_sum(self, aggregator: str, data: Buffer, here: _Round) -> None:
+        key, learners = self._keys.aggregators[aggregator]
+        said = Sum.read(data, key)
+        if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
+            raise ProtocolError(
+                f"a sum of {aggregator!r} for another run or other learners", "check its keys"
+            )
+        try:
+            if not self._fold.accept_sum(said):
+                return  # the same again
+        except ProtocolError as error:
+            for part in said.parts:  # ask again soon; in another epoch, who they are
+                if part.learner in here.asked:
+                    asked = here.asked[part.learner]
+                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
+                if isinstance(error, OtherEpoch):
+                    self._places.pop(part.learner, None)
+                    here.asked.pop(part.learner, None)
+            raise
+        for part in said.parts:
+            self._refusals.pop(part.learner, None)
+            self._outstanding[part.learner].clear()
 
     def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""
@@ -542,6 +592,7 @@ class Coordinator:
 
     def _tell(self) -> None:
         fold = self._fold
+        self._tell_at = time.monotonic() + _TELL_S
         self._watch(Standing(fold.round, self.terms.rounds, fold.answered, fold.missing))
 
     def _name_at(self, node: str) -> str:

@@ -206,7 +206,7 @@ class Daemon:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
         if not (learner.pinned and r == learner.round):
-            x = self._model(request.body)
+            x = self._model(bytes(request.body))
             if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
                 self._hold(r, arrived)
                 return None

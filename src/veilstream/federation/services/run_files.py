@@ -22,7 +22,8 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
-from veilstream.federation.services.checkpoint import ModelFile, Position
+from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
+from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.federation.services.run_lock import LOCK_FILE
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
@@ -33,7 +34,7 @@ __all__ = ["RunFiles", "has_checkpoint"]
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run has begun here, so that a server goes on with it."""
-    return (folder / "checkpoint.npz").exists()
+    return (folder / CHECKPOINT).exists()
 
 
 class RunFiles:
@@ -57,7 +58,6 @@ class RunFiles:
         return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
-        fold = ServerFold(self._terms, x0, learners, self._combine)
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         if self._start is not None:
@@ -67,6 +67,9 @@ class RunFiles:
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
         write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
         self.models.write(0, x0)
+        self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
+        kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
+        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
         self._save(fold)
         return fold
 
@@ -78,14 +81,14 @@ class RunFiles:
         return tuple(said.get("follows", ()))
 
     def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
-        position = Position.load(self._folder / "checkpoint.npz")
+        position = Position.load(self._folder)
         if set(position.seats) != set(learners) or len(position.x) != len(x0):
             raise InputError(
                 "learners", learners,
                 f"those that the run was begun with: {sorted(position.seats)}",
                 "name another folder for another run",
             )  # fmt: skip
-        self.run = position.run
+        self.run, self._messages = position.run, position.messages
         fold = ServerFold.resumed(
             self._terms, position.round, position.x, position.average, dict(position.seats),
             self._combine,
@@ -119,8 +122,9 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        position = Position(self.run, fold.round, fold.x, fold.average, fold.seats)
-        position.save(self._folder / "checkpoint.npz")
+        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(
+            self._folder
+        )
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
@@ -151,7 +155,7 @@ def _killed_at_birth(folder: Path) -> bool:
         "releases.csv",
     }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", "engine", LOCK_FILE}
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
 
 
 def _json(value: object) -> str:

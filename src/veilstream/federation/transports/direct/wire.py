@@ -11,6 +11,7 @@ import threading
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __all__ = [
+    "AGGREGATOR",
     "INSTANCE",
     "LEARNER",
     "METHOD",
@@ -29,7 +30,7 @@ __all__ = [
 
 SERVICE, METHOD = "veilstream.Federation", "Carry"
 PATH = f"/{SERVICE}/{METHOD}"
-LEARNER, INSTANCE = "learner", "instance"
+LEARNER, AGGREGATOR, INSTANCE = "learner", "aggregator", "instance"
 """Metadata of the call: who calls, and a number that a process draws once."""
 
 WELCOME, REQUEST, REPLY, PING = b"W", b"Q", b"R", b"P"
