@@ -105,7 +105,8 @@ def study(
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     (folder / "plan.toml").write_text(plan.to_toml())
     flare = _flare(folder, names, port) if engine == "flare" else None
-    children = _children(folder, engine, port, names, [], flare, trusted=flare is not None)
+    sources = {name: f"plan:{place}" for place, name in enumerate(names)}
+    children = _children(folder, engine, port, sources, [], flare, trusted=flare is not None)
     others = {} if flare is None else flare.processes
     report = Report(engine, learners, rounds)
     began = time.monotonic()

@@ -214,8 +214,8 @@ class GivenRounds(LocalRounds):
 
     def row(self, step: int, secret: bytes) -> Given:
         key = NoiseKey.from_seed(noise_seed(SEED, self.terms.mechanism.name))
-        row = fine_row(Row(key.secret, step), LEARNERS * DIM)
-        return Given(row.reshape(LEARNERS, DIM)[self.place])
+        row = fine_row(Row(key.secret, step), LEARNERS * self.dim)
+        return Given(row.reshape(LEARNERS, self.dim)[self.place])
 
 
 class GivenNoise(Learner):

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 def test_public_names_are_pinned():
     assert sorted(vs.__all__) == [
         "Answer", "Budget", "Factorization", "Guarantee", "Learner", "Participation",
-        "Plan", "PrivateSum", "Release", "Run", "Sample", "VeilstreamError", "__version__",
+        "Plan", "PrivateModel", "PrivateSum", "Release", "Run", "Sample", "VeilstreamError",
+        "__version__",
         "audit", "calibrate", "clip", "decode", "errors", "mechanisms", "models", "privacy",
         "privacy_of", "run", "streams", "tasks", "theory",
     ]  # fmt: skip

@@ -128,6 +128,9 @@ def test_documentation_calls_everything_by_its_name_at_the_top(page):
 
 CALLED = (
     "calibrate", "privacy_of", "run", "clip", "decode", "Learner", "PrivateSum", "Run",
+    "PrivateModel",
+    *(f"PrivateModel.{name}" for name in ("simulated", "learn_one", "predict_one",
+                                          "predict_proba_one")),
     *(f"models.{name}" for name in NAMES["models"]),
     *(f"mechanisms.{name}" for name in MECHANISMS),
     "tasks.Logistic", "tasks.LeastSquares", "tasks.Ripple",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
     from veilstream.plans.run_folder import Run
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
+    from veilstream.simulation.private_model import PrivateModel
     from veilstream.simulation.runner import run
 
 __version__ = "0.4.0"
@@ -35,6 +36,7 @@ __all__ = [
     "Learner",
     "Participation",
     "Plan",
+    "PrivateModel",
     "PrivateSum",
     "Release",
     "Run",
@@ -74,6 +76,7 @@ _NAMES = {
     "Learner": "veilstream.deployment.learner",
     "Participation": "veilstream.mechanisms",
     "Plan": "veilstream.plans.plan",
+    "PrivateModel": "veilstream.simulation.private_model",
     "PrivateSum": "veilstream.deployment.private_sum",
     "Release": "veilstream.deployment.release",
     "Run": "veilstream.plans.run_folder",

@@ -21,7 +21,7 @@ def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
 
     monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
     with pytest.raises(InputError) as error:
-        demo.run_demo(tmp_path / "demo", engine, learners=1, rounds=1)
+        demo.run_demo(tmp_path / "demo", engine, demo_plan(1, 1))
     assert "records, store and keys" in str(error.value)
     assert "--trust-engine" in str(error.value)
     assert "--engine direct" in str(error.value)

@@ -42,6 +42,24 @@ def test_plan_compares_all_mechanisms_recommended_first():
     assert result["setting"]["horizon"] == 100
 
 
+def test_a_plans_file_says_what_options_say(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        "[learning]\nrounds = 25\nlocal_steps = 4\nlearners = 20\n[privacy]\nepsilon = 2.0\n"
+        'delta = 1e-3\n[[methods]]\nname = "a"\nmechanism = "tree"\nstep_size = 0.1\n'
+    )
+    done = veilstream("plan", str(file), "--mechanism", "tree", "--json")
+    assert done.returncode == 0, done.stderr
+    found, expected = json.loads(done.stdout), plan("--mechanism", "tree")
+    assert found["setting"] == expected["setting"]
+    assert found["mechanisms"][0]["noise_std"] == expected["mechanisms"][0]["noise_std"]
+    looser = veilstream("plan", str(file), "--mechanism", "tree", "--epsilon", "4", "--json")
+    assert json.loads(looser.stdout)["setting"]["epsilon"] == 4.0
+    refused = veilstream("plan", "--epsilon", "2", "--delta", "1e-3")
+    assert refused.returncode == 2
+    assert "--rounds" in refused.stderr
+
+
 def test_plan_figures_follow_from_their_definitions():
     import veilstream as vs
 

@@ -77,9 +77,9 @@ def test_a_federation_runs_to_the_model_that_its_ledgers_imply(world):
 
 
 def test_the_demo_runs_from_the_command_line(tmp_path):
-    from veilstream.federation.services.demo import run_demo
+    from veilstream.federation.services.demo import demo_plan, run_demo
 
-    result = run_demo(tmp_path / "demo", "direct", learners=2, rounds=3)
+    result = run_demo(tmp_path / "demo", "direct", demo_plan(2, 3))
     assert (result.engine, result.rounds, result.clients) == ("direct", 3, 2 * 3 * 4)
     stores = [path.name for path in (tmp_path / "demo/learners").rglob("*")]
     assert not [name for name in stores if name.endswith((".sock", ".engine"))]

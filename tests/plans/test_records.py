@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError
+from veilstream.learning.records import REASONS
+from veilstream.plans.own_code import code_hash
 from veilstream.plans.plan import Plan, PlanError
 from veilstream.plans.records import schema_of
 from veilstream.plans.tasks import task_of
@@ -131,3 +134,134 @@ def test_code_is_part_of_the_terms(module, tmp_path):
     before = Terms.of(plan, 3).settings
     (tmp_path / "own_task_for_test.py").write_text(MODULE + "# another\n")
     assert list(differences(before, Terms.of(plan, 3).settings)) == ["records"]
+
+
+# --- features of one's own -----------------------------------------------------------------------
+
+ENCODER = """
+import random
+import numpy as np
+COUNT = [0]
+def encode(row):
+    assert "who" not in row
+    return [float(row["x"]) / 10.0, float(row["z"]), 1.0], 1.0 if row.get("y") == "1" else -1.0
+def long(row):
+    return [30.0, 40.0, 0.0], 1
+def wide(row):
+    return [1.0] * 4, 1
+def words(row):
+    return ["a", "b", "c"], 1
+def endless(row):
+    return [float("inf"), 0.0, 0.0], 1
+def third(row):
+    return [0.0, 0.0, 1.0], 3.0
+def counts(row):
+    COUNT[0] += 1
+    return [COUNT[0] / 1e3, 0.0, 0.0], 1.0
+def target_alone(row):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def encoder(module, tmp_path):
+    import sys
+
+    (tmp_path / "own_encoder_for_test.py").write_text(ENCODER)
+    yield "own_encoder_for_test"
+    sys.modules.pop("own_encoder_for_test", None)
+
+
+def encoding(module, function, more=""):
+    features = PLAN.index("[[data.features]]")
+    text = PLAN[:features] + PLAN[PLAN.index("[privacy]") :]
+    text = text.replace('labels = ["0", "1"]', f'encode = "{function}"\n{more}')
+    return Plan.parse(text.replace("rounds = 4", f'rounds = 4\ntask = "{module}:make_task"'))
+
+
+def test_an_encoder_of_ones_own_makes_records(module, encoder):
+    schema = schema_of(encoding(module, f"{encoder}:encode"))
+    made = schema.encode({"who": "ann", "x": "3,5", "z": 0.1, "y": "1"}, decimal_comma=True)
+    assert (made.client, float(made.sample.target)) == ("ann", 1.0)
+    assert made.sample.features.dtype == np.float32
+    np.testing.assert_allclose(
+        made.sample.features, np.array([0.35, 0.1, 1.0]) / np.linalg.norm([0.35, 0.1, 1.0]), 1e-6
+    )
+    found = schema.features_of({"x": "3.5", "z": 0.1})
+    np.testing.assert_array_equal(found, made.sample.features)
+    assert (schema.width, schema.columns) == (3, ("who",))
+    assert schema.label.in_units(0.25) == 0.25
+    named = schema_of(encoding(module, f"{encoder}:encode", 'labels = ["no", "yes"]'))
+    assert (named.label.in_units(1.0), named.label.in_units(-1.0)) == ("yes", "no")
+
+
+def test_encoded_features_are_cut_to_the_plans_norm(module, encoder):
+    for norm in (0.7, 5.0):
+        plan = encoding(module, f"{encoder}:long", f"feature_norm = {norm}")
+        features = schema_of(plan).encode({"who": "ann"}).sample.features
+        assert 0.999 * norm < np.linalg.norm(features.astype(np.float64)) <= norm
+        assert features[0] == pytest.approx(0.6 * norm)
+
+
+@pytest.mark.parametrize(
+    ("function", "row", "reason"),
+    [
+        ("encode", {"who": "ann", "x": "no number"}, "not readable"),
+        ("encode", {"who": "ann"}, "not readable"),
+        ("encode", {"x": "1", "z": "1", "y": "1"}, "no column"),
+        ("encode", {"who": " ", "x": "1", "z": "1", "y": "1"}, "no client"),
+        ("wide", {"who": "ann"}, "other features"),
+        ("words", {"who": "ann"}, "other features"),
+        ("endless", {"who": "ann"}, "not a number"),
+        ("third", {"who": "ann"}, "unknown label"),
+        ("counts", {"who": "ann"}, "not repeatable"),
+        ("target_alone", {"who": "ann"}, "not readable"),
+    ],
+)
+def test_what_an_encoder_cannot_use_is_refused_by_reason(module, encoder, function, row, reason):
+    assert schema_of(encoding(module, f"{encoder}:{function}")).encode(row).reason == reason
+    assert reason in REASONS
+
+
+def test_keys_that_an_encoder_stands_in_for_are_refused(module, encoder):
+    with pytest.raises(PlanError, match=r"data.label_range.*beside data.encode"):
+        encoding(module, f"{encoder}:encode", "label_range = [0.0, 1.0]")
+    with pytest.raises(PlanError, match=r"learning.task.*a task by name"):
+        Plan.parse(encoding(module, f"{encoder}:encode").to_toml(), {"learning.task": "custom"})
+
+
+def test_an_encoder_is_part_of_the_terms_and_is_not_run_for_them(module, encoder, tmp_path):
+    import sys
+
+    plan = encoding(module, f"{encoder}:encode")
+    before = Terms.of(plan, 3).settings
+    assert encoder not in sys.modules
+    (tmp_path / f"{encoder}.py").write_text(ENCODER.replace("10.0", "9.0"))
+    assert list(differences(before, Terms.of(plan, 3).settings)) == ["records"]
+
+
+def test_a_package_counts_with_all_its_modules(module, tmp_path):
+    import sys
+
+    package = tmp_path / "own_package_for_test"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('not to be run')\n")
+    (package / "inner" / "task.py").write_text(MODULE)
+    (package / "helper.py").write_text("A = 1\n")
+    (package / "notes.txt").write_text("one\n")
+    name = "own_package_for_test.inner.task:make_task"
+    try:
+        before = code_hash("learning.task", name)
+        (package / "notes.txt").write_text("two\n")
+        assert code_hash("learning.task", name) == before
+        (package / "helper.py").write_text("A = 2\n")
+        after = code_hash("learning.task", name)
+        assert after != before
+        (package / "helper.py").rename(package / "other.py")
+        assert code_hash("learning.task", name) not in (before, after)
+        for missing in ("own_package_for_test.nobody:f", "no_such_module_here:f", "sys:exit"):
+            with pytest.raises(InputError, match=r"in a file|can be imported"):
+                code_hash("learning.task", missing)
+        assert "own_package_for_test" not in sys.modules
+    finally:
+        sys.modules.pop("own_package_for_test", None)

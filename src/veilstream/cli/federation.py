@@ -21,8 +21,20 @@ app = typer.Typer(
 
 @app.command("demo")
 def demo_command(
-    learners: Annotated[int, typer.Option(min=1, max=64, help="How many learners.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 30,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="A plan of your own, with your files and your model.",
+            show_default="logistic regression on made-up clients",
+        ),
+    ] = None,
+    learners: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="How many learners.", show_default="3, or the plan's"),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How many rounds.", show_default="30, or the plan's")
+    ] = None,
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     out: Annotated[
@@ -36,15 +48,25 @@ def demo_command(
     """Make keys, start a server and learners as processes of their own, and run to the end.
 
     Everything goes over loopback, with TLS and keys as between machines; nothing else is reached.
-    The data are synthetic. What is left: the run's folder, each learner's ledger, the keys.
+    Without a plan the data are made up. With one whose [data] has kind = "table", each learner gets
+    a file of its own records in the folder, without the people who are held out to measure on. What
+    is left: the last model (model.npz), the run's folder, each learner's ledger, the keys.
+
+    Example: `veilstream federation demo --plan plan.toml --out federation`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.federation.services.demo import run_demo
+    from veilstream.federation.services.demo import demo_plan, run_demo
+    from veilstream.plans.plan import Plan
 
     configure_logs(log_level, log_format)
     options = ["--log-level", log_level.value, "--log-format", log_format.value]
+    if plan is None:
+        chosen = demo_plan(learners or 3, rounds or 30)
+    else:
+        given = {"learning.learners": learners, "learning.rounds": rounds}
+        chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
     result = run_demo(
-        out or Path("runs/federation"), engine, learners, rounds, insecure=insecure,
+        out or Path("runs/federation"), engine, chosen, insecure=insecure,
         trust_engine=trust_engine, options=options,
     )  # fmt: skip
     if json:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from veilstream.cli.tables import as_json, print_comparison, print_json
+from veilstream.errors import InputError
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.participation import Participation
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
@@ -27,15 +28,35 @@ def _compare_with_progress(
 
 
 def command(
-    epsilon: Annotated[float, typer.Option(help="Privacy budget ε; lower is more private.")],
-    delta: Annotated[float, typer.Option(help="Privacy budget δ, well below 1/clients.")],
-    rounds: Annotated[int, typer.Option(help="R: how many models are released.")],
-    local_steps: Annotated[int, typer.Option(help="τ: clients a learner meets in a round.")] = 1,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PLAN]",
+            show_default=False,
+            help="A plan's file: its first private method; options below change it.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget ε; lower is more private.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Privacy budget δ, well below 1/clients.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="R: how many models are released.")] = None,
+    local_steps: Annotated[
+        int | None,
+        typer.Option(help="τ: clients a learner meets in a round.", show_default="1"),
+    ] = None,
     clip_norm: Annotated[
-        float, typer.Option(help="B_g: norm that gradients are clipped to.")
-    ] = 1.0,
-    learners: Annotated[int, typer.Option(help="n: learners that are averaged.")] = 1,
-    dim: Annotated[int, typer.Option(help="d: parameters of the model.")] = 100,
+        float | None,
+        typer.Option(help="B_g: norm that gradients are clipped to.", show_default="1.0"),
+    ] = None,
+    learners: Annotated[
+        int | None, typer.Option(help="n: learners that are averaged.", show_default="1")
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option(help="d: parameters of the model.", show_default="100")
+    ] = None,
     mechanism: Annotated[
         str | None,
         typer.Option(help="Only this one: " + ", ".join(MECHANISMS) + ".", show_default=False),
@@ -44,10 +65,18 @@ def command(
         str | None,
         typer.Option(help="With --mechanism optimal: mean, max or rounds.", show_default=False),
     ] = None,
-    neighbours: Annotated[str, typer.Option(help="replace-one or zero-out.")] = "replace-one",
-    participations: Annotated[int, typer.Option(help="How often a client may take part.")] = 1,
-    separation: Annotated[int, typer.Option(help="Least steps between a client's visits.")] = 1,
-    accounting: Annotated[str, typer.Option(help="exact, or zcdp as in the paper.")] = "exact",
+    neighbours: Annotated[
+        str | None, typer.Option(help="replace-one or zero-out.", show_default="replace-one")
+    ] = None,
+    participations: Annotated[
+        int | None, typer.Option(help="How often a client may take part.", show_default="1")
+    ] = None,
+    separation: Annotated[
+        int | None, typer.Option(help="Least steps between a client's visits.", show_default="1")
+    ] = None,
+    accounting: Annotated[
+        str | None, typer.Option(help="exact, or zcdp as in the paper.", show_default="exact")
+    ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw error over time: .png, .svg or .pdf.")
     ] = None,
@@ -55,20 +84,35 @@ def command(
 ) -> None:
     """Compare all mechanisms for a run: how much noise, how much error, at what cost.
 
-    Example:
-        veilstream plan --epsilon 2 --delta 1e-3 --rounds 1000 --local-steps 4 --learners 20
-
+    Examples: `veilstream plan plan.toml`, or without a file
+    `veilstream plan --epsilon 2 --delta 1e-3 --rounds 1000 --local-steps 4 --learners 20`
     """
+    known = _DEFAULTS if plan is None else _of_plan(plan, dim)
+    options_given = {
+        "epsilon": epsilon, "delta": delta, "rounds": rounds, "local_steps": local_steps,
+        "clip_norm": clip_norm, "learners": learners, "dim": dim, "neighbours": neighbours,
+        "participations": participations, "separation": separation, "accounting": accounting,
+    }  # fmt: skip
+    chosen: dict[str, Any] = {
+        key: known.get(key) if given is None else given for key, given in options_given.items()
+    }
+    for key in ("epsilon", "delta", "rounds"):
+        if chosen[key] is None:
+            raise InputError(
+                f"--{key}", None, "a number, or a plan's file that says it",
+                "`veilstream plan plan.toml`, or see --help",
+            )  # fmt: skip
+    local_steps = int(chosen["local_steps"])
     setting = Setting(
-        budget=Budget(epsilon, delta),
-        rounds=rounds,
+        budget=Budget(chosen["epsilon"], chosen["delta"]),
+        rounds=chosen["rounds"],
         local_steps=local_steps,
-        clip_norm=clip_norm,
-        learners=learners,
-        dim=dim,
-        neighbours=Neighbours.of(neighbours),
-        participation=Participation(participations, separation),
-        accounting=Accounting.of(accounting),
+        clip_norm=chosen["clip_norm"],
+        learners=chosen["learners"],
+        dim=chosen["dim"],
+        neighbours=Neighbours.of(chosen["neighbours"]),
+        participation=Participation(chosen["participations"], chosen["separation"]),
+        accounting=Accounting.of(chosen["accounting"]),
     )
     options: dict[str, Any] = {}
     if objective is not None:
@@ -88,3 +132,32 @@ def command(
     print_comparison(comparison)
     if drawn:
         typer.echo(f"Figure: {drawn}")
+
+
+_DEFAULTS: dict[str, Any] = {
+    "local_steps": 1, "clip_norm": 1.0, "learners": 1, "dim": 100, "neighbours": "replace-one",
+    "participations": 1, "separation": 1, "accounting": "exact",
+}  # fmt: skip
+
+
+def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
+    """What a plan's first private method says; the model's size from its task unless given."""
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.tasks import task_of
+
+    plan = Plan.load(path)
+    method = next((m for m in plan.methods if m.method.private), None)
+    if method is None:
+        raise InputError(
+            "methods", [m.name for m in plan.methods], "a method that protects someone",
+            "add one with a mechanism",
+        )  # fmt: skip
+    budget, learning, often = plan.budget_of(method), plan.learning, plan.participation
+    steps, _ = method.method.steps_and_clients(learning.local_steps, learning.clients_per_step)
+    return {
+        "epsilon": budget.epsilon, "delta": budget.delta, "rounds": learning.rounds,
+        "local_steps": steps, "clip_norm": plan.clip_norm_of(method),
+        "learners": learning.learners, "dim": task_of(plan).dim if dim is None else dim,
+        "neighbours": plan.neighbours, "participations": often.times,
+        "separation": often.min_separation, "accounting": plan.accounting_of(method),
+    }  # fmt: skip

@@ -56,7 +56,6 @@ from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.plans.tasks import features_of
 from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.streams.intake import SourceBookmark
@@ -75,12 +74,15 @@ _SALT_BYTES = 16
 def _check_dim(plan: Plan, task: Task) -> None:
     """The server makes its model from the plan alone: the task that the plan names has its size.
 
-    A task of another class (an audit's, a study's) has a size of its own.
+    A task of another class (an audit's, a study's, one that the plan names by its module) has a
+    size of its own, which server and learner compare when they meet.
     """
-    if isinstance(task, Logistic | LeastSquares | Ripple) and features_of(plan) != task.dim:
+    own = ":" in plan.learning.task
+    known = isinstance(task, Logistic | LeastSquares | Ripple) and not own
+    if known and plan.feature_count != task.dim:
         field = "data.features" if plan.data.kind == "table" else "data.dim"
         raise InputError(
-            field, features_of(plan), f"the {task.dim} parameters of the task that was given",
+            field, plan.feature_count, f"the {task.dim} parameters of the task that was given",
             f"[data] dim = {task.dim} in the plan, the same on every side",
         )  # fmt: skip
 
@@ -164,6 +166,20 @@ class Learner:
     _open_ledger = staticmethod(Ledger)
 
     # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        return self._plan
+
+    @property
+    def model(self) -> Float32s | None:
+        """The newest model that the server has sent, read-only; None before the first."""
+        if self._model is None:
+            return None
+        shown = self._model.view()
+        shown.flags.writeable = False
+        return shown
 
     @property
     def epoch(self) -> int:
@@ -454,7 +470,8 @@ class Learner:
         """
         if self._model is None or features.shape != self._admission.shape:
             return None
-        return np.asarray(self.task.predict(self._model, features)).tolist()
+        said = np.asarray(self.task.predict(self._model, features[None]))  # a batch of one
+        return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
     @without_values
     @one_at_a_time

@@ -39,9 +39,11 @@ __all__ = [
     "Numeric",
     "RecordSchema",
     "Refusal",
+    "RefusedRecord",
     "as_number",
     "as_text",
     "is_missing",
+    "with_decimal_point",
 ]
 
 Float32s = NDArray[np.float32]
@@ -61,6 +63,8 @@ REASONS = {
     "unknown label": "the label is none of the plan's",
     "no client": "nobody is named",
     "not readable": "the row cannot be read as a record",
+    "other features": "data.encode gave features of another shape than the task's",
+    "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
 }
 """Why a record is refused, and what that means."""
 
@@ -79,7 +83,9 @@ class Refusal:
         return f"{self.column}: {self.reason}" if self.column else self.reason
 
 
-class _Refused(Exception):
+class RefusedRecord(Exception):
+    """Why encoding ended; inside this room it is raised, outside it is a `Refusal`."""
+
     def __init__(self, reason: str, column: str) -> None:
         super().__init__(reason)
         self.refusal = Refusal(reason, column)
@@ -134,6 +140,14 @@ def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def with_decimal_point(value: object) -> object:
+    """A number that is written with a decimal comma, with a point; anything else as it is."""
+    if isinstance(value, str) and "," in value:
+        number = as_number(value, decimal_comma=True)
+        return value if number is None else value.replace(",", ".")
+    return value
+
+
 @dataclass(frozen=True)
 class Numeric:
     """A number with a public range; it becomes one from -1 to 1."""
@@ -162,7 +176,7 @@ class Numeric:
         """Into its place; whether it had to be clamped."""
         inside = min(max(value, self.low), self.high)
         if inside != value and self.outside == "refuse":
-            raise _Refused("out of range", self.name)
+            raise RefusedRecord("out of range", self.name)
         into[0] = 2.0 * (inside - self.low) / (self.high - self.low) - 1.0
         return inside != value
 
@@ -200,7 +214,7 @@ class Categorical:
         place = self._places.get(text)
         if place is None:
             if self.unknown == "refuse":
-                raise _Refused("unknown category", self.name)
+                raise RefusedRecord("unknown category", self.name)
             if self.unknown == "zero":
                 return
             place = len(self.vocabulary)
@@ -279,14 +293,14 @@ class Label:
             if place is None and (number := as_number(value)) is not None:
                 place = self._places.get(as_text(number))
             if place is None:
-                raise _Refused("unknown label", self.name)
+                raise RefusedRecord("unknown label", self.name)
             return (2.0 * place - 1.0 if self.signed else float(place)), False
         number = as_number(value, decimal_comma=decimal_comma)
         if number is None:
-            raise _Refused("not a number", self.name)
+            raise RefusedRecord("not a number", self.name)
         inside = min(max(number, self.low), self.high)
         if inside != number and self.outside == "refuse":
-            raise _Refused("out of range", self.name)
+            raise RefusedRecord("out of range", self.name)
         if self.counts:
             return inside, inside != number
         return 2.0 * (inside - self.low) / (self.high - self.low) - 1.0, inside != number
@@ -378,7 +392,7 @@ class RecordSchema:
         """
         try:
             return self._encoded(row, row_name, decimal_comma)
-        except _Refused as refused:
+        except RefusedRecord as refused:
             return refused.refusal
         except Exception:  # whatever a cell holds
             return Refusal("not readable")
@@ -389,7 +403,7 @@ class RecordSchema:
         """Features alone, for a prediction."""
         try:
             return self._features(row, decimal_comma)[0]
-        except _Refused as refused:
+        except RefusedRecord as refused:
             return refused.refusal
         except Exception:
             return Refusal("not readable")
@@ -399,10 +413,10 @@ class RecordSchema:
         if self.client != EACH_ROW:
             client = as_text(_cell(row, self.client))
         if not client or (self.client != EACH_ROW and is_missing(row[self.client])):
-            raise _Refused("no client", "" if self.client == EACH_ROW else self.client)
+            raise RefusedRecord("no client", "" if self.client == EACH_ROW else self.client)
         told = _cell(row, self.label.name)
         if is_missing(told):
-            raise _Refused("missing", self.label.name)
+            raise RefusedRecord("missing", self.label.name)
         target, moved = self.label.read(told, decimal_comma=decimal_comma)
         features, clamped = self._features(row, decimal_comma)
         if moved:
@@ -417,13 +431,13 @@ class RecordSchema:
             value = _cell(row, feature.name)
             if is_missing(value):
                 if feature.missing == "refuse":
-                    raise _Refused("missing", feature.name)
+                    raise RefusedRecord("missing", feature.name)
                 if feature.missing == "flag":
                     place[-1] = 1.0
             elif isinstance(feature, Numeric):
                 number = as_number(value, decimal_comma=comma)
                 if number is None:
-                    raise _Refused("not a number", feature.name)
+                    raise RefusedRecord("not a number", feature.name)
                 if feature.write(number, place):
                     clamped.append(feature.name)
             else:
@@ -446,6 +460,6 @@ class RecordSchema:
 
 def _cell(row: Mapping[str, Any], column: str) -> object:
     if column not in row:
-        raise _Refused("no column", column)
+        raise RefusedRecord("no column", column)
     value: object = row[column]
     return value

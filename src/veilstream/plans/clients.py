@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
@@ -11,7 +12,11 @@ from veilstream.plans.records import schema_of
 from veilstream.streams.stream import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
-__all__ = ["stream_of"]
+if TYPE_CHECKING:
+    from veilstream.streams.table_stream import TableStream
+    from veilstream.streams.tables import TableReader
+
+__all__ = ["learner_rows", "stream_of"]
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -45,12 +50,23 @@ def stream_of(plan: Plan) -> Stream:
     )  # fmt: skip
 
 
-def _tables(plan: Plan, per_round: int) -> Stream:
+def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
+    """Cells of the records that a simulation of this plan learns from, by learner, in order.
+
+    Raises:
+        InputError: as `stream_of`.
+
+    """
+    from veilstream.streams.table_stream import rows_to_learn_from
+
+    return rows_to_learn_from(_open_tables(plan), schema_of(plan), plan.data.held_out_share)
+
+
+def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
     from veilstream.streams.datasets import named_source
-    from veilstream.streams.table_stream import table_stream
     from veilstream.streams.tables import open_table
 
-    learning, data = plan.learning, plan.data
+    data = plan.data
     if data.source is None:
         raise InputError(
             "data.source", None, "a file, or several by a pattern, to simulate",
@@ -58,12 +74,20 @@ def _tables(plan: Plan, per_round: int) -> Stream:
         )  # fmt: skip
     named = named_source(data.source)
     paths = _files(data.source) if named is None else [named[0]]
-    tables = [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
-    participation = plan.participation
+    return [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
+
+
+def _tables(plan: Plan, per_round: int) -> TableStream:
+    from veilstream.streams.datasets import named_source
+    from veilstream.streams.table_stream import table_stream
+
+    learning, data, participation = plan.learning, plan.data, plan.participation
+    tables = _open_tables(plan)
+    named = named_source(data.source or "")
     stream = table_stream(
         tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
-        per_round=per_round, per_step=learning.clients_per_step,
-        visits=participation.times, separation=participation.min_separation,
+        per_round=per_round, visits=participation.times, separation=participation.min_separation,
+        per_step=learning.clients_per_step,
         returning=data.returning, held_out_share=data.held_out_share,
     )  # fmt: skip
     return stream if named is None else dataclasses.replace(stream, provenance=named[1])

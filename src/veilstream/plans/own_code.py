@@ -1,13 +1,17 @@
 """Functions of one's own that a plan names: "package.module:function", the same on every machine.
 
-The file that holds the function is hashed, and the hash is part of the terms that all sides
-compare: two machines with other code under one name do not train together.
+The code is hashed, and the hash is part of the terms that all sides compare: two machines with
+other code under one name do not train together. What is hashed: of a module by itself, its file; of
+a module in a package, every .py file of the outermost package, so helpers count if they lie there.
+What is not: other modules and packages that it imports (their versions may differ), data files, and
+what the code reads while it runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,16 +36,11 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
 
     """
     module_name, _, function_name = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last: a file here never stands in for an installed package
+    _look_here()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a stranger's module does on import
-        raise InputError(
-            key, name, "a module that can be imported here",
-            f"{type(error).__name__}: {error}; is it installed, or in the current directory?",
-        ) from error  # fmt: skip
+        raise _not_imported(key, name, error) from error
     found = getattr(module, function_name, None)
     if not callable(found):
         raise InputError(
@@ -53,16 +52,62 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
 
 
 def code_hash(key: str, name: str) -> str:
-    """SHA-256 of the file that holds the function."""
-    function = load_function(key, name)
-    module = sys.modules[name.partition(":")[0]]
-    file = getattr(module, "__file__", None)
-    if not file or not Path(file).is_file():
-        raise InputError(
-            key, name, "a module in a file, whose hash all sides compare", "put it into a .py file"
-        )
-    del function
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    """SHA-256 of the code behind a name, without running it: its file, or its whole package.
+
+    A server agrees with learners on how they encode records by this alone.
+
+    Raises:
+        InputError: where the module is not found, or is in no file.
+
+    """
+    module_name = name.partition(":")[0]
+    _look_here()
+    outermost = module_name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(outermost)
+        # Of "a.b": that it exists; `find_spec` would run a/__init__.py to look for it.
+        folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    except Exception as error:
+        raise _not_imported(key, name, error) from error
+    if spec is None:
+        raise _not_imported(key, name, ModuleNotFoundError(f"No module named {outermost!r}"))
+    content = hashlib.sha256()
+    if not folders:
+        file = Path(spec.origin or "")
+        if not file.is_file() or file.suffix != ".py":
+            raise _no_file(key, name)
+        content.update(file.read_bytes())
+        return content.hexdigest()
+    inner = Path(*module_name.split(".")[1:]) if "." in module_name else Path("__init__.py")
+    if not any((folder / inner).with_suffix(".py").is_file() or (folder / inner).is_dir()
+               for folder in folders):  # fmt: skip
+        raise _no_file(key, name)
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            text = file.read_bytes()
+            content.update(f"{file.relative_to(folder).as_posix()}\0{len(text)}\0".encode() + text)
+    return content.hexdigest()
+
+
+def _look_here() -> None:
+    """Modules in the current directory count, last: none stands in for an installed package."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    importlib.invalidate_caches()  # a module may just have been written
+
+
+def _not_imported(key: str, name: str, error: Exception) -> InputError:
+    return InputError(
+        key, name, "a module that can be imported here",
+        f"{type(error).__name__}: {error}; is it installed, or in the current directory?",
+    )  # fmt: skip
+
+
+def _no_file(key: str, name: str) -> InputError:
+    return InputError(
+        key, name, "a module in a file, whose hash all sides compare", "put it into a .py file"
+    )
 
 
 def _functions(module: Any) -> list[str]:

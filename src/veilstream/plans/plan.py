@@ -15,7 +15,7 @@ from typing import Any, Literal
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
-from veilstream.plans.records import FeaturePlan, schema_of
+from veilstream.plans.records import FeaturePlan, check_own_records, schema_of
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
 
@@ -138,6 +138,7 @@ class DataPlan(PlanTable):
         default=None, pattern=r"[^\W\d][\w.]*:[^\W\d]\w*", shape='"package.module:function"',
         hint="a function from a row to features, for features of your own",
     )  # fmt: skip
+    """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
     held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
     """Share of a table's people who are measured on and not learned from."""
     returning: Literal["refuse", "first"] = "refuse"
@@ -283,12 +284,12 @@ class Plan(PlanTable):
         """The keys of records stand where records are, and nowhere else."""
         data = self.data
         if data.kind == "table":
-            if data.encode is None:
-                try:
-                    schema_of(self)
-                except InputError as error:
-                    field = "data." + error.field.removeprefix("data.")
-                    raise PlanError(field, error.value, error.rule, error.way_out) from None
+            try:  # code of one's own is not run to look at a plan
+                (schema_of if data.encode is None else check_own_records)(self)
+            except InputError as error:
+                known = error.field.startswith("learning.")
+                field = error.field if known else "data." + error.field.removeprefix("data.")
+                raise PlanError(field, error.value, error.rule, error.way_out) from None
             return
         for key in _OF_TABLES:
             if getattr(data, key) != DataPlan._entries[key].default:
@@ -350,6 +351,12 @@ class Plan(PlanTable):
     def neighbours(self) -> str:
         """The plan's relation between neighbours."""
         return self.privacy.neighbours if self.privacy else "replace-one"
+
+    @property
+    def feature_count(self) -> int:
+        """Numbers of one client's features: what the columns come to, or `data.dim`."""
+        own_columns = self.data.kind == "table" and self.data.encode is None
+        return schema_of(self).width if own_columns else self.data.dim
 
     @property
     def participation(self) -> Participation:

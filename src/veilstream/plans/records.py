@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from veilstream.errors import InputError
+from veilstream.learning.own_records import AS_IT_IS, OwnRecords
 from veilstream.learning.records import (
     Categorical,
     Feature,
@@ -15,13 +16,21 @@ from veilstream.learning.records import (
     Numeric,
     RecordSchema,
 )
-from veilstream.plans.own_code import code_hash
+from veilstream.learning.tasks import TaskDetails
+from veilstream.plans.own_code import code_hash, load_function
 from veilstream.plans.schema import PlanTable, value
 
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
-__all__ = ["TABLE_TASKS", "FeaturePlan", "label_unit", "record_terms", "schema_of"]
+__all__ = [
+    "TABLE_TASKS",
+    "FeaturePlan",
+    "check_own_records",
+    "label_unit",
+    "record_terms",
+    "schema_of",
+]
 
 TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
 """Tasks for records of a table."""
@@ -103,6 +112,8 @@ def schema_of(plan: Plan) -> RecordSchema:
 
     """
     data = plan.data
+    if data.encode is not None:
+        return _own_records(plan, data.encode)
     if data.label is None or data.client is None:
         missing = "label" if data.label is None else "client"
         raise InputError(
@@ -122,6 +133,65 @@ def schema_of(plan: Plan) -> RecordSchema:
     )
 
 
+_OF_COLUMNS = ("label_range", "features", "interactions")
+"""Keys of [data] that say what `encode` says in code."""
+
+
+def check_own_records(plan: Plan) -> None:
+    """Refuse keys that do not go with `data.encode`; runs no code of one's own.
+
+    Raises:
+        InputError: naming the key.
+
+    """
+    data = plan.data
+    for key in _OF_COLUMNS:
+        if getattr(data, key):
+            raise InputError(
+                f"data.{key}", getattr(data, key), "nothing beside data.encode, which does it",
+                "remove one of the two",
+            )  # fmt: skip
+    if data.client is None:
+        raise InputError(
+            "data.client", None, "a column that says who, also with data.encode",
+            'client = "person", or "#row" if nobody returns',
+        )  # fmt: skip
+    if plan.learning.task == "custom":
+        raise InputError(
+            "learning.task", "custom", "a task by name, since data.encode must know its features",
+            'task = "my_model:make_task"',
+        )  # fmt: skip
+
+
+def _own_records(plan: Plan, name: str) -> OwnRecords:
+    from veilstream.plans.tasks import task_of
+
+    check_own_records(plan)
+    data, details = plan.data, TaskDetails.of(task_of(plan))
+    assert data.client is not None
+    if details.features_shape is None:
+        raise InputError(
+            "learning.task", plan.learning.task, "a task with features_shape or an example",
+            "say what one client's features look like: task.features_shape = (d,)",
+        )  # fmt: skip
+    label = AS_IT_IS
+    if data.labels is not None:
+        signed = details.labels is not None and set(details.labels) == {-1.0, 1.0}
+        label = Label(data.label or AS_IT_IS.name, data.labels, signed=signed)
+    elif data.label is not None:
+        label = dataclasses.replace(AS_IT_IS, name=data.label)
+    return OwnRecords(
+        client=data.client,
+        label=label,
+        norm=data.feature_norm,
+        learner=data.learner,
+        time=data.time,
+        function=load_function("data.encode", name),
+        shape=details.features_shape,
+        targets=details.labels,
+    )
+
+
 def record_terms(plan: Plan) -> dict[str, Any] | None:
     """What all sides must agree on about records: columns and constants, code by its hash."""
     terms: dict[str, Any] = {}
@@ -130,6 +200,8 @@ def record_terms(plan: Plan) -> dict[str, Any] | None:
         for own in ("learner", "time"):  # where a learner's records lie is its own affair
             del schema[own]
         terms |= json.loads(json.dumps(schema))
+    elif plan.data.encode is not None:
+        terms |= {"client": plan.data.client, "norm": plan.data.feature_norm}
     for key, name in (("learning.task", plan.learning.task), ("data.encode", plan.data.encode)):
         if name is not None and ":" in name:
             terms[key] = {"name": name, "sha256": code_hash(key, name)}

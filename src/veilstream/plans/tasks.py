@@ -6,7 +6,6 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Task, check_members
 from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
-from veilstream.plans.records import schema_of
 
 __all__ = ["features_of", "task_of"]
 
@@ -42,8 +41,7 @@ def task_of(plan: Plan) -> Task:
 
 def features_of(plan: Plan) -> int:
     """Numbers of one client's features: what the columns come to, or data.dim."""
-    own_columns = plan.data.kind == "table" and plan.data.encode is None
-    return schema_of(plan).width if own_columns else plan.data.dim
+    return plan.feature_count
 
 
 def _own(plan: Plan, name: str) -> Task:

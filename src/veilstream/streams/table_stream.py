@@ -19,11 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.records import EACH_ROW, Encoded, RecordSchema, Refusal, as_number, as_text
+from veilstream.learning.records import (
+    EACH_ROW,
+    Encoded,
+    RecordSchema,
+    Refusal,
+    as_number,
+    as_text,
+    with_decimal_point,
+)
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.tables import TableReader, check_columns
 
-__all__ = ["FixedOrder", "TableReport", "TableStream", "read_tables", "table_stream"]
+__all__ = [
+    "FixedOrder",
+    "TableReport",
+    "TableStream",
+    "read_tables",
+    "rows_to_learn_from",
+    "table_stream",
+]
 
 _HELD_OUT_OF = 1 << 20
 
@@ -201,6 +216,33 @@ def table_stream(
         split=FixedOrder(tuple(orders)), names=tuple(learned), report=report,
         provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
     )  # fmt: skip
+
+
+def rows_to_learn_from(
+    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema, held_out_share: float
+) -> dict[str, list[dict[str, object]]]:
+    """Cells of the records that `table_stream` learns from, by learner, in their order.
+
+    For tables of their own: no row of people who are held out, none that cannot be used, no column
+    of learners, and a decimal point in every number.
+    """
+    found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
+    for learner, table in tables:
+        for number, cells in table.rows():
+            visit = _visit(schema, table, learner, number, cells)
+            if isinstance(visit, Refusal) or cells is None:
+                continue
+            if _is_held_out(visit.client, held_out_share):
+                continue
+            kept = {
+                column: with_decimal_point(value) if table.decimal_comma else value
+                for column, value in cells.items()
+                if column != schema.learner
+            }
+            found.setdefault(visit.learner, []).append((visit.when, kept))
+    for own in found.values():
+        own.sort(key=lambda pair: pair[0])
+    return {name: [cells for _, cells in found[name]] for name in sorted(found)}
 
 
 def _check_some(found: list[_Visit], report: TableReport, tables: Any) -> None:

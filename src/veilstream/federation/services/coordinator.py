@@ -475,16 +475,6 @@ class Coordinator:
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
 
-    def _absent(self, reply: Reply, here: _Round) -> None:
-        """It has no clients: this round does without, and it is asked again if it must be open."""
-        name, asked = reply.learner, here.asked.get(reply.learner)
-        if asked is None or reply.answers != digest(asked.head):
-            return  # to an earlier round
-        here.absent.add(name)
-        self._refusals.pop(name, None)
-        asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
-        _log.debug("learner %s has no clients now", name)
-
     def _accept_sum(self, aggregator: str, data: Buffer, here: _Round) -> None:
         key, learners = self._keys.aggregators[aggregator]
         said = Sum.read(data, key)
@@ -507,6 +497,16 @@ class Coordinator:
         for part in said.parts:
             self._refusals.pop(part.learner, None)
             self._outstanding[part.learner].clear()
+
+    def _absent(self, reply: Reply, here: _Round) -> None:
+        """It has no clients: this round does without, and it is asked again if it must be open."""
+        name, asked = reply.learner, here.asked.get(reply.learner)
+        if asked is None or reply.answers != digest(asked.head):
+            return  # to an earlier round
+        here.absent.add(name)
+        self._refusals.pop(name, None)
+        asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
+        _log.debug("learner %s has no clients now", name)
 
     def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""

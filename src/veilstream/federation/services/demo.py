@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import os
 import shutil
@@ -9,23 +11,25 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilstream.deployment.ledger.inspect import verify
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.identity import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.services.carrier_socket import OWN_ACCOUNT
 from veilstream.federation.services.checkpoint import ModelFile
+from veilstream.federation.services.demo_data import DemoData, Scores
 from veilstream.files import write_file
-from veilstream.plans.clients import stream_of
+from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
+from veilstream.plans.released_model import ReleasedModel
 from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 
@@ -66,28 +70,37 @@ class DemoResult:
     seconds: float
     seconds_per_round: float
     """Median, from announcing a model to moving it."""
-    accuracy_before: float
-    accuracy_after: float
+    scores: Scores | None
+    """Of the first and the last model."""
     clients: int
-    """Who took part, by the ledgers."""
+    """Visits that were learned from, by the ledgers."""
+    records: str
+    """What became of the rows of files; empty where the data are made up."""
     guarantee: str
     folder: str
+    model: str
+    """The last model's file."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        return asdict(self)
+        return dataclasses.asdict(self)
 
     def text(self) -> str:
         """For people."""
-        return (
-            f"Guarantee   {self.guarantee}\n"
-            f"Federation  {self.learners} learners over {self.engine}, {self.rounds} rounds, "
-            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)\n"
-            f"Accuracy    {self.accuracy_before:.3f} before, {self.accuracy_after:.3f} after, "
-            "on clients who did not take part\n"
-            f"Ledgers     {self.learners} verified: {self.clients} clients, each taken once\n"
-            f"Folder      {self.folder}"
+        lines = {
+            "Guarantee": self.guarantee,
+            "Records": self.records,
+            "Federation": f"{self.learners} learners over {self.engine}, {self.rounds} rounds, "
+            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
+        }
+        if self.scores is not None:
+            lines[self.scores.metric.capitalize()] = self.scores.text()
+        lines["Ledgers"] = (
+            f"{self.learners} verified: {self.clients} clients, none more often than promised"
         )
+        lines["Model"] = self.model
+        lines["Folder"] = self.folder
+        return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
 
 
 def demo_plan(learners: int, rounds: int) -> Plan:
@@ -96,38 +109,56 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 
 def run_demo(
-    folder: Path, engine: str, learners: int, rounds: int, *, insecure: bool = False,
+    folder: Path, engine: str, plan: Plan, *, insecure: bool = False,
     trust_engine: bool = False, options: Sequence[str] = (),
 ) -> DemoResult:  # fmt: skip
     """Keys, a server, learners; to the end of the horizon, then everything is checked.
 
-    An engine's processes beside the learners run under accounts of their own, for which this needs
-    root; ``trust_engine`` lets them run under this one. ``options`` go to every process.
+    Learners are those of the plan's files, with a file each without the people who are held out; or
+    the plan's made-up ones. An engine's processes beside them run under accounts of their own, for
+    which this needs root; ``trust_engine`` lets them run under this one. ``options`` go to every
+    process.
+
+    Raises:
+        InputError: for a plan that cannot be deployed, or whose records do not last.
+
     """
     _check_accounts(engine, trusted=trust_engine)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
-    plan = demo_plan(learners, rounds)
-    names = [f"learner-{i}" for i in range(learners)]
+    task = task_of(plan)
+    Terms.of(plan, task.dim, task)  # what cannot be deployed is refused before anything is written
+    data = DemoData.of(plan)
+    names, rounds = list(data.names), plan.learning.rounds
+    sources = data.deal(folder / "learners")
+    # Records are dealt already: each learner has a file, and asks no database.
+    deployed = dataclasses.replace(plan, data=dataclasses.replace(plan.data, query=None))
     port = free_port()
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     if engine == "flare":
         from veilstream.federation.transports.flare import provision
 
         provision(folder / "keys", "localhost", port)
-    write_file(folder / "plan.toml", plan.to_toml())
+    write_file(folder / "plan.toml", deployed.to_toml())
     if engine == "flower":
-        return _run_flower(folder, plan, names, trusted=trust_engine, options=list(options))
+        seconds = _run_flower(
+            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_engine,
+            options=list(options),
+        )  # fmt: skip
+        return _result(data, task, folder, engine, seconds)
     given = [*options, *(["--insecure"] if insecure else [])]
     flare = _flare(folder, names, trusted=trust_engine) if engine == "flare" else None
-    children = _children(folder, engine, port, names, given, flare, trusted=trust_engine)
+    children = _children(
+        folder, engine, port, dict(zip(names, sources, strict=True)), given, flare,
+        trusted=trust_engine,
+    )  # fmt: skip
     began = time.monotonic()
     try:
         if flare is not None:
             flare.start()
         for child in children:
             child.start()
-        _log.info("a server and %d learners run; their logs are in %s", learners, folder / "logs")
+        _log.info("a server and %d learners run; their logs are in %s", len(names), folder / "logs")
         _wait(children, folder / "run/rounds.csv", rounds)
     finally:
         for child in reversed(children[1:]):
@@ -135,8 +166,7 @@ def run_demo(
         children[0].end()
         if flare is not None:
             flare.close()
-    seconds = time.monotonic() - began
-    return _result(plan, folder, engine, names, seconds)
+    return _result(data, task, folder, engine, time.monotonic() - began)
 
 
 def _check_accounts(engine: str, *, trusted: bool) -> None:
@@ -144,7 +174,7 @@ def _check_accounts(engine: str, *, trusted: bool) -> None:
         raise InputError(
             "--engine", engine,
             f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
-            "use --engine direct, or add --trust-engine: the demo's data are synthetic",
+            "use --engine direct, or add --trust-engine where the data are made up",
         )  # fmt: skip
 
 
@@ -157,10 +187,10 @@ def _flare(folder: Path, names: list[str], *, trusted: bool) -> LocalFlare:
 
 
 def _children(
-    folder: Path, engine: str, port: int, names: list[str], options: list[str],
+    folder: Path, engine: str, port: int, sources: dict[str, str], options: list[str],
     flare: LocalFlare | None = None, *, trusted: bool = False,
 ) -> list[Child]:  # fmt: skip
-    """The server first."""
+    """The server first, then the learners, each with its ``--data``."""
 
     def at(name: str) -> list[str]:
         trust = ["--trust-engine"] if trusted and name != "server" else []
@@ -175,10 +205,10 @@ def _children(
         *at("server"),
     ]  # fmt: skip
     children = [Child(server, folder / "logs/server.log")]
-    for index, name in enumerate(names):
+    for name, source in sources.items():
         learner = [
             *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
-            "--server", f"{host}:{port}", "--data", f"plan:{index}",
+            "--server", f"{host}:{port}", "--data", source,
             "--store", str(folder / "learners" / name / "store.db"),
             "--new-store", *at(name),
         ]  # fmt: skip
@@ -187,14 +217,14 @@ def _children(
 
 
 def _run_flower(
-    folder: Path, plan: Plan, names: list[str], *, trusted: bool, options: list[str]
-) -> DemoResult:
-    """With a SuperLink, SuperNodes and `flwr run`; see `transports.flower.local`."""
+    folder: Path, plan: Plan, sources: dict[str, str], *, trusted: bool, options: list[str]
+) -> float:
+    """With a SuperLink, SuperNodes and `flwr run` (`transports.flower.local`); seconds it took."""
     from veilstream.federation.transports.flower.app_folder import write_app
     from veilstream.federation.transports.flower.local import LocalFlower, socket_folder
 
     folder.chmod(0o711)  # what others may not read is closed below it
-    began, rounds = time.monotonic(), plan.learning.rounds
+    began, rounds, names = time.monotonic(), plan.learning.rounds, list(sources)
     flower = LocalFlower(folder / "flower", folder / "keys", names, other_accounts=not trusted)
     shutil.copytree(folder / "keys/server", folder / "server-keys")
     flower.give_to_server(folder / "server-keys")
@@ -207,11 +237,11 @@ def _run_flower(
         stack.callback(flower.close)
         flower.start()
         learners = []
-        for place, name in enumerate(names):
+        for name, source in sources.items():
             at = socket_folder(folder / "sockets" / name, flower.accounts[name]) / "s"
             learner = [
                 sys.executable, "-m", "veilstream", "learner", "--engine", "flower",
-                "--plan", str(folder / "plan.toml"), "--data", f"plan:{place}",
+                "--plan", str(folder / "plan.toml"), "--data", source,
                 "--keys", str(folder / "keys/learners" / name), "--socket", str(at),
                 "--store", str(folder / "learners" / name / "store.db"), "--new-store",
                 *(["--trust-engine"] if trusted else []), *options,
@@ -237,7 +267,7 @@ def _run_flower(
                 time.sleep(_LOOK_S)
         while not flower.status(run).startswith("finished"):
             time.sleep(_LOOK_S)
-    return _result(plan, folder, "flower", names, time.monotonic() - began)
+    return time.monotonic() - began
 
 
 def _wait(children: list[Child], rounds_csv: Path, rounds: int) -> None:
@@ -269,24 +299,22 @@ def _lines(path: Path) -> int:
         return 1
 
 
-def _result(plan: Plan, folder: Path, engine: str, names: list[str], seconds: float) -> DemoResult:
-    task, stream = task_of(plan), stream_of(plan)
-    held_out = stream.held_out(plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1)
-    features = np.asarray(held_out.features).reshape(-1, plan.data.dim)
-    target = np.asarray(held_out.target).ravel()
+def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: float) -> DemoResult:
+    plan, rounds = data.plan, data.plan.learning.rounds
     models = ModelFile(folder / "run/models.f32", task.dim)
-
-    def accuracy(model: NDArray[np.float32]) -> float:
-        return float((np.asarray(task.predict(model, features)) == target).mean())
-
-    ledgers = [verify(folder / "learners" / name / "store.db") for name in names]
+    ledgers = [verify(folder / "learners" / name / "store.db") for name in data.names]
     rows = (folder / "run/rounds.csv").read_text().splitlines()[1:]
-    from veilstream.deployment.terms import Terms
-
+    guarantee = Terms.of(plan, task.dim, task).guarantee
+    run = json.loads((folder / "run/summary.json").read_text())["run"]
+    released = ReleasedModel(
+        models.read(rounds), rounds, rounds, run, (folder / "run/plan.toml").read_text(),
+        guarantee.as_dict(),
+    )  # fmt: skip
+    released.save(folder / "model.npz")
     return DemoResult(
-        engine, len(names), plan.learning.rounds, seconds,
+        engine, len(data.names), rounds, seconds,
         float(np.median([float(row.split(",")[1]) for row in rows])),
-        accuracy(models.read(0)), accuracy(models.read(plan.learning.rounds)),
-        sum(ledger.clients for ledger in ledgers), str(Terms.of(plan, task.dim).guarantee),
-        str(folder),
+        data.scores(task, models.read(0), released.model),
+        sum(ledger.clients for ledger in ledgers), data.text(), str(guarantee), str(folder),
+        str(folder / "model.npz"),
     )  # fmt: skip

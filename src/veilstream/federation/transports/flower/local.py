@@ -210,8 +210,13 @@ class LocalFlower:
         return str(beside) if beside.exists() else shutil.which(name) or name
 
     def _environment(self, home: Path) -> Mapping[str, str]:
-        """Flower's processes write in this folder only, fetch nothing and report nothing."""
+        """Flower's processes write in this folder only, fetch nothing and report nothing.
+
+        A plan's own modules may lie in the current directory, which is not theirs.
+        """
+        known = [os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
         return {
+            "PYTHONPATH": os.pathsep.join(path for path in known if path),
             "FLWR_HOME": str(home), "HOME": str(home), "TMPDIR": str(home),
             "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -6,6 +6,7 @@ A run that is submitted again goes on from the folder's checkpoint.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from flwr.app import Context
@@ -29,7 +30,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run to the end of the horizon."""
     configure_logs(Level.INFO, Format.TEXT)
-    plan = Plan.load(_path(context, "plan"))
+    path = _path(context, "plan")
+    sys.path.append(str(path.parent))  # where modules that the plan names may lie
+    plan = Plan.load(path)
     task = task_of(plan)
     transport = GridTransport(
         grid, dim=task.dim, answer_within_s=plan.federation.patience_s + _SPARE_S

@@ -1,0 +1,96 @@
+"""The ten minutes: the commands that a new project's README lists, one after the other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from tests.cli.test_plan import veilstream
+from veilstream.learning.records import Refusal
+from veilstream.plans.plan import Plan
+from veilstream.plans.records import schema_of
+from veilstream.plans.released_model import ReleasedModel
+from veilstream.streams.table_stream import _is_held_out
+from veilstream.streams.tables import open_table
+
+pytestmark = pytest.mark.process
+
+
+def documented_commands(readme: str) -> list[list[str]]:
+    lines = re.findall(r"^    veilstream (.*)$", readme, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def walk(folder, monkeypatch, *, rounds=None) -> dict[str, str]:
+    """All commands of the README in a new project; what each printed, by its first two words."""
+    monkeypatch.chdir(folder)
+    done = veilstream("new", "mine")
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(folder / "mine")
+    if rounds is not None:
+        text = (folder / "mine/plan.toml").read_text().replace("rounds = 150", f"rounds = {rounds}")
+        (folder / "mine/plan.toml").write_text(text)
+    said = {}
+    for command in documented_commands((folder / "mine/README.md").read_text()):
+        done = veilstream(*command)
+        assert done.returncode == 0, (command, done.stderr)
+        said[" ".join(command[:2])] = done.stdout
+    return said
+
+
+def held_out_accuracy(folder) -> tuple[float, float]:
+    """Of the model that came out, and of the commonest label, on the rows of held-out people."""
+    plan, released = (
+        Plan.load(folder / "plan.toml"),
+        ReleasedModel.load(folder / "federation/model.npz"),
+    )
+    schema, right, labels = schema_of(plan), [], []
+    for path in sorted((folder / "records").glob("*.csv")):
+        for _, row in open_table(path).rows():
+            if _is_held_out(row["person"], plan.data.held_out_share):
+                features = schema.features_of(row)
+                assert not isinstance(features, Refusal)
+                labels.append(row["answered"])
+                right.append(("yes" if features @ released.model >= 0 else "no") == labels[-1])
+    share = labels.count("yes") / len(labels)
+    return float(np.mean(right)), max(share, 1 - share)
+
+
+def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
+    said = walk(tmp_path, monkeypatch, rounds=6)
+    assert list(said) == [
+        "data check", "run plan.toml", "plan plan.toml", "federation demo", "model show"
+    ]  # fmt: skip
+    assert "3 learners over direct, 6 rounds" in said["federation demo"]
+    assert "3 verified: 180 clients" in said["federation demo"]
+    assert "after 6 of 6 rounds" in said["model show"]
+    folder = tmp_path / "mine"
+    assert json.loads((folder / "run/summary.json").read_text())["rounds"] == 6
+    accuracy, common = held_out_accuracy(folder)
+    shown = re.search(r"([\d.]+) before, ([\d.]+) after.*label: ([\d.]+)", said["federation demo"])
+    assert [float(shown[2]), float(shown[3])] == pytest.approx([accuracy, common], abs=6e-4)
+    # Nobody who is measured on was handed to a learner.
+    learned = {
+        json.loads(line)["person"]
+        for path in (folder / "federation/learners").glob("*/records.jsonl")
+        for line in path.read_text().splitlines()
+    }
+    people = {
+        row["person"]
+        for path in (folder / "records").glob("*.csv")
+        for _, row in open_table(path).rows()
+    }
+    held = {person for person in people if _is_held_out(person, 0.2)}
+    assert len(held) > 1000
+    assert learned == people - held
+
+
+@pytest.mark.slow
+def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
+    walk(tmp_path, monkeypatch)
+    accuracy, common = held_out_accuracy(tmp_path / "mine")
+    assert accuracy > common + 0.1

@@ -1,0 +1,139 @@
+"""A demo's data: what each learner of a plan's files is handed, and how models are scored."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from veilstream.errors import InputError
+from veilstream.federation.services.demo_data import DemoData
+from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+
+PLAN = """
+[learning]
+task = "least_squares"
+rounds = 2
+local_steps = 3
+learners = 2
+[data]
+kind = "table"
+source = "all.csv"
+learner = "site"
+client = "who"
+time = "day"
+label = "y"
+label_range = [0.0, 200.0]
+held_out_share = 0.3
+[[data.features]]
+name = "x"
+low = 0.0
+high = 10.0
+[privacy]
+epsilon = 4.0
+delta = 1e-5
+[[methods]]
+name = "ours"
+mechanism = "buffered"
+step_size = 0.1
+"""
+SITES = ("North Side", "south")
+
+
+def rows(count=40):
+    """Two sites, latest day first; one row that cannot be used."""
+    made = [
+        {"site": SITES[i % 2], "who": f"p{i}", "day": count - i, "x": i / 8, "y": 3.5 * i}
+        for i in range(count)
+    ]
+    made[7]["y"] = None
+    return made
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["site;who;day;x;y"]
+    for row in rows():
+        x, y = (("" if row[k] is None else str(row[k]).replace(".", ",")) for k in ("x", "y"))
+        lines.append(f"{row['site']};{row['who']};{row['day']};{x};{y}")
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def dealt(plan, folder):
+    data = DemoData.of(plan)
+    paths = data.deal(folder)
+    return data, [[json.loads(line) for line in Path(p).read_text().splitlines()] for p in paths]
+
+
+def test_learners_get_their_rows_in_order_without_those_held_out(here):
+    data, files = dealt(Plan.parse(PLAN), here / "learners")
+    assert data.names == ("North-Side", "south")
+    assert [list(file[0]) for file in files] == [["who", "day", "x", "y"]] * 2
+    days = [[int(row["day"]) for row in file] for file in files]
+    assert days == [sorted(own) for own in days]
+    people = [row["who"] for file in files for row in file]
+    assert len(people) == len(set(people)) == data.stream.report.used
+    held = {f"p{i}" for i in range(40)} - set(people) - {"p7"}
+    assert len(held) == data.stream.report.held_out > 3
+    assert all(int(row["who"][1:]) % 2 == place for place, file in enumerate(files) for row in file)
+    assert {row["x"] for row in files[0]} <= {str(i / 8) for i in range(40)}  # a point, not a comma
+    assert "40 rows" in data.text()
+    assert "1 refused (y: missing: 1)" in data.text()
+
+
+def test_a_learner_reads_back_what_the_simulation_has(here):
+    from veilstream.plans.data_source import open_source
+
+    plan = Plan.parse(PLAN)
+    data = DemoData.of(plan)
+    for place, path in enumerate(data.deal(here / "learners")):
+        taken: list[Sample] = []
+        open_source(path, plan, data.names[place]).serve(
+            0,
+            lambda who, sample, mark, into=taken: into.append(sample),
+            lambda of=taken: 6 - len(of),
+        )
+        batch = [data.stream.round(0, r) for r in (0, 1)]
+        expected = np.concatenate([b.features[place] for b in batch])
+        np.testing.assert_array_equal([s.features for s in taken], expected)
+
+
+def test_a_database_is_dealt_as_files(here):
+    with sqlite3.connect(here / "all.sqlite") as base:
+        base.execute("CREATE TABLE visits (site, who, day, x, y)")
+        base.executemany("INSERT INTO visits VALUES (:site, :who, :day, :x, :y)", rows())
+    base.close()
+    text = PLAN.replace(
+        'source = "all.csv"', 'source = "all.sqlite"\nquery = "SELECT * FROM visits"'
+    )
+    _, files = dealt(Plan.parse(text), here / "b")
+    _, expected = dealt(Plan.parse(PLAN), here / "a")
+    assert [[row["who"] for row in file] for file in files] == [
+        [row["who"] for row in file] for file in expected
+    ]
+    assert files[0][0]["x"] == float(expected[0][0]["x"])
+
+
+def test_records_that_do_not_last_are_refused_before_anything_is_written(here):
+    plan = Plan.parse(PLAN, {"learning.rounds": 9})
+    with pytest.raises(InputError, match=r"learning.rounds = 9.*North Side: \d.*--rounds \d"):
+        DemoData.of(plan).deal(here / "learners")
+    assert not (here / "learners").exists()
+
+
+def test_regression_is_scored_in_the_labels_units(here):
+    plan = Plan.parse(PLAN)
+    data, task = DemoData.of(plan), task_of(plan)
+    zero = np.zeros(task.dim, np.float32)
+    scores = data.scores(task, zero, zero)
+    told = 100.0 * data.stream.held_targets  # zero is the middle of 0 to 200
+    assert scores.metric == "rmse"
+    assert scores.before == scores.after == pytest.approx(np.sqrt(np.mean(told**2)), rel=1e-6)
+    assert scores.constant == pytest.approx(told.std(), rel=1e-6)
