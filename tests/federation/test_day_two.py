@@ -15,7 +15,15 @@ import pytest
 pytest.importorskip("grpc")
 
 from tests.support.direct import DirectWorld
-from tests.support.federation import DIM, Plain, plan_of, wait_for
+from tests.support.federation import (
+    DIM,
+    Plain,
+    csv_of,
+    plan_of,
+    rows_of,
+    table_plan_of,
+    wait_for,
+)
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError
 from veilstream.federation.identity import PrivateKey, ServerKeys, make_keys
@@ -188,19 +196,14 @@ def test_another_number_of_epochs_is_refused_at_enrolment(world, plan):
 
 def data_of(path, clients: int):
     """A file of people, of whom nobody comes twice."""
-    rng = np.random.default_rng(3)
-    lines = ["tag," + ",".join(f"f{i}" for i in range(DIM)) + ",target"]
-    for person in range(clients):
-        features = ",".join(f"{v:.3f}" for v in rng.standard_normal(DIM))
-        lines.append(f"{path.stem}-{person},{features},{rng.choice([-1, 1])}")
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(csv_of(rows_of(f"{path.stem}-{person}" for person in range(clients))))
     return str(path)
 
 
 def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
     """Services as the commands start them, over TLS; learners are started once."""
     names = ("a", "b", "c")
-    plan = plan_of(rounds=3, federation={"epochs": 2})
+    plan = table_plan_of(rounds=3, federation={"epochs": 2})
     make_keys(tmp_path / "keys", ["127.0.0.1"], list(names))
     with socket.create_server(("127.0.0.1", 0)) as free:
         at = free.getsockname()
