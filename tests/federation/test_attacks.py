@@ -47,6 +47,7 @@ from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.federation.transports.direct import DirectServer, wire
 from veilstream.federation.transports.direct.branch import SUM, Branch, pack
+from veilstream.federation.transports.direct.client import StreamClient
 from veilstream.privacy.gradient_types import Noised
 
 X0 = np.zeros(DIM, np.float32)
@@ -421,6 +422,40 @@ def test_a_runs_name_cannot_act_on_a_learners_terminal(tmp_path, caplog):
             daemon.handle(request.sign(server))
         assert len(caplog.messages) >= 4
         assert all(line.isprintable() for line in caplog.messages)
+
+
+def test_a_server_that_asks_without_end_fills_no_memory_of_a_learner():
+    """A learner with a live source may need minutes for an answer."""
+    read, answer = 0, threading.Event()
+
+    class Call:
+        async def read(self) -> bytes:
+            nonlocal read
+            read += 1
+            await asyncio.sleep(0)
+            return wire.REQUEST + bytes(1000)
+
+        async def write(self, frame: bytes) -> None:
+            pass
+
+    def handle(request: bytes) -> bytes:
+        answer.wait(10.0)
+        return b"reply"
+
+    async def asked() -> tuple[int, int]:
+        client = StreamClient(("127.0.0.1", 1), "a", handle, None, dim=DIM, enrolled=True)
+        answering = asyncio.ensure_future(client._answer_all(Call()))
+        await asyncio.sleep(0.3)
+        first = read
+        answer.set()
+        await asyncio.sleep(0.3)
+        answering.cancel()
+        client.close()
+        return first, read
+
+    first, later = asyncio.run(asked())
+    assert first <= 8
+    assert later > first, "it goes on when they have been answered"
 
 
 # --- strangers ------------------------------------------------------------------------------------
