@@ -24,7 +24,7 @@ from veilstream.federation.identity import (
 from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
 
 KEY = PrivateKey(bytes(range(32)))
-REQUEST = Request("round", "run", "north", "nonce", 3, (2, "ab"), {"d": 5}, b"model")
+REQUEST = Request("round", "run", "north", "nonce", 3, (2, "ab" * 32), {"d": 5}, b"model")
 REPLY = Reply("release", "north", "cd", {}, b"bytes")
 
 
@@ -62,7 +62,7 @@ def signed(head, body: bytes = b"") -> bytes:
 NO_BODY = hashlib.sha256(b"").hexdigest()
 ROUND = {
     "kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
-    "settings": {}, "time": 0, "follows": [], "body": NO_BODY,
+    "settings": {}, "time": 0, "follows": [], "epoch": 0, "body": NO_BODY,
 }  # fmt: skip
 ENROLLED = {
     "kind": "enrolled", "learner": "north", "answers": "ab", "body": NO_BODY,
@@ -83,7 +83,9 @@ def test_the_forms_that_the_next_tests_damage_are_read():
         {"round": 1.0}, {"round": "3"}, {"acknowledged": [1]}, {"acknowledged": [1, 2]},
         {"acknowledged": ["1", "ab"]}, {"acknowledged": {"0": 1}}, {"settings": []}, {"time": 1.5},
         {"body": "0" * 64}, {"body": 3}, {"more": 1}, {"follows": "run"}, {"follows": [1]},
-        {"follows": ["x" * 201]}, {"follows": None},
+        {"follows": ["x" * 201]}, {"follows": None}, {"epoch": -1}, {"epoch": None},
+        {"acknowledged": [1, "ab"]}, {"acknowledged": [1, "\ud800" * 64]},
+        {"acknowledged": [1, "A" * 64]},
     ],
 )  # fmt: skip
 def test_a_signed_request_of_unknown_form_is_refused_too(change):

@@ -127,7 +127,10 @@ class ServerKeys:
         learners = {name: PublicKey(bytes.fromhex(key)) for name, key in known.items()}
         listed = path / "aggregators.json"
         aggregators = {
-            name: (PublicKey(bytes.fromhex(about["key"])), frozenset(about["learners"]))
+            name: (
+                PublicKey(bytes.fromhex(about["key"])),
+                frozenset(about["learners"]).intersection(learners),
+            )
             for name, about in (json.loads(_text(listed)) if listed.exists() else {}).items()
         }
         return cls(path, PrivateKey.load(path / "identity.key"), learners, aggregators)
@@ -251,13 +254,12 @@ def add_aggregator(
     write_file(where / "name", f"{name}\n")
     server = PrivateKey.load(folder / "server/identity.key")
     write_file(where / "server.pub", server.public.raw.hex())
-    mine = {learner: known[learner] for learner in sorted(learners)}
-    write_file(where / "learners.json", json.dumps(mine, indent=2) + "\n")
     listed = folder / "server/aggregators.json"
     all_ = json.loads(_text(listed)) if listed.exists() else {}
     for other in all_.values():
         other["learners"] = sorted(set(other["learners"]) - set(learners))
     all_[name] = {"key": identity.raw.hex(), "learners": sorted(learners)}
+    _tell_aggregators(folder, all_, known)
     write_file(listed, json.dumps(all_, indent=2) + "\n")
     return where
 
@@ -344,7 +346,11 @@ def add_learner(folder: Path, name: str, days: int = 825) -> Path:
 
 
 def remove_learner(folder: Path, name: str) -> None:
-    """Have the server no longer know a learner; put aside, its name can be added anew."""
+    """Have the server no longer know a learner; put aside, its name can be added anew.
+
+    Nor does the aggregator that it stood behind know it, behind which it stands again when it is
+    added: that one's folder has to be copied as well.
+    """
 
     def without(known: dict[str, str]) -> dict[str, str]:
         if name not in known:
@@ -362,8 +368,21 @@ def remove_learner(folder: Path, name: str) -> None:
 
 
 def _know(folder: Path, change: Any) -> None:
+    """Change what the server, and the aggregator that a learner stands behind, know of learners."""
     path = folder / "server/learners.json"
-    write_file(path, json.dumps(change(json.loads(_text(path))), indent=2) + "\n")
+    known = change(json.loads(_text(path)))
+    write_file(path, json.dumps(known, indent=2) + "\n")
+    listed = folder / "server/aggregators.json"
+    if listed.exists():
+        _tell_aggregators(folder, json.loads(_text(listed)), known)
+
+
+def _tell_aggregators(folder: Path, all_: dict[str, Any], known: dict[str, str]) -> None:
+    """Write which learners, with which keys, stand behind each: no old key may open anything."""
+    for name, about in all_.items():
+        behind = {each: known[each] for each in sorted(about["learners"]) if each in known}
+        path = folder / "aggregators" / name / "learners.json"
+        write_file(path, json.dumps(behind, indent=2) + "\n")
 
 
 def _checked(name: str) -> None:

@@ -71,7 +71,7 @@ class LastMessage(Protocol):
         """Take this message for the last one."""
 
     def increment(self) -> NDArray[np.int64]:
-        """What the last message has added to the one before it."""
+        """What the last message has added to the one before it, also if it is forgotten since."""
 
     def forget(self) -> None:
         """There is none any more."""
@@ -81,7 +81,7 @@ class InMemory:
     """A `LastMessage` in memory: for studies, the audit and tests."""
 
     def __init__(self, dim: int) -> None:
-        self._prefix = self._before = self._nothing = np.zeros(dim, np.int64)
+        self._prefix = self._newest = self._before = self._nothing = np.zeros(dim, np.int64)
 
     @property
     def held(self) -> bool:
@@ -95,10 +95,11 @@ class InMemory:
     def keep(self, payload: Buffer) -> None:
         """Take this message for the last one."""
         self._before, self._prefix = self._prefix, decode(payload).prefix
+        self._newest = self._prefix
 
     def increment(self) -> NDArray[np.int64]:
         """What the last message has added to the one before it."""
-        return self._prefix - self._before
+        return self._newest - self._before
 
     def forget(self) -> None:
         """There is none any more."""
@@ -356,9 +357,14 @@ class ServerFold:
                 f"a release of {learner!r}, whose last message an aggregator holds",
                 f"let it connect there; or start the server with --reset {learner}",
             )
-        self._lengths[learner] = self._add(seat, message)
+        increment, length = self._increment(seat, message)
+        seat.kept.keep(payload)  # first: it may fail, and then nothing of the message counts
+        if self._combine.is_mean:
+            self._total += increment
+        else:
+            self._increments[learner] = increment
+        self._lengths[learner] = length
         self._accepted[learner] = (message.epoch, message.round, message.hash)
-        seat.kept.keep(payload)
         seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
         return True
@@ -418,12 +424,10 @@ class ServerFold:
             seat.round, seat.state = seat.round + 1, "open"
         return True
 
-    def _add(self, seat: Seat, message: Message) -> float:
-        """Add what a message adds to the last one; nothing if it only says where it stands.
+    def _increment(self, seat: Seat, message: Message) -> tuple[Increment, float]:
+        """What a message adds to the last one, and how long that is, in units of the grid.
 
-        Returns:
-            How long the increment is, in units of the grid.
-
+        Nothing if it only says where it stands. One that is out of bounds holds its seat.
         """
         rounds, bounds = seat.round + 1, self.bounds
         before = 0 if seat.accepted is None else seat.accepted[0] + 1
@@ -438,12 +442,9 @@ class ServerFold:
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
-        if self._combine.is_mean:
-            self._total += increment
-        else:
-            small = bounds is not None and bounds.increment(before, rounds) < 2.0**31
-            self._increments[seat.name] = increment.astype(np.int32) if small else increment
-        return length
+        if self._combine.is_mean or bounds is None or bounds.increment(before, rounds) >= 2.0**31:
+            return increment, length
+        return increment.astype(np.int32), length  # each is held until the round is closed
 
     def _leave_out_worst(self) -> tuple[tuple[str, ...], float]:
         """Undo the longest increment; whose it was, and how long.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ _HEAD = struct.Struct("<4sI")
 _LONGEST_HEAD = (1 << 16) - 256  # with signature and a release's own header: 64 KiB
 _WHOLE_BELOW = 1 << 32
 _NAME, _HASH, _RUN = 63, 64, 200
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Request:
     now: a request that someone kept cannot bind a new epoch to a run that is over."""
     follows: tuple[str, ...] = ()
     """In an enrolment: earlier runs of this server, which are over; the newest last."""
+    epoch: int = 0
+    """In a round: the one that the server has enrolled this learner in."""
 
     def sign(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
         """As it is sent; ``hashed_body`` is `body_hash` of the body, where it is known."""
@@ -90,7 +94,7 @@ class Request:
             {
                 "kind": self.kind, "run": self.run, "learner": self.learner, "nonce": self.nonce,
                 "round": self.round, "acknowledged": self.acknowledged, "settings": self.settings,
-                "time": self.time, "follows": self.follows,
+                "time": self.time, "follows": self.follows, "epoch": self.epoch,
                 "body": hashed_body or body_hash(self.body),
             },
             key,
@@ -114,7 +118,7 @@ class Request:
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
             head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
-            "follows", "body",
+            "follows", "epoch", "body",
         )  # fmt: skip
         if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
@@ -123,7 +127,7 @@ class Request:
             head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
             form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
             form.table(head["settings"]), body, form.whole(head["time"]),
-            tuple(form.text(run, _RUN) for run in head["follows"]),
+            tuple(form.text(run, _RUN) for run in head["follows"]), form.whole(head["epoch"]),
         )  # fmt: skip
 
 
@@ -234,7 +238,7 @@ class Sum:
         parts = tuple(
             Part(
                 form.text(row[0], _NAME), form.whole(row[1]), form.whole(row[2]),
-                form.text(row[3], _HASH), form.accepted(row[4]),
+                form.hash(row[3]), form.accepted(row[4]),
             )
             for row in rows
         )  # fmt: skip
@@ -281,12 +285,18 @@ class _Form:
             raise self.error()
         return value
 
+    def hash(self, value: Any) -> str:
+        """Of a release: it is written to files and sent on, so it has one form."""
+        if not isinstance(value, str) or not _SHA256.fullmatch(value):
+            raise self.error()
+        return value
+
     def accepted(self, value: Any) -> tuple[int, str] | None:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != 2:
             raise self.error()
-        return self.whole(value[0]), self.text(value[1], _HASH)
+        return self.whole(value[0]), self.hash(value[1])
 
     def table(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -6,6 +6,7 @@ the server; requests are the server's, signed for each learner, and go on as the
 checked as the server would: signature, the request that they answer, epoch, round, bounds. What a
 learner says when it enrols or refuses goes up verbatim.
 
+    STORE/server.lock     held while an aggregator runs: two would write over each other's messages
     STORE/names.json      which learner has which place in the other; only ever longer
     STORE/messages.bin    two messages a learner: the one that the server has acknowledged, and the
                           one after it, which is written over neither before a newer is acknowledged
@@ -19,6 +20,7 @@ clients' data.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -39,6 +41,7 @@ from veilstream.federation.protocol.messages import Buffer, Part, Reply, Request
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, Inbox
 from veilstream.federation.services.message_file import MessageFile
+from veilstream.federation.services.run_lock import RunLock
 from veilstream.federation.services.supervision import Address, supervised
 from veilstream.files import sync_directory, write_file
 from veilstream.learning.tasks import Task
@@ -156,12 +159,13 @@ class PartialSums:
             return False
         request, message = asked.request, decode(reply.body, reply.hashed_body)
         rounds, base = request.round + 1, request.acknowledged
-        given = (message.round, message.steps, message.grid, len(message.prefix))
+        given = (message.epoch, message.round, message.steps, message.grid, len(message.prefix))
         steps = rounds * self.terms.local_steps
-        if given != (request.round, steps, self.terms.grid.step, self.terms.dim):
+        asked_for = (request.epoch, request.round, steps, self.terms.grid.step, self.terms.dim)
+        if given != asked_for:  # one part that the server refuses would void all the others
             raise ProtocolError(
-                f"a release of round {message.round} from {name!r}",
-                f"round {request.round} was asked for",
+                f"a release of epoch {message.epoch}, round {message.round} from {name!r}",
+                f"epoch {request.epoch}, round {request.round} was asked for",
             )
         self.bounds.check_prefix(name, rounds, message.prefix)
         before = self._base(request)
@@ -218,6 +222,7 @@ class AggregatorService:
         task = task_of(self.plan) if self.task is None else self.task
         dim = int(np.asarray(task.init(self.plan.run.first_seed)).size)
         terms = Terms.of(self.plan, dim, task)
+        lock = RunLock(self.store)
         store = MessageStore(self.store, dim, sorted(self._keys.learners))
         self._sums = PartialSums(self._keys.name, terms, store)
         self._model, self._due = b"", 0.0
@@ -245,6 +250,7 @@ class AggregatorService:
         finally:
             self._up.close()
             self._learners.close()
+            lock.close()
 
     def _heard(self, frame: bytes | None) -> None:
         self._inbox.put(_SERVER, Failure("") if frame is None else frame)
@@ -297,12 +303,12 @@ class AggregatorService:
         try:
             body = b"" if Request.without_body(head) else self._model
             request = Request.read(head + body, self._keys.server)
-            if request.kind == "enrol":
-                self._sums.ask(Request("enrol", request.run, learner, request.nonce), digest(head))
-            elif request.learner == learner:
-                self._sums.ask(request, digest(head))
-            else:
-                raise ProtocolError(f"a request of {request.learner!r}", "check the server")
+            unnamed = request.kind != "round" and request.learner == ""
+            if request.learner != learner and not unnamed:
+                raise ProtocolError(f"a request to {request.learner!r}", "check the server")
+            self._sums.ask(
+                dataclasses.replace(request, learner=learner, settings={}, body=b""), digest(head)
+            )
         except VeilstreamError as error:
             _log.error("%s: %s", learner, shown(error, _LONGEST_LINE))
             self._fail(learner, str(error))
@@ -324,6 +330,11 @@ class AggregatorService:
             self._sums.asked.pop(name, None)
             _log.warning("%s: %s", name, shown(error, _LONGEST_LINE))
             self._fail(name, str(error))
+        except Exception as error:  # a defect of ours: no message may end the aggregator
+            self._sums.asked.pop(name, None)
+            kind = type(error).__name__
+            _log.error("%s: %s while reading a reply; this is a defect", name, kind)
+            self._fail(name, "its reply could not be read")
 
     def _fail(self, name: str, why: str) -> None:
         from veilstream.federation.transports.direct.branch import FAILED, pack

@@ -17,11 +17,12 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
+from veilstream.federation.open_files import connections_allowed
 
 try:
     import uvicorn
@@ -92,7 +93,9 @@ class AsgiServer:
         limits: Limits | None = None,
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._connections = _Connections(limits or Limits(), refused)
+        limits = limits or Limits()
+        most = min(limits.connections, connections_allowed(0))
+        self._connections = _Connections(replace(limits, connections=most), refused)
         config = uvicorn.Config(
             _guarded(app), http=_protocol(self._connections), loop="asyncio", ws="none",
             lifespan="off", interface="asgi3", log_config=None, log_level="critical",

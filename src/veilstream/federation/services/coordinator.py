@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,8 @@ _SCAN_S = 5e-5  # a learner: between two looks through all of them
 _TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
+_ASKED = 16  # requests to one node that may still be answered: it may never answer any
+_GONE_S = 600.0
 _LONGEST_LINE = 2000
 _LONGEST_REASON = 1000  # a refusal names settings of both sides
 
@@ -69,8 +71,8 @@ class _Asked:
 class _Enrolling:
     """A node that has been asked who it is."""
 
-    asked: set[str] = field(default_factory=set)
-    """Hashes of the requests; any of them may be answered."""
+    asked: deque[str] = field(default_factory=lambda: deque(maxlen=_ASKED))
+    """Hashes of the newest requests; any of them may be answered."""
     again_at: float = 0.0
 
 
@@ -216,22 +218,22 @@ class Coordinator:
             Learners that have not confirmed it since this start.
 
         """
-        now = time.monotonic()
-        for node in transport.nodes():
+        now, nodes = time.monotonic(), transport.nodes()
+        _forget_gone(self._ending, nodes, now)
+        for node in nodes:
             asking = self._ending.setdefault(node, _Enrolling())
             if now > asking.again_at:
                 request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
                     self._keys.identity
                 )
-                asking.asked.add(digest(request))
+                asking.asked.append(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
         for node, data in transport.receive(_LOOK_S):
             try:
                 self._confirmed |= self._ended(node, data)
-            except VeilstreamError as error:
-                self.messages_refused[type(error).__name__] += 1
-                _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+            except Exception as error:  # whatever it is: no message may end the server
+                self._note_refused(node, error)
         return tuple(sorted(set(self._keys.learners) - self._confirmed))
 
     def end_all(
@@ -251,7 +253,7 @@ class Coordinator:
         if name not in self._keys.learners:
             raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
         reply = Reply.read(data, self._keys.learners[name])
-        if reply.answers not in set().union(*(asking.asked for asking in self._ending.values())):
+        if not any(reply.answers in asking.asked for asking in self._ending.values()):
             return set()  # to something that was asked before the end
         self._ending[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
         if reply.kind == "ended":
@@ -326,6 +328,7 @@ class Coordinator:
         """Who they are; again if need be."""
         now, nodes = time.monotonic(), transport.nodes()
         self._present = nodes
+        _forget_gone(self._enrolling, nodes, now)
         seated = {place.node for place in self._places.values()}
         for node in nodes - seated:
             asking = self._enrolling.setdefault(node, _Enrolling())
@@ -334,7 +337,7 @@ class Coordinator:
                     "enrol", self.run, node if node in self._keys.learners else "",
                     secrets.token_hex(8), settings=self._settings, follows=self._follows,
                 ).sign(self._keys.identity)  # fmt: skip
-                asking.asked.add(digest(request))
+                asking.asked.append(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
 
@@ -369,7 +372,13 @@ class Coordinator:
             here.body = asked.x.astype("<f4").tobytes()
             here.hashed_body = body_hash(here.body)
         return Request(
-            "round", self.run, name, secrets.token_hex(8), asked.round, asked.accepted
+            "round",
+            self.run,
+            name,
+            secrets.token_hex(8),
+            asked.round,
+            asked.accepted,
+            epoch=self._fold.seats[name].epoch,
         ).sign_head(self._keys.identity, here.hashed_body)
 
     # --- replies ---------------------------------------------------------------------------------
@@ -393,12 +402,15 @@ class Coordinator:
             elif reply.kind == "absent":
                 self._absent(reply, here)
             else:
-                self._accept(reply, here)
-        except VeilstreamError as error:
-            self.messages_refused[type(error).__name__] += 1
+                self._accept(node, reply, here)
+        except Exception as error:  # whatever it is: no message may end the server
+            self._note_refused(node, error)
+
+    def _note_refused(self, node: str, error: Exception) -> None:
+        self.messages_refused[type(error).__name__] += 1
+        if isinstance(error, VeilstreamError):
             _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
-        except Exception as error:  # a defect of ours: no message may end the server
-            self.messages_refused[type(error).__name__] += 1
+        else:
             _log.error(
                 "%s: %s while reading a reply, which was dropped; this is a defect",
                 self._name_at(node), type(error).__name__,
@@ -459,7 +471,7 @@ class Coordinator:
         here.scan_at = 0.0
         _log.info("learner %s has enrolled", name)
 
-    def _accept(self, reply: Reply, here: _Round) -> None:
+    def _accept(self, node: str, reply: Reply, here: _Round) -> None:
         name = reply.learner
         try:
             if not self._fold.accept(name, reply.body, reply.hashed_body):
@@ -467,9 +479,12 @@ class Coordinator:
         except OutOfBounds:
             here.asked.pop(name, None)
             raise
-        except OtherEpoch:  # it has begun another: ask who it is now
+        except OtherEpoch:  # it has begun another: ask who it is now, if that is not its answer
             self._places.pop(name, None)
             here.asked.pop(name, None)
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+            if self._refusals[name] > 1:
+                self._ask_later(node)
             raise
         _log.debug("learner %s has answered", name)
         self._refusals.pop(name, None)
@@ -481,6 +496,10 @@ class Coordinator:
         if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
             raise ProtocolError(
                 f"a sum of {aggregator!r} for another run or other learners", "check its keys"
+            )
+        if not all(self._outstanding[part.learner] for part in said.parts):
+            raise ProtocolError(
+                f"a sum of {aggregator!r} with learners who were not asked", "nothing was done"
             )
         try:
             if not self._fold.accept_sum(said):
@@ -598,3 +617,10 @@ class Coordinator:
     def _name_at(self, node: str) -> str:
         names = [name for name, place in self._places.items() if place.node == node]
         return names[0] if names else f"node {node}"
+
+
+def _forget_gone(asking: dict[str, _Enrolling], present: set[str], now: float) -> None:
+    """Nodes that left long ago: where every connection is another node, they would pile up."""
+    for node in asking.keys() - present:
+        if now > asking[node].again_at + _GONE_S:
+            del asking[node]

@@ -143,12 +143,13 @@ class Daemon:
                 f"server and learner {self._keys.name!r} have different plans ({both})",
                 SAME_TERMS,
             )
+        self._check_time(request)
         if self._learner.follow(request.run, request.follows):
             self.dismissed = False
             _log.info(
                 "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
                 "federation.epochs allows %d more after it",
-                request.run, self._learner.epoch, self._learner.epochs_left,
+                shown(request.run), self._learner.epoch, self._learner.epochs_left,
             )  # fmt: skip
         self._join(request)
         facts = {
@@ -175,7 +176,8 @@ class Daemon:
         if not learner.over:
             _log.info(
                 "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are "
-                "destroyed", request.run, learner.epoch, learner.round, learner.terms.rounds,
+                "destroyed", shown(request.run), learner.epoch, learner.round,
+                learner.terms.rounds,
             )  # fmt: skip
         learner.end_epoch()
         self.dismissed = True
@@ -183,18 +185,22 @@ class Daemon:
         return Reply("ended", self._keys.name, answers, facts)
 
     def _join(self, request: Request) -> None:
-        """Give this epoch to a run, once, by a request of now.
+        """Give this epoch to a run, once, by a request of now."""
+        self._check_time(request)
+        self._learner.join(request.run)
 
-        A request that someone kept could otherwise bind a new epoch to a run that is over.
+    def _check_time(self, request: Request) -> None:
+        """Another run than the one that this epoch is for is begun by a request of now.
+
+        One that someone kept could otherwise bind an epoch to a run that is over.
         """
         apart = int(time.time()) - request.time
-        if self._learner.run is None and abs(apart) > _CLOCKS_APART_S:
+        if self._learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
             raise ProtocolError(
                 f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
                 f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent "
                 "again",
             )
-        self._learner.join(request.run)
 
     def _release(self, request: Request, arrived: float) -> Release | None:
         """Do the round, or say again what is sealed; a round begun with another x is finished.

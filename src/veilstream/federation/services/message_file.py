@@ -82,6 +82,8 @@ class Slots:
         """That of the last checkpoint, which is not written to."""
         self._before: int | None = None
         """That of the message before."""
+        self._newest: int | None = slot
+        """That of the message that came last, also when it has been forgotten since."""
 
     @property
     def held(self) -> bool:
@@ -94,7 +96,7 @@ class Slots:
 
     def increment(self) -> NDArray[np.int64]:
         """What the message has added to the one before it; known until the next checkpoint."""
-        return self._prefix(self.slot) - self._prefix(self._before)
+        return self._prefix(self._newest) - self._prefix(self._before)
 
     def _prefix(self, slot: int | None) -> NDArray[np.int64]:
         if slot is None:
@@ -103,8 +105,10 @@ class Slots:
 
     def keep(self, payload: Buffer) -> None:
         """Take this message for the last one."""
-        self._before, self.slot = self.slot, 0 if self._safe is None else 1 - self._safe
-        self._file.write(self._index, self.slot, payload)
+        slot = 0 if self._safe is None else 1 - self._safe
+        self._file.write(self._index, slot, payload)  # first: it may fail
+        self._before, self.slot = self.slot, slot
+        self._newest = slot
 
     def forget(self) -> None:
         """There is none any more: a new epoch's sums begin at zero."""

@@ -42,6 +42,8 @@ _LENGTHS = struct.Struct("<HI")
 _LONGEST_WHY = 300
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
 _CONNECT_S = 10.0
+_MOST_WAITING = 64  # messages that nobody has read, beside one of each learner
+_PACE_S = 0.005
 
 
 def pack(pairs: Iterable[tuple[str, bytes]]) -> bytes:
@@ -80,33 +82,41 @@ class Branch:
         self.name, self.instance, self._learners, self._inbox = name, instance, learners, inbox
         self.present: frozenset[str] = frozenset()
         """Learners that are connected there."""
-        self._queue: asyncio.Queue[tuple[str, bytes, bytes]] = asyncio.Queue()
+        self._waiting: dict[str, tuple[bytes, bytes]] = {}
+        self._ready = asyncio.Event()
         self._outstanding: set[str] = set()
         self._task = asyncio.current_task()
 
     def take(self, learner: str, head: bytes, body: bytes) -> None:
-        """Send a request."""
+        """Send a request; it replaces one of the same learner that has not left yet.
+
+        An aggregator that reads nothing would otherwise have the server keep every round's model.
+        """
         self._outstanding.add(learner)
-        self._queue.put_nowait((learner, head, body))
+        self._waiting[learner] = (head, body)
+        self._ready.set()
 
     async def write_all(self, context: Any) -> None:
-        """Write what is queued, all that have come together in one frame, until the stream ends."""
+        """Write what waits, all that have come together in one frame, until the stream ends."""
         sent = b""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await context.write(wire.WELCOME)
-            waiting: list[tuple[str, bytes, bytes]] = []
             while True:
-                waiting.append(await self._queue.get())
-                while not self._queue.empty():
-                    waiting.append(self._queue.get_nowait())
-                while waiting:
-                    body = waiting[0][2]
+                await self._ready.wait()
+                self._ready.clear()
+                while self._waiting:
+                    _, body = next(iter(self._waiting.values()))
                     if body and body is not sent:
                         await context.write(MODEL + body)
                         sent = body
-                    same = [(learner, head) for learner, head, own in waiting if own is body]
-                    waiting = [entry for entry in waiting if entry[2] is not body]
-                    await context.write(HEADS + pack(same))
+                    same = {
+                        learner: head
+                        for learner, (head, own) in self._waiting.items()
+                        if own is body
+                    }
+                    for learner in same:
+                        del self._waiting[learner]
+                    await context.write(HEADS + pack(same.items()))
 
     def hear(self, frame: bytes) -> bool:
         """Take a frame; whether it was to be expected."""
@@ -139,6 +149,14 @@ class Branch:
         except (ValueError, TypeError, RecursionError):
             return False
         return True
+
+    async def wait_for_reader(self) -> None:
+        """Return when the server has read nearly all that came; until then nothing more is taken.
+
+        So a peer that sends without end fills no memory.
+        """
+        while self._inbox.waiting > _MOST_WAITING + len(self._learners):
+            await asyncio.sleep(_PACE_S)
 
     def lost(self) -> None:
         """The stream has ended."""

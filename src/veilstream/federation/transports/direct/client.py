@@ -33,6 +33,7 @@ _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
 _PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help
 _DAY_S = 86_400.0
+_MOST_ASKED = 4  # requests that wait for an answer; a server has one out on a stream
 _TRIES = 3  # at first contact, before a trouble with TLS is believed
 _UNKNOWN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -199,9 +200,12 @@ class StreamClient:
         writing = asyncio.Lock()
         while (frame := await call.read()) is not grpc.aio.EOF:
             if frame[:1] == wire.REQUEST:
+                while len(self._tasks) >= _MOST_ASKED:  # what is not read fills no memory here
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 task = asyncio.ensure_future(self._answer(call, writing, frame[1:]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+                del frame
             elif frame == wire.PING:
                 async with writing:
                     await call.write(wire.PING)

@@ -19,6 +19,7 @@ from typing import Any
 from veilstream.errors import InputError
 from veilstream.federation.addresses import check_loopback, wait_until_free
 from veilstream.federation.identity import ServerKeys, aggregator_uri, check_private, learner_uri
+from veilstream.federation.open_files import connections_allowed
 from veilstream.federation.protocol.transport import Failure, Inbox
 from veilstream.federation.transports.direct import wire
 from veilstream.federation.transports.direct.branch import Branch
@@ -129,7 +130,8 @@ class DirectServer:
         largest = 1 + wire.reply_limit(self._dim)
         if self._behind:
             largest += 256 * len(self._behind)  # a sum lists its parts
-        server = grpc.aio.server(options=wire.options(largest))
+        most = connections_allowed(len(self._known) + len(self._aggregators))
+        server = grpc.aio.server(options=[*wire.options(largest), *wire.server_options(most)])
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
         generic = grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler})
         server.add_generic_rpc_handlers((generic,))
@@ -271,6 +273,7 @@ class DirectServer:
                     self._notes.append(f"aggregator {name} sent what was not asked for")
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not expected")
                 del frame
+                await branch.wait_for_reader()
         finally:
             writing.cancel()
             branch.lost()

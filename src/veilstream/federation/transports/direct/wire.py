@@ -25,6 +25,7 @@ __all__ = [
     "options",
     "reply_limit",
     "request_limit",
+    "server_options",
     "target",
 ]
 
@@ -38,6 +39,7 @@ WELCOME, REQUEST, REPLY, PING = b"W", b"Q", b"R", b"P"
 _HEAD_BYTES = 1 << 16  # a message without its body: names, hashes, settings, a refusal
 _KEEP_ALIVE_S = 10.0
 _HANDSHAKE_S = 10.0
+_UNUSED_S = 30.0
 
 
 def request_limit(dim: int) -> int:
@@ -71,6 +73,14 @@ def options(largest_incoming: int) -> list[tuple[str, int]]:
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),  # no back-off left over from the last connection
+    ]
+
+
+def server_options(most_connections: int) -> list[tuple[str, int]]:
+    """Further ones of a server: connections cost files, and whoever connects has not said who."""
+    return [
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_connection_idle_ms", int(_UNUSED_S * 1000)),  # without a stream
     ]
 
 
