@@ -278,7 +278,7 @@ class Learner:
             return  # open already, or sealed: finish_round repeats it
         self._gradients.check_pure()
         with self._whole_or_broken():
-            self._pin(r, model, model_hash(model), acknowledged)
+            self._pin(checked_round("round", r), model, model_hash(model), acknowledged)
 
     @without_values
     @one_at_a_time

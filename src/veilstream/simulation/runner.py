@@ -330,7 +330,10 @@ def _regression(look: _Look, models: NDArray[Any], seeds: list[int]) -> dict[str
     for seed, model in zip(seeds, models, strict=True):
         held = look.stream.held_out(seed, plan.data.held_out, plan.learning.rounds - 1)
         target = np.asarray(held.target, np.float64)
-        predicted = np.asarray(look.task.predict(model, held.features), np.float64)
+        try:
+            predicted = np.asarray(look.task.predict(model, held.features), np.float64)
+        except InputError:
+            return {}  # a task that was given no way to predict
         if predicted.shape != target.shape:
             return {}  # no number for each client
         error = float(np.mean((predicted - target) ** 2))
