@@ -153,9 +153,9 @@ def _live(
                 if not child.running and child.exit_code not in (None, 0, -9, -15):
                     report.violations[f"gave up with {child.exit_code}: {child.last_lines(2)}"] += 1
                     return
-                child.keep_running()
+                _again(child)
             for child in others.values():
-                child.keep_running()
+                _again(child)
             now = max(0, _lines(folder / "run/rounds.csv") - 1)
             tick(max(0, now - done))
             done = max(done, now)
@@ -171,6 +171,13 @@ def _live(
                     report.kills[victim] += 1
                     killed = victim, time.monotonic(), done
             time.sleep(0.05)
+
+
+def _again(child: Child) -> None:
+    """Start what has died at once: `Child.keep_running` would wait ever longer."""
+    if not child.running:
+        child.end()
+        child.start()
 
 
 def _weigh(children: list[Child], report: Report) -> None:
