@@ -135,3 +135,30 @@ def test_without_platformdirs_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     with pytest.raises(MissingExtra, match=r"VEILSTREAM_CACHE.*platformdirs"):
         cache_directory()
+
+
+def test_of_several_that_solve_at_once_the_first_to_finish_counts(cache):
+    """Learners keep to their program to the last bit: a machine must not have two of one recipe."""
+    recipe = {"mechanism": "made-up", "version": 1, "horizon": 3}
+
+    def slow():
+        solution_cache.load_or_solve(recipe, {"a": 1}, lambda: {"a": np.array([1.0, 2.0])})
+        return {"a": np.array([1.0, 2.0 + 1e-12])}
+
+    found = solution_cache.load_or_solve(recipe, {"a": 1}, slow)
+    assert found["a"].tolist() == [1.0, 2.0]
+
+
+def test_solving_has_one_thread(cache):
+    """More would split sums in ways that show in the last bits."""
+    from threadpoolctl import threadpool_info
+
+    def threads():
+        return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+
+    seen = []
+    recipe = {"mechanism": "made-up", "version": 1, "horizon": 4}
+    solution_cache.load_or_solve(
+        recipe, {"a": 1}, lambda: seen.append(threads()) or {"a": np.zeros(1)}
+    )
+    assert seen == [{1}]

@@ -9,6 +9,7 @@ the privacy: whatever a file says, sensitivity is computed from the program that
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -48,9 +49,16 @@ def load_or_solve(
     *,
     use: bool = True,
 ) -> dict[str, Floats]:
-    """The arrays of this recipe, from disk or freshly solved and then stored."""
+    """The arrays of this recipe, from disk or freshly solved and then stored.
+
+    A learner's store keeps to the numbers of its program to the last bit, so all processes of a
+    machine must get the same: BLAS works with one thread (how it splits a sum shows in the last
+    bits, and a minimiser makes that larger), and of several that solve at once the first to finish
+    counts.
+    """
     if not use:
-        return solve()
+        with _one_blas_thread():
+            return solve()
     name = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     path = cache_directory() / f"{recipe['mechanism']}-{recipe['horizon']}-{digest}.npz"
@@ -61,7 +69,10 @@ def load_or_solve(
             warnings.warn(
                 f"cache file {path} is damaged ({error}); rebuilding it", CacheNotice, stacklevel=3
             )
-    arrays = solve()
+    with _one_blas_thread():
+        arrays = solve()
+    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return _read(path, name, dimensions)  # someone else was faster
     try:
         _write(path, name, arrays)
     except OSError as error:
@@ -71,6 +82,15 @@ def load_or_solve(
             stacklevel=3,
         )
     return arrays
+
+
+def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return contextlib.nullcontext()
+    limited: contextlib.AbstractContextManager[object] = threadpool_limits(1, "blas")
+    return limited
 
 
 def _read(path: Path, name: str, dimensions: Mapping[str, int]) -> dict[str, Floats]:
