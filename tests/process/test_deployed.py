@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,7 +106,10 @@ def learner(image: Image, federation: Path, name: str, *options: str, **places):
 
 
 def end(*processes: subprocess.Popen) -> None:
+    """`unshare --kill-child` forgets its child when that changes its account."""
     for process in processes:
+        with contextlib.suppress(OSError, IndexError):
+            os.kill(inside(process), signal.SIGKILL)  # the first of its namespace: all die with it
         process.kill()
         process.wait(20)
 

@@ -86,7 +86,10 @@ def _relay() -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        had_torch = "torch" in sys.modules
         spec.loader.exec_module(module)
+        if not had_torch:  # the relay's own affair, in FLARE's processes
+            sys.modules.pop("torch", None)
     return sys.modules[name]
 
 
