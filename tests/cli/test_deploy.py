@@ -243,8 +243,9 @@ def locks() -> list[str]:
 def test_locks_have_hashes_and_hold_what_is_needed(lock):
     text = (ROOT / lock).read_text()
     pins = re.findall(r"^\S.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert all(re.match(r"[\w.-]+==", pin) and "--hash=sha256:" in pin for pin in pins)
-    names = {pin.partition("==")[0] for pin in pins}
+    assert all(re.match(r"[\w.-]+(\[[\w,-]+\])?==", pin) for pin in pins)
+    assert all("--hash=sha256:" in pin for pin in pins)
+    names = {re.match(r"[\w.-]+", pin)[0] for pin in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {
         "deploy": ["federation"], "deploy-jax": ["federation", "jax"], "superlink": ["flower"],

@@ -81,8 +81,9 @@ class FlareWorld(World):
 
     def connect(self, name: str) -> socket.socket:
         """What a job does once both of its processes run."""
-        from veilstream.federation.transports.flare import veilstream_relay as relay
+        from veilstream.federation.transports.flare.jobs import relay_module
 
+        relay = relay_module()
         job = self._jobs[name] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         job.connect(str(self.job_socket.path))
         calls = SimpleNamespace(

@@ -22,7 +22,7 @@ from typing import Any
 
 from veilstream.federation.transports.flare.provisioning import ADMIN
 
-__all__ = ["Jobs", "main"]
+__all__ = ["Jobs", "main", "relay_module"]
 
 _PREFIX = "veilstream-"
 _LOOK_S = 0.7
@@ -70,7 +70,7 @@ def export(site: str, folder: Path) -> Path:
     """The job of one site, as FLARE's recipe writes it: with the relay's source, for both sides."""
     from nvflare.collab import CollabRecipe
 
-    relay, name = _relay(), _PREFIX + site
+    relay, name = relay_module(), _PREFIX + site
     recipe = CollabRecipe(name, relay.ServerRelay(), relay.SiteRelay(), sync_task_timeout=_SYNC_S)
     recipe.set_per_site_config({site: {}})
     shutil.rmtree(folder / name, ignore_errors=True)
@@ -78,7 +78,7 @@ def export(site: str, folder: Path) -> Path:
     return folder / name
 
 
-def _relay() -> ModuleType:
+def relay_module() -> ModuleType:
     """The relay under the name that it has in a job, where veilstream need not be installed."""
     name = "veilstream_relay"
     if name not in sys.modules:
