@@ -10,7 +10,8 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.identity import PrivateKey, ServerKeys
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.local_account import LocalAccount, Score, read_account
+from veilstream.federation.services.local_account import LocalAccount, read_account
+from veilstream.federation.services.prequential_score import Score
 from veilstream.plans.plan import PlanError
 
 PEOPLE = [f"person {i}" for i in range(40)]
