@@ -65,6 +65,8 @@ REASONS = {
     "no client": "nobody is named, by a text without control characters or by a whole number",
     "not readable": "the row cannot be read as a record",
     "other features": "data.encode gave features of another shape than the task's",
+    "not admitted": "features or target are not what the task takes",
+    "other learner": "the record names another learner",
     "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
 }
 """Why a record is refused, and what that means."""

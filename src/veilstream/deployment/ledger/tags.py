@@ -30,8 +30,7 @@ def tag_forms(client: object) -> tuple[bytes, ...]:
     """
     if type(client) is bytes:
         return (client,) if 0 < len(client) <= LONGEST_TAG else ()
-    normal = client_name(client) if type(client) is str else None
-    if normal is None:
+    if type(client) is not str or (normal := client_name(client)) is None:
         return ()
     if normal == client and client.isascii():
         return (client.encode(),)
