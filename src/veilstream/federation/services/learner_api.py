@@ -4,6 +4,8 @@
                    {"client": "...", "features": [...], "target": 1}
     POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
     GET /status                                      where it stands, refusals, the local account
+    GET /page                                        the same for a person, in a browser
+    POST /page/link                                  a link that opens it once (`page_access`)
 
 It listens on this machine alone, and answers only who shows the access token
 (`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
@@ -32,6 +34,7 @@ from veilstream.federation.addresses import is_loopback
 from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
+from veilstream.federation.services.local_page import PAGE_HEADERS, LocalPage
 from veilstream.learning.admission import Admission
 from veilstream.plans.records import schema_of
 from veilstream.streams.intake import LiveSource
@@ -40,7 +43,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "the learner API") from error
@@ -93,11 +96,14 @@ class LearnerApi:
         self._refusals: Counter[str] = Counter()
         self._logged, self._log_at = 0, 0.0
         self._one_count = threading.Lock()
+        self._page = LocalPage(self.status)
         self._observing, self._predicting = _Turns("observe"), _Turns("predict")
         routes = [
             Route("/observe", self._observe, methods=["POST"]),
             Route("/predict", self._predict, methods=["POST"]),
             Route("/status", self._status, methods=["GET"]),
+            Route(LocalPage.PATH, self._show_page, methods=["GET"]),
+            Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
         ]
         handlers = {HTTPException: self._not_found, _Refusal: _refused, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -147,11 +153,15 @@ class LearnerApi:
         origin = request.headers.get("origin")
         if origin is not None and origin != f"http://{hosts[0]}":
             raise self._refuse(403, "Origin", "no web page of another origin may ask")
+        path, code = request.url.path, request.query_params.get("once")
+        if self._page.lets_in(request.method, path, request.headers, request.cookies, code):
+            return
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
         if kind.lower() != "bearer" or not same:
             raise self._refuse(
-                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file)",
+                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file); a "
+                "browser needs a new link from `veilstream ledger page STORE`",
                 {"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
@@ -171,25 +181,37 @@ class LearnerApi:
     def _not_found(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         more = dict(error.headers or {})
-        why = "try POST /observe, POST /predict or GET /status"
+        why = "try POST /observe, POST /predict, GET /status or GET /page"
         return self._refuse(error.status_code, "path or method", why, more).response
 
     # --- what is asked ---------------------------------------------------------------------------
 
-    async def _status(self, _: Request) -> Response:
+    def status(self) -> dict[str, Any]:
+        """Where the learner stands; ``GET /status`` and the page show this, and nobody else."""
         learner = self._daemon.learner
         if self._daemon.ended is not None:
             state = "ended"
         else:
             state = "open" if self._source is not None and self._source.is_open else "waiting"
-        return _json(
-            200,
-            {
-                "state": state, "epoch": learner.epoch, "round": learner.round,
-                "rounds": learner.terms.rounds, "refusals": self.refusals,
-                "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
-            },
-        )  # fmt: skip
+        return {
+            "learner": self._daemon.name, "state": state, "epoch": learner.epoch,
+            "round": learner.round, "rounds": learner.terms.rounds, "refusals": self.refusals,
+            "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
+        }  # fmt: skip
+
+    async def _status(self, _: Request) -> Response:
+        return _json(200, self.status())
+
+    async def _link(self, request: Request) -> Response:
+        return _json(200, self._page.new_link(request.headers["host"]))
+
+    async def _show_page(self, request: Request) -> Response:
+        headers = {**_SAFE, **PAGE_HEADERS}
+        code = request.query_params.get("once")
+        if code is not None and (cookie := self._page.enter(code, self.port)) is not None:
+            more = {"Location": LocalPage.PATH, "Set-Cookie": cookie}
+            return Response(status_code=303, headers={**headers, **more})
+        return HTMLResponse(self._page.html(), headers=headers)
 
     async def _observe(self, request: Request) -> Response:
         said = await self._read(request)
