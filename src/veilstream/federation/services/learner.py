@@ -164,6 +164,7 @@ class LearnerService:
             return DirectNode(
                 self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
                 enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
+                run_over=lambda: daemon.dismissed,
             )  # fmt: skip
         if self.engine not in ENGINES:
             raise UnknownName("engine", self.engine, ENGINES)
