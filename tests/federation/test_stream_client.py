@@ -77,6 +77,33 @@ def test_the_first_ping_is_answered_at_once():
     assert len(pings.answered) == 1
 
 
+def test_every_ping_that_comes_after_an_answer_gets_one_too(monkeypatch):
+    """Also if it comes while the answer before it is still being written."""
+    monkeypatch.setattr(client, "_PING_EVERY_S", 0.0)
+
+    class Lockstep(Pings):
+        async def read(self):
+            while self.asked > len(self.answered):
+                await asyncio.sleep(0)
+            if self.asked == 20:
+                return grpc.aio.EOF
+            self.asked += 1
+            return wire.PING
+
+        async def write(self, frame: bytes) -> None:
+            await super().write(frame)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    pings = Lockstep(0.0, 0.0)
+
+    async def all_of_them() -> None:
+        await asyncio.wait_for(learner()._answer_all(pings), 5.0)
+
+    asyncio.run(all_of_them())
+    assert len(pings.answered) == 20
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_a_server_that_goes_is_a_loss_only_while_the_run_goes_on(over, tmp_path, caplog):
     with DirectWorld(tmp_path, plan_of(learners=1), names=("a",)) as world:

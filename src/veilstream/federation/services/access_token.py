@@ -51,6 +51,11 @@ def read_token(path: Path) -> str:
     shown = str(path)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise InputError(
+            "--token-file", shown, "the token file of a learner",
+            "a learner makes it when it is started with --learner-api",
+        ) from None  # fmt: skip
     except OSError as error:
         raise InputError("--token-file", shown, "a plain file", str(error)) from None
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:

@@ -161,7 +161,7 @@ class LocalAccount:
                 "over_rounds": self._history.points(**scale),
             },
             "rows_left_about": getattr(self._source, "rows_left", None),
-            "places_left": None if left is None else left * learner.terms.local_steps,
+            "places_left": None if left is None else self._places_left(left),
             "rounds_left": left,
             "seconds_left": self._seconds_left(left),
             "notices": self._notices(),
@@ -171,6 +171,12 @@ class LocalAccount:
         """What the person beside it should know, a sentence each."""
         table = self._source.table.notices if isinstance(self._source, TableSource) else []
         return [*([self.pause] if self.pause else []), *self._learner.notices, *table]
+
+    def _places_left(self, rounds: int) -> int:
+        """Steps that can still have a client; an open round may have taken some already."""
+        learner = self._learner
+        taken = learner.terms.local_steps - learner.clients_wanted if learner.pinned else 0
+        return rounds * learner.terms.local_steps - taken
 
     def _seconds_left(self, rounds: int | None) -> float | None:
         if not rounds or not self._rounds_since:
@@ -249,7 +255,7 @@ def account_line(shown: dict[str, Any]) -> str:
     if shown.get("places_left") is not None:
         parts.append(f"places for {shown['places_left']} more people")
     if shown["rounds_left"] is not None:
-        parts.append(f"{shown['rounds_left']} rounds left")
+        parts.append(f"{shown['rounds_left']} round{'s' * (shown['rounds_left'] != 1)} left")
     if shown["seconds_left"] is not None:
         parts.append(f"{duration(shown['seconds_left'])} at this rate")
     return ", ".join(parts)

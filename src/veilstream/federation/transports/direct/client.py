@@ -70,7 +70,8 @@ class StreamClient:
         run_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """As `DirectNode`."""
-        self._run_over, self._ping_at = run_over, 0.0
+        self._run_over = run_over
+        self._ping_at, self._pinged = 0.0, False  # the next answer: when, and whether one is due
         self._address, self._name, self._handle, self._tls = address, name, handle, tls
         self._dim, self._enrolled = dim, enrolled
         self._instance = secrets.token_hex(16)
@@ -210,7 +211,8 @@ class StreamClient:
 
     async def _answer_all(self, call: Any) -> None:
         writing = asyncio.Lock()
-        pong: asyncio.Task[None] | None = None
+        self._pinged = False
+        pongs: set[asyncio.Task[None]] = set()
         try:
             while (frame := await call.read()) is not grpc.aio.EOF:
                 if frame[:1] == wire.REQUEST:
@@ -220,17 +222,20 @@ class StreamClient:
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                     del frame
-                elif frame == wire.PING and (pong is None or pong.done()):
+                elif frame == wire.PING and not self._pinged:
+                    self._pinged = True
                     pong = asyncio.ensure_future(self._answer_ping(call, writing))
+                    pongs.add(pong)
+                    pong.add_done_callback(pongs.discard)
         finally:
-            if pong is not None:
+            for pong in pongs:
                 pong.cancel()
 
     async def _answer_ping(self, call: Any, writing: asyncio.Lock) -> None:
-        """In its time; pings that come meanwhile are answered by this one."""
+        """In its time; pings that come before it leaves are answered by this one."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._ping_at - loop.time())
-        self._ping_at = loop.time() + _PING_EVERY_S
+        self._ping_at, self._pinged = loop.time() + _PING_EVERY_S, False
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with writing:
                 await call.write(wire.PING)
