@@ -103,7 +103,9 @@ def test_a_field_that_is_not_there_is_named_and_more_fields_are_not_looked_at():
     records().observation({"client": "ann", "record": more})
 
 
-NO_CLIENTS = [True, False, None, [], ["ann"], {}, {"a": 1}, "", " ", "ann\0", "a\x07b", 1.5]
+NO_CLIENTS = [
+    True, False, None, [], ["ann"], {}, {"a": 1}, "", " ", "ann\0", "a\x07b", 1.5, "NA", "null",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("client", NO_CLIENTS, ids=map(str, range(len(NO_CLIENTS))))
@@ -133,6 +135,14 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
 )
 def test_what_does_not_go_together_is_refused(said, why):
     assert why in refused(records().observation, said).why
+
+
+def test_a_long_list_of_words_is_shown_in_part():
+    words = Categorical("wind", tuple(f"w{i}" for i in range(1000)), unknown="refuse")
+    schema = RecordSchema(client=EACH_ROW, label=SCHEMA.label, features=(words,), bias=False)
+    said = {"client": "a", "record": {"wind": "x", "ill": "no"}}
+    why = refused(records(schema, 1000).observation, said).why
+    assert why.endswith("w10, w11 or 988 more")
 
 
 def test_a_plan_without_columns_says_what_to_send():

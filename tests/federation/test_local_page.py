@@ -189,6 +189,14 @@ def test_the_command_prints_a_link_that_opens_the_page(tmp_path):
         page_link(("192.0.2.1", 8490), TOKEN)
 
 
+def test_the_command_says_where_a_token_comes_from(tmp_path):
+    done = veilstream("ledger", "page", str(tmp_path / "none.db"))
+    assert done.returncode == 2
+    assert "none.token" in done.stderr
+    assert "started with --learner-api" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- the score's course --------------------------------------------------------------------------
 
 

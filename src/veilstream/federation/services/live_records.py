@@ -41,6 +41,7 @@ __all__ = ["LiveRecords", "RefusedRequest", "read_json"]
 
 _FIELDS = frozenset({"client", "tag", "record", "features", "target"})
 _LONGEST_SHOWN = 32
+_MOST_WORDS = 12
 _NUMBER_BYTES = 32
 _OTHER_BYTES = 8 << 10  # a name, the fields' names, blanks
 _RECORD_BYTES = 64 << 10
@@ -191,9 +192,10 @@ class LiveRecords:
         return Encoded(name, sample)
 
     def _name(self, who: object) -> str:
-        name = client_name(who)
+        name = None if is_missing(who) else client_name(who)
         if name is None:
-            raise RefusedRequest(f"client: expected {NAME_RULE}", Refusal("no client", "client"))
+            why = f"client: expected {NAME_RULE}; words for a missing value (NA, null) name nobody"
+            raise RefusedRequest(why, Refusal("no client", "client"))
         return name
 
     def _row(self, record: object) -> tuple[RecordSchema, dict[str, Any]]:
@@ -246,15 +248,20 @@ def _rule(schema: RecordSchema, column: str) -> str:
             if isinstance(feature, Numeric):
                 return f"a number from {feature.low:g} to {feature.high:g}{empty}"
             if isinstance(feature, Categorical) and feature.unknown == "refuse":
-                return f"one of {', '.join(feature.vocabulary)}{empty}"
+                return f"{_one_of(feature.vocabulary)}{empty}"
             return f"a text{empty}"
     return f"fields {', '.join(schema.columns)}" if schema.columns else "what data.encode takes"
 
 
 def _of_label(label: Label) -> str:
     if label.classes is not None:
-        return f"one of {', '.join(label.classes)}"
+        return _one_of(label.classes)
     return f"a number from {label.low:g} to {label.high:g}"
+
+
+def _one_of(words: tuple[str, ...]) -> str:
+    more = f" or {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
+    return f"one of {', '.join(words[:_MOST_WORDS])}{more}"
 
 
 def _shown(name: str) -> str:

@@ -22,6 +22,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,16 @@ class LocalAccount:
         source: what is read; a table's own counts are part of the account.
         unit: what 1 on the scale of targets is in the label's own units.
         path: the file that keeps it; None for memory only.
+        clock: seconds, for the time that is left.
 
     """
 
     def __init__(
-        self, learner: Learner, source: ClientSource, *, unit: float = 1.0, path: Path | None = None
-    ) -> None:
+        self, learner: Learner, source: ClientSource, *, unit: float = 1.0,
+        path: Path | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._learner, self._source, self._unit, self._path = learner, source, unit, path
+        self._clock = clock
         self.used = self.returning = self.not_admitted = self.empty_steps = self.rounds = 0
         self.clipped = 0
         self._rows = source.counts if isinstance(source, TableSource) else RowCounts()
@@ -82,7 +86,8 @@ class LocalAccount:
         self.score = Score()
         self._history = ScoreHistory(self.score)
         self._waiting: list[tuple[Any, float]] = []
-        self._began, self._rounds_since, self._written_at = time.monotonic(), 0, -math.inf
+        self._first_round_at: float | None = None
+        self._rounds_since, self._written_at = 0, -math.inf
         self._clipped_before = learner.clipped
         if path is not None:
             self._load(path)
@@ -111,12 +116,15 @@ class LocalAccount:
         """Before the round is sealed: what is left of it has no client."""
         self.empty_steps += self._learner.clients_wanted
         self.rounds += 1
-        self._rounds_since += 1
+        if self._first_round_at is None:  # what came before was waiting for a server
+            self._first_round_at = self._clock()
+        else:
+            self._rounds_since += 1
         self._predict()
         self._history.round_ends(self.rounds, self.score)
         self.clipped += self._learner.clipped - self._clipped_before
         self._clipped_before = self._learner.clipped
-        if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
+        if self._clock() - self._written_at >= _WRITE_EVERY_S:
             self.save()
 
     def _predict(self) -> None:
@@ -179,9 +187,9 @@ class LocalAccount:
         return rounds * learner.terms.local_steps - taken
 
     def _seconds_left(self, rounds: int | None) -> float | None:
-        if not rounds or not self._rounds_since:
+        if not rounds or not self._rounds_since or self._first_round_at is None:
             return None
-        return rounds * (time.monotonic() - self._began) / self._rounds_since
+        return rounds * (self._clock() - self._first_round_at) / self._rounds_since
 
     def line(self) -> str:
         """One line for a log: counts and scores only."""
@@ -193,7 +201,7 @@ class LocalAccount:
         """Write it down; a disk that is full costs counts, not rounds."""
         if self._path is None:
             return
-        self._written_at = time.monotonic()
+        self._written_at = self._clock()
         counts = self._rows
         with self._changing:
             rows = {

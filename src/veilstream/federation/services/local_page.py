@@ -123,8 +123,8 @@ def page_html(status: dict[str, Any]) -> str:
 
 
 _STATES = {
-    "open": "A round is open and takes records",
-    "waiting": "No round is open",
+    "open": "Callers' records are taken now",
+    "waiting": "No caller's record is taken now",
     "ended": "The epoch has ended and nobody is taken any more",
 }
 
