@@ -11,17 +11,21 @@ from hypothesis import strategies as some
 from tests.deployment.test_learner import D, Still, client, model, plan_of
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import inspect
-from veilstream.deployment.ledger.tags import LONGEST_TAG, checked_tag, normal_form, tag_forms
+from veilstream.deployment.ledger.tags import LONGEST_TAG, checked_tag, tag_forms
 from veilstream.errors import InputError
 from veilstream.learning.admission import Answer
+from veilstream.learning.client_names import normal_form
 from veilstream.plans.plan import Plan
 
 COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
 SPELLINGS = [COMPOSED, DECOMPOSED, f"  {COMPOSED}", f"{DECOMPOSED}\t\n", f"\u00a0{COMPOSED}\u2003"]
-NO_TAGS = ["", " ", "\t\r\n", "\u00a0\u2003", b"", "x" * (LONGEST_TAG + 1), 7, None, ["x"]]
+NO_TAGS = [
+    "", " ", "\t\r\n", "\u00a0\u2003", b"", "x" * (LONGEST_TAG + 1), 7, None, ["x"],
+    "ann\0", "\0ann", "ann\x1blee", "ann\nlee", "ann\x7f", "ann\x85lee", "\ud800",
+]  # fmt: skip
 
 
-@given(some.text(max_size=20))
+@given(some.text(some.characters(exclude_categories=("Cc", "Cs")), max_size=20))
 def test_the_normal_form_is_normal_and_is_stored_first(text):
     normal = normal_form(text)
     assert normal_form(normal) == normal == normal.strip()

@@ -10,7 +10,8 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.identity import PrivateKey, ServerKeys
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.local_account import LocalAccount, Score, read_account
+from veilstream.federation.services.local_account import LocalAccount, read_account
+from veilstream.federation.services.prequential_score import Score
 from veilstream.plans.plan import PlanError
 
 PEOPLE = [f"person {i}" for i in range(40)]
@@ -178,6 +179,41 @@ def test_an_account_goes_on_after_a_restart_and_is_shown_by_ledger_status(tmp_pa
         assert "never sent" in done.stdout
         done = veilstream("ledger", "status", str(world.store("a")), "--json")
         assert json.loads(done.stdout)["local"]["used"] == 8
+
+
+def test_why_rounds_are_sat_out_is_a_notice_while_they_are(tmp_path):
+    rows = rows_of(PEOPLE[:4])
+    with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
+        source = source_of(rows[:2])
+        daemon = world.start("a", source=source)
+        account = daemon.account = LocalAccount(daemon.learner, source)
+        assert ask(world, 0).kind == "release"
+        files = account.as_dict()["notices"]
+        assert ask(world, 1).kind == "absent"
+        notices = account.as_dict()["notices"]
+        assert notices[1:] == files
+        assert "has ended: rounds are sat out, and cost nothing" in notices[0]
+        assert account.as_dict()["places_left"] == 5 * 2
+        daemon._source = account._source = source_of(rows[2:])
+        assert ask(world, 1).kind == "release"
+        assert account.as_dict()["notices"] == files
+
+
+def test_the_time_that_is_left_is_counted_from_rounds_and_not_from_the_start(tmp_path):
+    """An hour before the first round, then ten seconds a round."""
+    now = [0.0]
+    with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
+        daemon = world.start("a", source=source_of(rows_of(PEOPLE)))
+        account = LocalAccount(daemon.learner, daemon._source, clock=lambda: now[0])
+        daemon.account = account
+        now[0] = 3600.0
+        assert ask(world, 0).kind == "release"
+        assert account.as_dict()["seconds_left"] is None
+        for r in (1, 2):
+            now[0] += 10.0
+            assert ask(world, r).kind == "release"
+        assert account.as_dict()["rounds_left"] == 3
+        assert account.as_dict()["seconds_left"] == 30.0
 
 
 def test_scores_are_prequential_and_beside_their_baselines():

@@ -22,6 +22,7 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.local_account import LocalAccount
 from veilstream.learning.tasks import Sample
+from veilstream.plans.plan import Plan
 from veilstream.streams.intake import LiveSource
 
 TOKEN = "k" * 43
@@ -33,9 +34,12 @@ KEPT = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 class Served:
     """A learner whom people call, its API, and a server that asks for rounds when told to."""
 
-    def __init__(self, root: Path, limits: Limits | None = None, rounds: int = 6) -> None:
+    def __init__(
+        self, root: Path, limits: Limits | None = None, rounds: int = 6, plan: Plan | None = None
+    ) -> None:
         self.source = LiveSource(patience_s=5.0)
-        self.world = World(root, plan_of(rounds=rounds, learners=1), names=("a",))
+        plan = plan_of(rounds=rounds, learners=1) if plan is None else plan
+        self.world = World(root, plan, names=("a",))
         self.daemon = self.world.start("a", source=self.source, replies="when done")
         more = {} if limits is None else {"limits": limits}
         self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
@@ -171,7 +175,7 @@ def test_a_form_that_a_page_may_send_without_asking_is_refused(tmp_path):
     "bad",
     [
         b"not json", b"[]", b"", b"[" * 5000, b"\xff", {}, {"features": ["x"]},
-        {**ROW, "target": 7}, {**ROW, "tag": 5}, {**ROW, "tag": None}, {**ROW, "tag": " "},
+        {**ROW, "target": 7}, {**ROW, "tag": 5.5}, {**ROW, "tag": None}, {**ROW, "tag": " "},
         {**ROW, "tag": ["t"]}, {**ROW, "features": None}, {**ROW, "features": [1]},
         {**ROW, "features": [1e300] * DIM}, {**ROW, "features": [10**400] * DIM},
         {**ROW, "more": 1}, b'{"tag": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
@@ -196,8 +200,9 @@ def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(bad, tmp_
 
 def test_predictions_are_for_features_of_the_right_shape(tmp_path):
     with served(tmp_path) as here:
-        for bad in ([1], None, "x", [[1] * DIM], [float("nan")] * DIM, [10**400] * DIM):
+        for bad in ([1], None, "x", [[1] * DIM], [1e300] * DIM, [10**400] * DIM):
             assert here.post("/predict", {"features": bad})[0] == 422
+        assert here.post("/predict", {"features": [float("nan")] * DIM})[0] == 400  # no JSON
 
 
 def test_bodies_are_limited_by_the_features(tmp_path):

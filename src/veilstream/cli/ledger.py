@@ -47,6 +47,40 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
     _show(inspect(store, witness), json, local=True)
 
 
+@app.command("page")
+def page_command(
+    store: Store,
+    learner_api: Annotated[
+        str, typer.Option(help="HOST:PORT of its learner API, on this machine.")
+    ] = "127.0.0.1:8490",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The learner API's access token.", show_default="STORE with the suffix .token"
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a link to a running learner's local page: counts, score, what is left.
+
+    The link opens the page once, within a minute; the browser may then look for twelve hours, or
+    until the learner ends. The page shows exact figures without noise: they stay on this machine.
+
+    Example: `veilstream ledger page learner.db --learner-api 127.0.0.1:8490`
+    """
+    from veilstream.cli.service_options import parse_address
+    from veilstream.cli.tables import print_json
+    from veilstream.federation.services.access_token import read_token, token_path
+    from veilstream.federation.services.page_access import page_link
+
+    token = read_token(token_file or token_path(store))
+    link = page_link(parse_address("--learner-api", learner_api), token)
+    if json:
+        print_json({"link": link})
+    else:
+        typer.echo(link)
+
+
 @app.command("verify")
 def verify_command(
     store: Store,
@@ -153,5 +187,7 @@ def _show(status: Status, json: bool, *, verified: bool = False, local: bool = F
     typer.echo(f"Writer        {'none' if status.holder is None else f'process {status.holder}'}")
     if account is not None:
         typer.echo(f"Local         {account_line(account)} (as of the last round; never sent)")
+        for notice in account.get("notices", ()):
+            typer.echo(f"Notice        {notice}")
     if verified:
         typer.echo("Verified      every record, everything it keeps, every entry of the witness")

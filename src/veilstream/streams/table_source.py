@@ -22,7 +22,7 @@ from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text,
 from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
 from veilstream.streams.tables import Bookmark, Row, TableReader, check_columns
 
-__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before"]
+__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before", "count_record"]
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
@@ -124,7 +124,7 @@ class TableSource:
             own += not whole and self._held[-1].record is not None
         seen = LookAhead(RowCounts(), Counter(), whole)
         for item in self._held:
-            _count(seen.counts, item.record)
+            count_record(seen.counts, item.record)
             if isinstance(item.record, Encoded) and self.schema.label.classes is not None:
                 target = float(item.record.sample.target)
                 seen.labels[str(self.schema.label.in_units(target))] += 1
@@ -168,7 +168,7 @@ class TableSource:
     def _pass(self) -> _Item:
         """The row at the front; from here on it counts as read."""
         item = self._held.popleft()
-        _count(self.counts, item.record)
+        count_record(self.counts, item.record)
         self._passed = item.bookmark
         return item
 
@@ -221,7 +221,8 @@ def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -
             return
 
 
-def _count(counts: RowCounts, record: Encoded | Refusal | None) -> None:
+def count_record(counts: RowCounts, record: Encoded | Refusal | None) -> None:
+    """Add one record that was passed; None for another learner's."""
     if record is None:
         counts.other_learners += 1
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from veilstream.errors import InputError
 
-__all__ = ["open_token", "token_path"]
+__all__ = ["open_token", "read_token", "token_path"]
 
 _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 _WAY_OUT = "remove it: a new token is made at the next start"
@@ -32,7 +32,7 @@ def open_token(path: Path) -> tuple[str, bool]:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return _read(path), False
+        return read_token(path), False
     token = secrets.token_urlsafe(32)
     with os.fdopen(handle, "w") as file:
         file.write(token + "\n")
@@ -41,10 +41,21 @@ def open_token(path: Path) -> tuple[str, bool]:
     return token, True
 
 
-def _read(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """The token in this file.
+
+    Raises:
+        InputError: no file, a link, one that other accounts can read, or one without a token.
+
+    """
     shown = str(path)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise InputError(
+            "--token-file", shown, "the token file of a learner",
+            "a learner makes it when it is started with --learner-api",
+        ) from None  # fmt: skip
     except OSError as error:
         raise InputError("--token-file", shown, "a plain file", str(error)) from None
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:

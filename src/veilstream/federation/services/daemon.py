@@ -87,6 +87,11 @@ class Daemon:
         return self._learner
 
     @property
+    def name(self) -> str:
+        """The learner's, by its keys."""
+        return self._keys.name
+
+    @property
     def ended(self) -> str | None:
         """Why nobody is taken any more; None while rounds may come."""
         learner = self._learner
@@ -243,7 +248,7 @@ class Daemon:
         elif not ready:
             self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
         else:
-            self._said_why = ""
+            self._say(logging.DEBUG, "")
         return ready or self._min_clients == 0
 
     def file_has_ended(self) -> bool:
@@ -258,9 +263,12 @@ class Daemon:
             self._busy.release()
 
     def _say(self, level: int, why: str) -> None:
+        if self.account is not None:
+            self.account.pause = why
         if why != self._said_why:
             self._said_why = why
-            _log.log(level, "%s", why)
+            if why:
+                _log.log(level, "%s", why)
 
     def _now(self) -> float:
         return 0.0 if self._replies is None else self._replies.clock()

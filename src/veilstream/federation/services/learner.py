@@ -143,6 +143,11 @@ class LearnerService:
         token, made = open_token(path)
         api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
+        named = "" if self.token_file is None else f" --token-file {path}"
+        _log.info(
+            "a link to its local page: veilstream ledger page %s --learner-api %s:%d%s",
+            self.store, at[0], api.port, named,
+        )  # fmt: skip
         if made:
             _log.info("learner API: new access token, shown this once: %s", token)
         return api
@@ -159,6 +164,7 @@ class LearnerService:
             return DirectNode(
                 self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
                 enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
+                run_over=lambda: daemon.dismissed,
             )  # fmt: skip
         if self.engine not in ENGINES:
             raise UnknownName("engine", self.engine, ENGINES)

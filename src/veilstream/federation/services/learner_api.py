@@ -1,8 +1,11 @@
 """The learner API, for programs beside it: give a record, or ask for a prediction.
 
-    POST /observe  {"tag": "...", "features": [...], "target": 1}     -> {"answer": "taken"}
-    POST /predict  {"features": [...]}                                -> {"prediction": ...}
+    POST /observe  {"client": "...", "record": {"age": 41, ...}}      -> {"answer": "taken"}
+                   {"client": "...", "features": [...], "target": 1}
+    POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
     GET /status                                      where it stands, refusals, the local account
+    GET /page                                        the same for a person, in a browser
+    POST /page/link                                  a link that opens it once (`page_access`)
 
 It listens on this machine alone, and answers only who shows the access token
 (`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
@@ -17,32 +20,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
-import json
 import logging
-import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from veilstream.deployment.ledger.tags import tag_forms
 from veilstream.errors import InputError, MissingExtra
 from veilstream.federation.addresses import is_loopback
 from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
+from veilstream.federation.services.local_page import PAGE_HEADERS, LocalPage
 from veilstream.learning.admission import Admission
-from veilstream.learning.tasks import Sample
+from veilstream.plans.records import schema_of
 from veilstream.streams.intake import LiveSource
 
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "the learner API") from error
@@ -51,8 +52,8 @@ __all__ = ["LearnerApi"]
 
 _log = logging.getLogger(__name__)
 
-_NUMBER_BYTES = 32
-_OTHER_BYTES = 8 << 10  # a tag, the fields' names, blanks
+T = TypeVar("T")
+
 _WAITING = 64  # callers of /observe, or of /predict, whose turn has not come
 _LOG_EVERY_S = 60.0
 _LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
@@ -88,17 +89,21 @@ class LearnerApi:
                 "put a proxy with TLS in front of it",
             )  # fmt: skip
         self._daemon, self._source, self._token = daemon, source, token.encode()
-        self._admission = Admission.of(daemon.learner.task)
-        size = math.prod(self._admission.shape)
-        self._largest = _OTHER_BYTES + _NUMBER_BYTES * size
+        plan, admission = daemon.learner.plan, Admission.of(daemon.learner.task)
+        schema = schema_of(plan) if plan.data.kind == "table" else None
+        self._records = LiveRecords(admission, schema, daemon.name)
+        self._largest = self._records.largest_bytes
         self._refusals: Counter[str] = Counter()
         self._logged, self._log_at = 0, 0.0
         self._one_count = threading.Lock()
+        self._page = LocalPage(self.status)
         self._observing, self._predicting = _Turns("observe"), _Turns("predict")
         routes = [
             Route("/observe", self._observe, methods=["POST"]),
             Route("/predict", self._predict, methods=["POST"]),
             Route("/status", self._status, methods=["GET"]),
+            Route(LocalPage.PATH, self._show_page, methods=["GET"]),
+            Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
         ]
         handlers = {HTTPException: self._not_found, _Refusal: _refused, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -148,11 +153,15 @@ class LearnerApi:
         origin = request.headers.get("origin")
         if origin is not None and origin != f"http://{hosts[0]}":
             raise self._refuse(403, "Origin", "no web page of another origin may ask")
+        path, code = request.url.path, request.query_params.get("once")
+        if self._page.lets_in(request.method, path, request.headers, request.cookies, code):
+            return
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
         if kind.lower() != "bearer" or not same:
             raise self._refuse(
-                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file)",
+                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file); a "
+                "browser needs a new link from `veilstream ledger page STORE`",
                 {"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
@@ -172,25 +181,37 @@ class LearnerApi:
     def _not_found(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         more = dict(error.headers or {})
-        why = "try POST /observe, POST /predict or GET /status"
+        why = "try POST /observe, POST /predict, GET /status or GET /page"
         return self._refuse(error.status_code, "path or method", why, more).response
 
     # --- what is asked ---------------------------------------------------------------------------
 
-    async def _status(self, _: Request) -> Response:
+    def status(self) -> dict[str, Any]:
+        """Where the learner stands; ``GET /status`` and the page show this, and nobody else."""
         learner = self._daemon.learner
         if self._daemon.ended is not None:
             state = "ended"
         else:
             state = "open" if self._source is not None and self._source.is_open else "waiting"
-        return _json(
-            200,
-            {
-                "state": state, "epoch": learner.epoch, "round": learner.round,
-                "rounds": learner.terms.rounds, "refusals": self.refusals,
-                "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
-            },
-        )  # fmt: skip
+        return {
+            "learner": self._daemon.name, "state": state, "epoch": learner.epoch,
+            "round": learner.round, "rounds": learner.terms.rounds, "refusals": self.refusals,
+            "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
+        }  # fmt: skip
+
+    async def _status(self, _: Request) -> Response:
+        return _json(200, self.status())
+
+    async def _link(self, request: Request) -> Response:
+        return _json(200, self._page.new_link(request.headers["host"]))
+
+    async def _show_page(self, request: Request) -> Response:
+        headers = {**_SAFE, **PAGE_HEADERS}
+        code = request.query_params.get("once")
+        if code is not None and (cookie := self._page.enter(code, self.port)) is not None:
+            more = {"Location": LocalPage.PATH, "Set-Cookie": cookie}
+            return Response(status_code=303, headers={**headers, **more})
+        return HTMLResponse(self._page.html(), headers=headers)
 
     async def _observe(self, request: Request) -> Response:
         said = await self._read(request)
@@ -198,40 +219,26 @@ class LearnerApi:
             raise self._refuse(
                 404, "not live", "this learner reads its records itself (--data live takes calls)"
             )
-        if unknown := set(said) - {"tag", "features", "target"}:
-            raise self._refuse(422, "record", f"unknown field {min(unknown)[:32]!r}")
-        tag = said.get("tag")
-        if not isinstance(tag, str) or not tag_forms(tag):
-            raise self._refuse(422, "record", "tag: expected text of 1 to 1024 characters")
-        sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
-        if sample is None:
-            shape = " x ".join(map(str, self._admission.shape))
-            labels = self._admission.labels
-            target = "a number" if labels is None else f"one of {', '.join(map(str, labels))}"
-            expected = f"expected {shape} numbers in features, and {target} as target"
-            raise self._refuse(422, "record", expected)
+        record = self._parsed(self._records.observation, said, counted=True)
         if (why := self._daemon.ended) is not None:
             raise self._refuse(410, "ended", why)
-        offer = functools.partial(self._source.offer, tag, sample)
+        offer = functools.partial(self._source.offer, record.client, record.sample)
         answer = await self._turn(self._observing, offer)
         if answer is None:
             return _json(503, {"answer": "wait"}, {"Retry-After": "1"})
+        if self._daemon.account is not None:
+            self._daemon.account.looked_at(record)
         return _json(200, {"answer": answer.value})
 
     async def _predict(self, request: Request) -> Response:
         said = await self._read(request)
-        try:
-            features = np.asarray(said.get("features"), np.float32)
-        except (ValueError, TypeError, OverflowError):
-            features = np.zeros(0, np.float32)
-        shape = " x ".join(map(str, self._admission.shape))
-        if features.shape != self._admission.shape or not np.isfinite(features).all():
-            raise self._refuse(422, "record", f"features: expected {shape} numbers")
+        features = self._parsed(self._records.features, said)
         ask = functools.partial(self._daemon.predict, features)
         prediction = await self._turn(self._predicting, ask)
         if prediction is None:
             return _json(503, {"error": "no model has come yet"}, {"Retry-After": "1"})
-        return _json(200, {"prediction": prediction})
+        words = self._records.in_words(prediction) if "record" in said else {}
+        return _json(200, {"prediction": prediction, **words})
 
     async def _turn(self, turns: _Turns, call: Any) -> Any:
         if turns.waiting >= _WAITING:
@@ -250,16 +257,23 @@ class LearnerApi:
             body += piece
             if len(body) > self._largest:
                 raise self._too_large()
-        try:
-            said = json.loads(bytes(body))
-        except (ValueError, RecursionError):
-            said = None
+        said = self._parsed(read_json, bytes(body))
         if not isinstance(said, dict):
             raise self._refuse(400, "JSON", "expected one JSON object")
         return said
 
+    def _parsed(self, parse: Callable[[Any], T], said: Any, *, counted: bool = False) -> T:
+        """What was sent, as what it means; ``counted`` puts a refused record into the account."""
+        try:
+            return parse(said)
+        except RefusedRequest as refused:
+            account = self._daemon.account
+            if counted and refused.record is not None and account is not None:
+                account.looked_at(refused.record)
+            raise self._refuse(refused.status, refused.reason, refused.why) from None
+
     def _too_large(self) -> _Refusal:
-        return self._refuse(413, "too large", f"at most {self._largest} bytes for these features")
+        return self._refuse(413, "too large", f"at most {self._largest} bytes for one record")
 
     # --- refusals --------------------------------------------------------------------------------
 

@@ -1,15 +1,17 @@
 """What a learner tells the person beside it: counts, and how well the model does. Nothing leaves.
 
     account = LocalAccount(learner, source, unit=label_unit(plan), path=account_path(store))
+    account.looked_at(refusal)                      for every record that a caller sent
     account.observed(sample, answer, used=True)     for every record that was offered
     account.round_ends()
-    account.line()                                  for a log; `as_dict` for an API
+    account.as_dict()                               for the API, the page and `ledger status`
+    account.line()                                  for a log
 
-The score is prequential: a record is predicted by the server's model of the round before it is
-learned from, and so are the two baselines that need no model: the most frequent label so far (or
-the mean), and the last label. All of it is computed from private records without noise, so it is
-for this machine only: no message has a place for it. A file beside the store keeps it over
-restarts; a kill loses what was counted since the last round.
+There is one account, and log, API, page and `veilstream ledger status` all show it. A record is
+predicted by the server's model of the round before it is learned from (`prequential_score`). All of
+it is computed from private records without noise, so it is for this machine only: no message has a
+place for it. A file beside the store keeps it over restarts; a kill loses what was counted since
+the last round.
 """
 
 from __future__ import annotations
@@ -17,23 +19,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from veilstream.deployment.learner import Learner
+from veilstream.federation.services.prequential_score import Score, ScoreHistory
 from veilstream.files import write_file
 from veilstream.learning.admission import Answer
-from veilstream.learning.records import Refusal
+from veilstream.learning.records import Encoded, Refusal
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import ClientSource
-from veilstream.streams.table_source import TableSource
+from veilstream.streams.table_source import RowCounts, TableSource, count_record
 
-__all__ = ["LocalAccount", "Score", "account_line", "account_path", "read_account"]
+__all__ = ["LocalAccount", "account_line", "account_path", "duration", "read_account"]
 
 _WRITE_EVERY_S = 1.0
 _AT_ONCE = 256
@@ -54,49 +59,6 @@ def read_account(store: Path) -> dict[str, Any] | None:
     return found
 
 
-@dataclass
-class Score:
-    """Errors of the model and of two baselines, over the records that were predicted."""
-
-    records: int = 0
-    model: float = 0.0
-    """Sum of wrong predictions, or of squared errors; likewise below."""
-    majority: float = 0.0
-    no_change: float = 0.0
-    labels: dict[str, int] = field(default_factory=dict)
-    """How often each came, for a classifier."""
-    total: float = 0.0
-    """Sum of the targets, for a regression."""
-    last: float | None = None
-
-    def take(self, predicted: float, target: float, *, classifies: bool) -> None:
-        """Count one record: first predict, then look."""
-        if classifies:
-            most = max(self.labels, key=lambda label: self.labels[label], default=None)
-            self.model += predicted != target
-            self.majority += most is None or float(most) != target
-            self.no_change += self.last != target
-            self.labels[repr(target)] = self.labels.get(repr(target), 0) + 1
-        else:
-            mean = self.total / self.records if self.records else 0.0
-            self.model += (predicted - target) ** 2
-            self.majority += (mean - target) ** 2
-            self.no_change += ((self.last or 0.0) - target) ** 2
-            self.total += target
-        self.last = target
-        self.records += 1
-
-    def shown(self, *, classifies: bool, unit: float) -> dict[str, float]:
-        """Accuracies, or root mean squared errors in the label's own units."""
-        if not self.records:
-            return {}
-        sums = {"model": self.model, "majority": self.majority, "no_change": self.no_change}
-        if not classifies:
-            sums["mean"] = sums.pop("majority")
-            return {name: unit * math.sqrt(s / self.records) for name, s in sums.items()}
-        return {name: 1.0 - wrong / self.records for name, wrong in sums.items()}
-
-
 class LocalAccount:
     """Counts of one learner, over its restarts.
 
@@ -105,23 +67,37 @@ class LocalAccount:
         source: what is read; a table's own counts are part of the account.
         unit: what 1 on the scale of targets is in the label's own units.
         path: the file that keeps it; None for memory only.
+        clock: seconds, for the time that is left.
 
     """
 
     def __init__(
-        self, learner: Learner, source: ClientSource, *, unit: float = 1.0, path: Path | None = None
-    ) -> None:
+        self, learner: Learner, source: ClientSource, *, unit: float = 1.0,
+        path: Path | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._learner, self._source, self._unit, self._path = learner, source, unit, path
+        self._clock = clock
         self.used = self.returning = self.not_admitted = self.empty_steps = self.rounds = 0
         self.clipped = 0
+        self._rows = source.counts if isinstance(source, TableSource) else RowCounts()
+        self._changing = threading.Lock()  # callers' records are counted in another thread
+        self.pause = ""
+        """Why rounds are sat out now; nothing while they are not."""
         self.score = Score()
+        self._history = ScoreHistory(self.score)
         self._waiting: list[tuple[Any, float]] = []
-        self._began, self._rounds_since, self._written_at = time.monotonic(), 0, -math.inf
+        self._first_round_at: float | None = None
+        self._rounds_since, self._written_at = 0, -math.inf
         self._clipped_before = learner.clipped
         if path is not None:
             self._load(path)
 
     # --- what happens -----------------------------------------------------------------------------
+
+    def looked_at(self, record: Encoded | Refusal) -> None:
+        """A record that someone called with was read, or refused; a table counts its own."""
+        with self._changing:
+            count_record(self._rows, record)
 
     def observed(self, sample: Sample, answer: Answer, *, used: bool) -> None:
         """A record was offered; ``used`` says whether a step was made of it."""
@@ -140,11 +116,15 @@ class LocalAccount:
         """Before the round is sealed: what is left of it has no client."""
         self.empty_steps += self._learner.clients_wanted
         self.rounds += 1
-        self._rounds_since += 1
+        if self._first_round_at is None:  # what came before was waiting for a server
+            self._first_round_at = self._clock()
+        else:
+            self._rounds_since += 1
         self._predict()
+        self._history.round_ends(self.rounds, self.score)
         self.clipped += self._learner.clipped - self._clipped_before
         self._clipped_before = self._learner.clipped
-        if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
+        if self._clock() - self._written_at >= _WRITE_EVERY_S:
             self.save()
 
     def _predict(self) -> None:
@@ -164,41 +144,56 @@ class LocalAccount:
     # --- what is shown ----------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """For an API or ``--json``."""
-        learner, counts = self._learner, self._rows
+        """All of it; every place that shows an account shows this."""
+        learner = self._learner
         left = None if learner.over else learner.terms.rounds - learner.round
-        classifies = bool(learner.task.classifies)
+        scale: dict[str, Any] = {"classifies": bool(learner.task.classifies), "unit": self._unit}
+        with self._changing:
+            counts = replace(
+                self._rows, refused=self._rows.refused.copy(), clamped=self._rows.clamped.copy()
+            )
         return {
             "used": self.used,
-            "refused": {str(r): c for r, c in counts.refused.most_common()} if counts else {},
+            "refused": {str(r): c for r, c in counts.refused.most_common()},
             "not_admitted": self.not_admitted,
-            "clamped": dict(counts.clamped) if counts else {},
-            "returning": self.returning + (counts.not_again if counts else 0),
-            "other_learners": counts.other_learners if counts else 0,
+            "clamped": dict(counts.clamped),
+            "returning": self.returning + counts.not_again,
+            "other_learners": counts.other_learners,
             "empty_steps": self.empty_steps,
             "clipped_share": self.clipped / self.used if self.used else None,
             "score": {
-                "kind": "accuracy" if classifies else "root mean squared error",
+                "kind": "accuracy" if scale["classifies"] else "root mean squared error",
                 "records": self.score.records,
-                **self.score.shown(classifies=classifies, unit=self._unit),
+                **self.score.shown(**scale),
+                "recent": self._history.recent(**scale),
+                "over_rounds": self._history.points(**scale),
             },
             "rows_left_about": getattr(self._source, "rows_left", None),
+            "places_left": None if left is None else self._places_left(left),
             "rounds_left": left,
             "seconds_left": self._seconds_left(left),
+            "notices": self._notices(),
         }
 
+    def _notices(self) -> list[str]:
+        """What the person beside it should know, a sentence each."""
+        table = self._source.table.notices if isinstance(self._source, TableSource) else []
+        return [*([self.pause] if self.pause else []), *self._learner.notices, *table]
+
+    def _places_left(self, rounds: int) -> int:
+        """Steps that can still have a client; an open round may have taken some already."""
+        learner = self._learner
+        taken = learner.terms.local_steps - learner.clients_wanted if learner.pinned else 0
+        return rounds * learner.terms.local_steps - taken
+
     def _seconds_left(self, rounds: int | None) -> float | None:
-        if not rounds or not self._rounds_since:
+        if not rounds or not self._rounds_since or self._first_round_at is None:
             return None
-        return rounds * (time.monotonic() - self._began) / self._rounds_since
+        return rounds * (self._clock() - self._first_round_at) / self._rounds_since
 
     def line(self) -> str:
         """One line for a log: counts and scores only."""
         return account_line(self.as_dict())
-
-    @property
-    def _rows(self) -> Any:
-        return self._source.counts if isinstance(self._source, TableSource) else None
 
     # --- the file ---------------------------------------------------------------------------------
 
@@ -206,18 +201,18 @@ class LocalAccount:
         """Write it down; a disk that is full costs counts, not rounds."""
         if self._path is None:
             return
-        self._written_at = time.monotonic()
+        self._written_at = self._clock()
         counts = self._rows
-        kept = {
+        with self._changing:
+            rows = {
+                "rows": counts.rows, "other_learners": counts.other_learners,
+                "not_again": counts.not_again, "clamped": dict(counts.clamped),
+                "refused": [[r.reason, r.column, c] for r, c in counts.refused.items()],
+            }  # fmt: skip
+        kept = rows | {
             "used": self.used, "returning": self.returning, "not_admitted": self.not_admitted,
             "empty_steps": self.empty_steps, "rounds": self.rounds, "clipped": self.clipped,
-            "score": asdict(self.score),
-            "rows": 0 if counts is None else counts.rows,
-            "other_learners": 0 if counts is None else counts.other_learners,
-            "not_again": 0 if counts is None else counts.not_again,
-            "refused": [[r.reason, r.column, c] for r, c in counts.refused.items()]
-            if counts else [],
-            "clamped": dict(counts.clamped) if counts else {},
+            "score": asdict(self.score), "history": self._history.kept,
         }  # fmt: skip
         with contextlib.suppress(OSError):
             text = json.dumps({"kept": kept, "shown": self.as_dict()}, indent=1)
@@ -230,11 +225,12 @@ class LocalAccount:
             self.score = Score(**kept["score"])
             for name in ("used", "returning", "not_admitted", "empty_steps", "rounds", "clipped"):
                 setattr(self, name, int(kept[name]))
-            if (counts := self._rows) is not None:
-                for name in ("rows", "other_learners", "not_again"):
-                    setattr(counts, name, int(kept[name]))
-                counts.refused = Counter({Refusal(r, c): int(n) for r, c, n in kept["refused"]})
-                counts.clamped = Counter({str(c): int(n) for c, n in kept["clamped"].items()})
+            counts = self._rows
+            for name in ("rows", "other_learners", "not_again"):
+                setattr(counts, name, int(kept[name]))
+            counts.refused = Counter({Refusal(r, c): int(n) for r, c, n in kept["refused"]})
+            counts.clamped = Counter({str(c): int(n) for c, n in kept["clamped"].items()})
+            self._history = ScoreHistory(self.score, kept.get("history", ()))
         except (OSError, ValueError, KeyError, TypeError):
             return
 
@@ -258,21 +254,28 @@ def account_line(shown: dict[str, Any]) -> str:
         parts.append(f"{100 * shown['clipped_share']:.0f}% of gradients clipped")
     score = shown["score"]
     if score["records"]:
-        figures = ", ".join(
-            f"{name.replace('_', ' ')} {score[name]:.4g}"
-            for name in ("model", "majority", "mean", "no_change") if name in score
-        )  # fmt: skip
-        parts.append(f"{score['kind']}: {figures}")
+        parts.append(f"{score['kind']}: {_figures(score)}")
+        recent = score.get("recent", {})
+        if 0 < recent.get("records", 0) < score["records"]:
+            parts.append(f"lately ({recent['records']} records) {_figures(recent)}")
     if shown["rows_left_about"] is not None:
         parts.append(f"about {shown['rows_left_about']} rows left")
+    if shown.get("places_left") is not None:
+        parts.append(f"places for {shown['places_left']} more people")
     if shown["rounds_left"] is not None:
-        parts.append(f"{shown['rounds_left']} rounds left")
+        parts.append(f"{shown['rounds_left']} round{'s' * (shown['rounds_left'] != 1)} left")
     if shown["seconds_left"] is not None:
-        parts.append(f"{_duration(shown['seconds_left'])} at this rate")
+        parts.append(f"{duration(shown['seconds_left'])} at this rate")
     return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def _figures(score: dict[str, Any]) -> str:
+    names = [name for name in ("model", "majority", "mean", "no_change") if name in score]
+    return ", ".join(f"{name.replace('_', ' ')} {score[name]:.4g}" for name in names)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that reads best."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

@@ -1,8 +1,9 @@
 """The learner's end of the stream: connect, answer what is asked, connect again.
 
 One request is answered at a time, in a thread of its own, so that the stream is read meanwhile. A
-reply whose stream has ended is dropped: asked again, the daemon says the same. Texts of the other
-side are never shown.
+reply whose stream has ended is dropped: asked again, the daemon says the same. A ping is answered
+once a second at most: how quickly an answer comes depends on what else this process computes, and
+in a round that is whether clients come. Texts of the other side are never shown.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
 _PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help
 _DAY_S = 86_400.0
+_PING_EVERY_S = 1.0
 _MOST_ASKED = 4  # requests that wait for an answer; a server has one out on a stream
 _TRIES = 3  # at first contact, before a trouble with TLS is believed
 _UNKNOWN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
@@ -65,8 +67,11 @@ class StreamClient:
         *,
         dim: int,
         enrolled: bool,
+        run_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``handle`` answers a request; ``enrolled``: this learner has taken part before."""
+        """As `DirectNode`."""
+        self._run_over = run_over
+        self._ping_at, self._pinged = 0.0, False  # the next answer: when, and whether one is due
         self._address, self._name, self._handle, self._tls = address, name, handle, tls
         self._dim, self._enrolled = dim, enrolled
         self._instance = secrets.token_hex(16)
@@ -109,7 +114,7 @@ class StreamClient:
             if trouble is not None:
                 if trouble.lasting and self._enrolled:
                     longest = _PATIENT_DELAY_S
-                self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING)
+                self._tell(trouble)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, longest)
 
@@ -188,6 +193,14 @@ class StreamClient:
                 return trouble
         return Trouble(f"no connection to {shown}", "is the server running?", lasting=False)
 
+    def _tell(self, trouble: Trouble) -> None:
+        """That a server goes away when its run is over is to be expected, and no warning."""
+        if self._run_over() and not trouble.lasting:
+            where = wire.target(*self._address)
+            self._say(f"the run is over and the server at {where} has gone", logging.INFO)
+        else:
+            self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING)
+
     def _say(self, line: str, level: int) -> None:
         """Once, until something else is to be said."""
         if line != self._said:
@@ -198,17 +211,34 @@ class StreamClient:
 
     async def _answer_all(self, call: Any) -> None:
         writing = asyncio.Lock()
-        while (frame := await call.read()) is not grpc.aio.EOF:
-            if frame[:1] == wire.REQUEST:
-                while len(self._tasks) >= _MOST_ASKED:  # what is not read fills no memory here
-                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-                task = asyncio.ensure_future(self._answer(call, writing, frame[1:]))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                del frame
-            elif frame == wire.PING:
-                async with writing:
-                    await call.write(wire.PING)
+        self._pinged = False
+        pongs: set[asyncio.Task[None]] = set()
+        try:
+            while (frame := await call.read()) is not grpc.aio.EOF:
+                if frame[:1] == wire.REQUEST:
+                    while len(self._tasks) >= _MOST_ASKED:  # what is not read fills no memory here
+                        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                    task = asyncio.ensure_future(self._answer(call, writing, frame[1:]))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                    del frame
+                elif frame == wire.PING and not self._pinged:
+                    self._pinged = True
+                    pong = asyncio.ensure_future(self._answer_ping(call, writing))
+                    pongs.add(pong)
+                    pong.add_done_callback(pongs.discard)
+        finally:
+            for pong in pongs:
+                pong.cancel()
+
+    async def _answer_ping(self, call: Any, writing: asyncio.Lock) -> None:
+        """In its time; pings that come before it leaves are answered by this one."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._ping_at - loop.time())
+        self._ping_at, self._pinged = loop.time() + _PING_EVERY_S, False
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with writing:
+                await call.write(wire.PING)
 
     async def _answer(self, call: Any, writing: asyncio.Lock, request: bytes) -> None:
         loop = asyncio.get_running_loop()

@@ -25,6 +25,7 @@ class DirectNode:
         dim: int,
         enrolled: bool = False,
         insecure: bool = False,
+        run_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """A learner's side.
 
@@ -36,6 +37,8 @@ class DirectNode:
             enrolled: whether this learner has taken part before. If so, it waits for a server that
                 it cannot trust now rather than give up.
             insecure: without TLS, on loopback only.
+            run_over: whether the server has said that the run is over: if it then goes away, that
+                is not logged as a loss.
 
         Raises:
             MissingExtra: without grpcio.
@@ -58,7 +61,9 @@ class DirectNode:
                     )  # fmt: skip
             check_private(tls.key)
         name = keys.resolve().name
-        self._client = StreamClient(server, name, handle, tls, dim=dim, enrolled=enrolled)
+        self._client = StreamClient(
+            server, name, handle, tls, dim=dim, enrolled=enrolled, run_over=run_over
+        )
 
     @property
     def online(self) -> bool:

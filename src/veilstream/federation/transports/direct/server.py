@@ -30,7 +30,7 @@ import grpc.aio  # isort: skip
 
 __all__ = ["DirectServer"]
 
-_PING_S = 1.0
+_PING_S = 2.5  # a learner answers one a second
 _OPEN_S = 20.0
 _PORT_S = 1.0  # a server that was killed leaves its port at once
 _DAY_S = 86_400.0

@@ -1,0 +1,67 @@
+"""Who a record is of: one rule for tables, for programs that call, and for a learner's own tags.
+
+A client is named by a text or by a whole number; 17, 17.0 and "17" are one person. Text is brought
+into one form: Unicode NFC, without white space and invisible format characters (a byte-order mark,
+a zero-width space) at either end. What cannot be a name is refused rather than turned into one:
+true and false, lists and objects (whose spelling is an accident of the program that wrote them),
+fractions, bytes that are no text, and control characters such as NUL, which other programs cut
+or drop, so that two people would become one or one person two.
+"""
+
+from __future__ import annotations
+
+import numbers
+import unicodedata
+from decimal import Decimal
+
+__all__ = ["LONGEST_NAME", "NAME_RULE", "client_name", "normal_form"]
+
+LONGEST_NAME = 1024
+NAME_RULE = (
+    f"a text of 1 to {LONGEST_NAME} characters without control characters, not white space alone, "
+    "or a whole number"
+)
+"""What a client's name must be, for errors."""
+
+_EXACT = 2.0**53
+"""Above it, a float does not tell neighbouring whole numbers apart."""
+
+
+def client_name(told: object) -> str | None:
+    """The client's name in one form; None for what is not a name by `NAME_RULE`."""
+    if isinstance(told, bool):
+        return None
+    if isinstance(told, numbers.Integral):
+        told = _digits(int(told))
+    elif isinstance(told, numbers.Real | Decimal):
+        number = float(told)
+        whole = abs(number) < _EXACT and number == told and number.is_integer()
+        told = str(int(number)) if whole else ""
+    if not isinstance(told, str) or not 0 < len(told) <= LONGEST_NAME:
+        return None
+    name = normal_form(told)
+    return name if name and not any(map(_is_no_text, name)) else None
+
+
+def normal_form(text: str) -> str:
+    """The same text in NFC, without white space and invisible format characters at its ends."""
+    composed = unicodedata.normalize("NFC", text)
+    first, last = 0, len(composed)
+    while first < last and _invisible(composed[first]):
+        first += 1
+    while last > first and _invisible(composed[last - 1]):
+        last -= 1
+    return unicodedata.normalize("NFC", composed[first:last])
+
+
+def _digits(number: int) -> str:
+    return str(number) if number.bit_length() < 3 * LONGEST_NAME else ""
+
+
+def _invisible(character: str) -> bool:
+    return character.isspace() or unicodedata.category(character) == "Cf"
+
+
+def _is_no_text(character: str) -> bool:
+    """Control characters, and halves of a character (JSON can spell one)."""
+    return unicodedata.category(character) in ("Cc", "Cs")

@@ -1,0 +1,272 @@
+"""The learner's page: who may see it, what it shows, and that it is the account of /status."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.test_plan import veilstream
+from tests.federation.test_learner_api import KEPT, TOKEN, served
+from tests.federation.test_live_records import row
+from tests.support.federation import table_plan_of
+from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.services.local_account import LocalAccount, account_path
+from veilstream.federation.services.local_page import page_html
+from veilstream.federation.services.page_access import LINK_S, SESSION_S, PageAccess, page_link
+from veilstream.federation.services.prequential_score import (
+    RECENT_RECORDS,
+    Score,
+    ScoreHistory,
+)
+from veilstream.federation.services.score_plot import score_svg
+from veilstream.learning.records import Refusal
+
+WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Text(HTMLParser):
+    """A page's elements, attributes and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def open_link(here, headers=None):
+    link = page_link(("127.0.0.1", here.port), TOKEN)
+    path = link.removeprefix(f"http://127.0.0.1:{here.port}")
+    return path, *here.ask("GET", path, headers=headers or {})
+
+
+def test_a_link_opens_the_page_once_and_leaves_a_cookie_for_it_alone(tmp_path):
+    with served(tmp_path) as here:
+        path, status, headers, _ = open_link(here)
+        assert (status, headers["Location"]) == (303, "/page")
+        cookie, *attributes = [part.strip() for part in headers["Set-Cookie"].split(";")]
+        assert set(attributes) == {"HttpOnly", "SameSite=Strict", "Path=/page", "Max-Age=43200"}
+        assert cookie.startswith(f"veilstream_page_{here.port}=")
+        assert TOKEN not in headers["Set-Cookie"] + path
+        assert here.ask("GET", path)[0] == 401  # used up
+        shown = {"Cookie": cookie}
+        assert here.ask("GET", "/page", headers=shown)[0] == 200
+        assert here.ask("GET", "/page", headers={"Cookie": cookie[:-1]})[0] == 401
+        for method, other in (
+            ("GET", "/status"), ("POST", "/page"), ("POST", "/page/link"), ("POST", "/observe"),
+            ("POST", "/predict"), ("GET", "/page/"), ("GET", "/page/link"),
+        ):  # fmt: skip
+            assert here.ask(method, other, b"{}", {**KEPT, **shown, "Authorization": ""})[0] == 401
+
+
+def test_only_the_token_makes_links_and_it_opens_the_page_as_well(tmp_path):
+    with served(tmp_path) as here:
+        assert here.ask("POST", "/page/link")[0] == 401
+        for path in ("/page", "/page?once=", "/page?once=x", "/page?once=%00"):
+            assert here.ask("GET", path)[0] == 401
+        status, headers, body = here.ask("GET", "/page", headers=WITH_TOKEN)
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert b"Learner a" in body
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},  # a page of another port of this machine
+    ],
+)
+def test_a_page_of_another_origin_gets_nothing_and_uses_up_no_link(changes, tmp_path):
+    with served(tmp_path) as here:
+        path, _, headers, _ = open_link(here)
+        cookie = {"Cookie": headers["Set-Cookie"].partition(";")[0]}
+        assert here.ask("GET", "/page", headers=cookie | changes)[0] in (401, 403)
+        path = here.api._page.new_link("h")["link"].removeprefix("http://h")
+        assert here.ask("GET", path, headers=changes)[0] in (401, 403)
+        assert here.ask("GET", path, headers={"Sec-Fetch-Site": "none"})[0] == 303
+
+
+def test_links_and_sessions_end(tmp_path):
+    now = [0.0]
+    access = PageAccess(lambda: now[0])
+    early, late = access.new_code(), access.new_code()
+    session = access.enter(early)
+    assert session is not None
+    assert access.enter(early) is None
+    now[0] = LINK_S
+    assert access.enter(late) is None
+    assert access.knows(session)
+    now[0] = SESSION_S
+    assert not access.knows(session)
+    codes = [access.new_code() for _ in range(20)]
+    assert sum(access.waits(code) for code in codes) == 8  # the oldest go
+    assert access.waits(codes[-1])
+    assert len(set(codes)) == 20
+
+
+def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
+    plan = table_plan_of(learners=1)
+    with served(tmp_path, plan=plan) as here:
+        account = LocalAccount(here.daemon.learner, here.source, path=account_path(tmp_path / "a"))
+        here.daemon.account = account
+        here.open_round()
+        bad = row("secret-person", "secret-label")
+        assert here.post("/observe", bad)[0] == 422
+        for person in ("ann", "bob"):
+            assert here.post("/observe", row(person))[0] == 200
+        here._going.join(10)
+        account.pause = "<b>fewer</b> wait"
+        status = json.loads(here.ask("GET", "/status", headers=KEPT)[2])
+        _, headers, body = here.ask("GET", "/page", headers=WITH_TOKEN)
+        page = Text(body.decode())
+        said = " ".join(page.text)
+        assert "epoch 0, 1 of 6 rounds sealed" in said
+        for words in (
+            "records used 2 ", "steps without a client 0", "y: unknown label 1", "rounds 5",
+            "places for people, one a step 10", "<b>fewer</b> wait", "record 1",
+            "gradients that were clipped 0.0%", "since the start, 2 records",
+        ):  # fmt: skip
+            assert words in re.sub(r" +", " ", said), words
+        assert status["local"]["places_left"] == 10
+        assert status["local"]["refused"] == {"y: unknown label": 1}
+        assert "secret" not in body.decode()
+        assert not {"script", "link", "img", "iframe", "object", "form", "b"} & set(page.tags)
+        assert not {"style", "src", "href", "onload", "onclick"} & {k for k, _ in page.attributes}
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        style = re.search(r"<style>(.*)</style>", body.decode(), re.S).group(1)
+        digest = hashlib.sha256(style.encode()).digest()
+        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+        kept = {name: headers[name] for name in ("Cache-Control", "X-Frame-Options")}
+        assert kept == {"Cache-Control": "no-store", "X-Frame-Options": "DENY"}
+        # and `ledger status` shows the same, from the file
+        account.save()
+        shown = json.loads(account_path(tmp_path / "a").read_text())["shown"]
+        free = {"seconds_left": 0}
+        assert shown | free == status["local"] | free
+
+
+def test_a_page_without_an_account_says_so():
+    status = {
+        "learner": "<a>", "state": "waiting", "epoch": 0, "round": 0, "rounds": 6,
+        "refusals": {"<i>": 2}, "local": None,
+    }  # fmt: skip
+    page = Text(page_html(status))
+    assert "Nothing is counted" in " ".join(page.text)
+    assert "i" not in page.tags
+    assert "<i>" in page.text
+
+
+def test_the_command_prints_a_link_that_opens_the_page(tmp_path):
+    with served(tmp_path) as here:
+        (tmp_path / "a.token").write_text(TOKEN)
+        (tmp_path / "a.token").chmod(0o600)
+        at = f"127.0.0.1:{here.port}"
+        done = veilstream("ledger", "page", str(tmp_path / "a.db"), "--learner-api", at)
+        assert done.returncode == 0, done.stderr
+        assert here.ask("GET", done.stdout.strip().removeprefix(f"http://{at}"))[0] == 303
+        with pytest.raises(ProtocolError, match=r"refused the token \(HTTP 401\)"):
+            page_link(("127.0.0.1", here.port), "x" * 43)
+    with pytest.raises(ProtocolError, match="no learner API answers"):
+        page_link(("127.0.0.1", here.port), TOKEN)
+    with pytest.raises(InputError, match="loopback"):
+        page_link(("192.0.2.1", 8490), TOKEN)
+
+
+def test_the_command_says_where_a_token_comes_from(tmp_path):
+    done = veilstream("ledger", "page", str(tmp_path / "none.db"))
+    assert done.returncode == 2
+    assert "none.token" in done.stderr
+    assert "started with --learner-api" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- the score's course --------------------------------------------------------------------------
+
+
+def course(rounds: int, per_round: int = 2) -> tuple[Score, ScoreHistory, list[int]]:
+    """A model that is right in the second half; whether it was wrong, record by record."""
+    score, wrong = Score(), []
+    history = ScoreHistory(score)
+    for r in range(rounds):
+        for i in range(per_round):
+            target = 1.0 if (r + i) % 3 else -1.0
+            right = r >= rounds // 2
+            score.take(target if right else -target, target, classifies=True)
+            wrong.append(not right)
+        history.round_ends(r + 1, score)
+    return score, history, wrong
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 399, 400, 401, 2000])
+def test_a_course_has_every_record_in_bounded_memory(rounds):
+    score, history, wrong = course(rounds)
+    kept = history.kept
+    assert len(kept) <= 400
+    assert sum(int(stretch[1]) for stretch in kept) == len(wrong) == score.records
+    assert sum(stretch[2] for stretch in kept) == sum(wrong)
+    points = history.points(classifies=True, unit=1.0)
+    assert len(points) <= 62
+    assert points[-1]["round"] == rounds
+    total = sum(point["model"] * point["records"] for point in points)
+    assert total == pytest.approx(len(wrong) - sum(wrong))
+    again = ScoreHistory(score, json.loads(json.dumps(kept)))
+    assert again.kept == kept
+
+
+def test_the_current_model_is_scored_by_the_last_records():
+    _, history, wrong = course(400)
+    recent = history.recent(classifies=True, unit=1.0)
+    assert recent["records"] == RECENT_RECORDS
+    assert recent["model"] == 1.0
+    score, history, wrong = course(60)  # all of them, and twenty of the first half
+    recent = history.recent(classifies=True, unit=1.0)
+    last = wrong[-recent["records"] :]
+    assert recent["model"] == pytest.approx(1 - sum(last) / len(last))
+    assert score.shown(classifies=True, unit=1.0)["model"] == 0.5
+
+
+def test_the_figure_has_three_lines_at_the_places_that_the_numbers_say():
+    _, history, _ = course(400)
+    points = history.points(classifies=True, unit=1.0)
+    svg = ElementTree.fromstring(score_svg(points, "accuracy"))
+    lines = {line.get("class"): line.get("points") for line in svg.iter("polyline")}
+    assert set(lines) == {"model", "majority", "no_change"}
+    heights = [float(pair.split(",")[1]) for pair in lines["model"].split()]
+    assert len(heights) == len(points)
+    assert heights[0] > heights[-1]  # from all wrong, at the bottom, to all right, at the top
+    order = sorted(range(len(points)), key=lambda i: points[i]["model"])
+    assert [heights[i] for i in order] == sorted(heights, reverse=True)
+    assert "model 1;" in svg.get("aria-label")
+    assert score_svg(points[:1], "accuracy") == ""
+    numbers = [
+        {"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)
+    ]
+    ElementTree.fromstring(score_svg(numbers, "root mean squared error"))
+
+
+def test_refusals_of_callers_are_kept_over_a_restart(tmp_path):
+    with served(tmp_path) as here:
+        path = tmp_path / "a.local.json"
+        first = LocalAccount(here.daemon.learner, here.source, path=path)
+        first.looked_at(Refusal("missing", "age"))
+        first.save()
+        second = LocalAccount(here.daemon.learner, here.source, path=path)
+        second.looked_at(Refusal("missing", "age"))
+        assert second.as_dict()["refused"] == {"age: missing": 2}
