@@ -24,8 +24,6 @@ from veilstream.learning.records import (
     Label,
     RecordSchema,
     RefusedRecord,
-    as_text,
-    is_missing,
     with_decimal_point,
 )
 from veilstream.learning.tasks import Sample
@@ -73,14 +71,7 @@ class OwnRecords(RecordSchema):
         return () if self.client == EACH_ROW else (self.client,)
 
     def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:
-        client = row_name
-        if self.client != EACH_ROW:
-            if self.client not in row:
-                raise RefusedRecord("no column", self.client)
-            told = row[self.client]
-            client = "" if is_missing(told) else as_text(told)
-        if not client:
-            raise RefusedRecord("no client", self.columns[0] if self.columns else "")
+        client = self._client(row, row_name)
         features, target = self._called(row, decimal_comma, with_target=True)
         if self.targets is not None and float(target) not in self.targets:
             raise RefusedRecord("unknown label", "")

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.learning.client_names import client_name
 from veilstream.learning.tasks import Sample
 
 __all__ = [
@@ -62,6 +63,7 @@ REASONS = {
     "unknown category": "the text is not in the plan's vocabulary",
     "unknown label": "the label is none of the plan's",
     "no client": "nobody is named",
+    "not a client": "who it is must be text or a whole number, without control characters",
     "not readable": "the row cannot be read as a record",
     "other features": "data.encode gave features of another shape than the task's",
     "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
@@ -409,11 +411,7 @@ class RecordSchema:
             return Refusal("not readable")
 
     def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:
-        client = row_name
-        if self.client != EACH_ROW:
-            client = as_text(_cell(row, self.client))
-        if not client or (self.client != EACH_ROW and is_missing(row[self.client])):
-            raise RefusedRecord("no client", "" if self.client == EACH_ROW else self.client)
+        client = self._client(row, row_name)
         told = _cell(row, self.label.name)
         if is_missing(told):
             raise RefusedRecord("missing", self.label.name)
@@ -422,6 +420,20 @@ class RecordSchema:
         if moved:
             clamped.append(self.label.name)
         return Encoded(client, Sample(features, np.float32(target)), tuple(clamped))
+
+    def _client(self, row: Mapping[str, object], row_name: str) -> str:
+        """Who it is."""
+        if self.client == EACH_ROW:
+            if not row_name:
+                raise RefusedRecord("no client", "")
+            return row_name
+        told = _cell(row, self.client)
+        if is_missing(told):
+            raise RefusedRecord("no client", self.client)
+        named = client_name(told)
+        if named is None:
+            raise RefusedRecord("not a client", self.client)
+        return named
 
     def _features(self, row: Mapping[str, object], comma: bool) -> tuple[Float32s, list[str]]:
         into = np.zeros(self.width, np.float32)

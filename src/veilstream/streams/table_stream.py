@@ -333,5 +333,7 @@ def _allowed(
 
 
 def _is_held_out(client: str, share: float) -> bool:
-    hashed = hashlib.blake2b(client.encode(), digest_size=8, person=b"held-out").digest()
+    hashed = hashlib.blake2b(
+        client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out"
+    ).digest()
     return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

@@ -2,8 +2,9 @@
 
 A tag is bytes, taken as they are, or text. Text that looks the same may be written in several ways
 (é is one character or two; a file adds a blank), so it is brought into one form before it is
-hashed: Unicode NFC, without white space, control and invisible format characters (a byte-order
-mark, a zero-width space) at either end. Nothing else is equated: capitals, full-width letters,
+hashed (`veilstream.learning.client_names`): Unicode NFC, without white space, control and invisible
+format characters (a byte-order mark, a zero-width space) at either end. Text with a control
+character inside is no tag. Nothing else is equated: capitals, full-width letters,
 ligatures and invisible characters inside a text make other tags, and so do bytes and text of the
 same letters.
 
@@ -18,25 +19,11 @@ from __future__ import annotations
 import unicodedata
 
 from veilstream.errors import InputError
+from veilstream.learning.client_names import LONGEST_NAME, is_client_text, normal_form
 
 __all__ = ["LONGEST_TAG", "checked_tag", "normal_form", "tag_forms"]
 
-LONGEST_TAG = 1024
-
-
-def normal_form(text: str) -> str:
-    """The same text in NFC, without outer white space and invisible characters."""
-    composed = unicodedata.normalize("NFC", text)
-    first, last = 0, len(composed)
-    while first < last and _invisible(composed[first]):
-        first += 1
-    while last > first and _invisible(composed[last - 1]):
-        last -= 1
-    return unicodedata.normalize("NFC", composed[first:last])
-
-
-def _invisible(character: str) -> bool:
-    return character.isspace() or unicodedata.category(character) in ("Cc", "Cf")
+LONGEST_TAG = LONGEST_NAME
 
 
 def tag_forms(client: object) -> tuple[bytes, ...]:
@@ -49,7 +36,7 @@ def tag_forms(client: object) -> tuple[bytes, ...]:
     if type(client) is not str or not 0 < len(client) <= LONGEST_TAG:
         return ()
     normal = normal_form(client)
-    if not normal:
+    if not is_client_text(normal):
         return ()
     if normal == client and client.isascii():
         return (client.encode(),)
@@ -66,6 +53,7 @@ def checked_tag(client: object) -> bytes:
         return forms[0]
     raise InputError(
         "tag", "<not shown>",
-        f"text or bytes of 1 to {LONGEST_TAG} characters, not white space alone",
+        f"text or bytes of 1 to {LONGEST_TAG} characters, not white space alone, no control "
+        "characters",
         "give each person a tag that is the same whenever they come",
     )  # fmt: skip
