@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
 from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text, is_missing
+from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
-from veilstream.streams.tables import Bookmark, Row, TableReader, check_columns
+from veilstream.streams.tables import TableReader, check_columns
 
 __all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before"]
 
@@ -197,28 +198,37 @@ class TableSource:
         )
 
 
-def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> None:
-    """Refuse a table whose rows were read under another name; reads it up to there.
+def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> bool:
+    """Refuse a table that holds rows which were read under another name; reads all of it.
 
-    With several visits per person its records would count as further visits.
+    With several visits per person its records would count as further visits. Compared is what rows
+    say (`veilstream.streams.bookmarks`): a copy with other newlines, delimiters or columns in
+    another order is found, also behind new rows. One in which rows were changed is not.
+
+    Returns:
+        Whether rows were read under other names, so that a copy which is not found is possible.
 
     Raises:
         InputError: naming the other.
 
     """
-    stands = {Bookmark.parse(mark.text): mark.source for mark in bookmarks}
-    if table.name in stands.values() or not stands:
-        return
-    furthest = max(mark.rows for mark in stands)
-    for _ in table.rows():
-        if (known := stands.get(table.bookmark)) is not None:
+    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
+    own = stands.pop(table.name, None)
+    if not any(mark.rows for mark in stands.values()):
+        return False
+    if own is not None:
+        table.skip_to(own)
+    begins = int(table.bookmark.digest or "0", 16)
+    seen = SeenBefore(stands, begins)
+    for number, _ in table.rows():
+        if (known := seen.look(table.bookmark.digest)) is not None:
+            name, rows = known
             raise InputError(
                 "data", table.name, "records that were not read before",
-                f"its first {table.bookmark.rows} rows were read as {known}: go on under that "
-                "name, or give new records only",
+                f"its rows {number + 2 - rows} to {number + 1} were read as {name}: go on under "
+                "that name, or give new records only",
             )  # fmt: skip
-        if table.bookmark.rows >= furthest:
-            return
+    return own is None
 
 
 def _count(counts: RowCounts, record: Encoded | Refusal | None) -> None:
