@@ -9,6 +9,7 @@ control and invisible format characters (a byte-order mark, a zero-width space) 
 from __future__ import annotations
 
 import decimal
+import math
 import unicodedata
 import uuid
 
@@ -55,7 +56,7 @@ def client_name(cell: object) -> str | None:
     if isinstance(cell, bool | np.bool_):
         return None
     if isinstance(cell, float | np.floating | decimal.Decimal):
-        whole = cell == cell and abs(cell) < float("inf") and cell == int(cell)
+        whole = math.isfinite(cell) and cell == int(cell)
         cell = int(cell) if whole else None
     if not isinstance(cell, str | int | np.integer | uuid.UUID):
         return None

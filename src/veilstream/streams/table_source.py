@@ -14,7 +14,7 @@ each is handed over together with the bookmark behind it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
@@ -22,8 +22,15 @@ from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text,
 from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
 from veilstream.streams.tables import TableReader, check_columns
+from veilstream.streams.time_order import TimeOrder, time_of
 
-__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before"]
+__all__ = [
+    "LookAhead",
+    "RowCounts",
+    "TableSource",
+    "check_not_read_before",
+    "rows_out_of_order",
+]
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
@@ -191,7 +198,7 @@ class TableSource:
             told = cells.get(self.schema.learner, self._learner)
             if is_missing(told):
                 return Refusal("missing", self.schema.learner)
-            if as_text(told) != self._learner:
+            if not _is_of(cells, self.schema, self._learner):
                 return None
         return self.schema.encode(
             cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma
@@ -229,6 +236,38 @@ def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -
                 "that name, or give new records only",
             )  # fmt: skip
     return own is None
+
+
+def rows_out_of_order(
+    table: TableReader, schema: RecordSchema, learner: str | None = None
+) -> tuple[int, int]:
+    """How many of this learner's rows lie behind a later one, by the schema's time; reads all.
+
+    A deployed learner takes rows in the order of the file, since more may be appended; a simulation
+    sorts them.
+
+    Returns:
+        So many, of how many with a time.
+
+    """
+    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
+        return 0, 0
+    order, rows = TimeOrder(), 0
+    for _, cells in table.rows():
+        if cells is None or not _is_of(cells, schema, learner):
+            continue
+        when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+        if when is not None:
+            order.add("", when)
+            rows += 1
+    return order.unordered, rows
+
+
+def _is_of(cells: Mapping[str, object], schema: RecordSchema, learner: str | None) -> bool:
+    """Whether a row is this learner's; one that names nobody is."""
+    if learner is None or schema.learner is None:
+        return True
+    return as_text(cells.get(schema.learner, learner)) == learner
 
 
 def _count(counts: RowCounts, record: Encoded | Refusal | None) -> None:
