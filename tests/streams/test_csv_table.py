@@ -129,6 +129,25 @@ def test_a_header_is_looked_for_and_said(tmp_path):
     assert table(tmp_path, "who,x").columns == ("who", "x")
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["sep=;\nwho;x\nann;1\n", '\ufeff"sep=,"\nwho,x\nann,1\n', "\ufeff\ufeffwho,x\nann,1\n"],
+)
+def test_lines_and_marks_of_excel_are_no_header(tmp_path, content):
+    assert cells(table(tmp_path, content)) == [{"who": "ann", "x": "1"}]
+
+
+@pytest.mark.parametrize("content", ['"', ",,\n1,2,3\n", "x" * 200_000 + ",y\n1,2\n"])
+def test_first_lines_without_names_are_named_for_it(tmp_path, content):
+    with pytest.raises(InputError, match="its first line holds none, or one of more than 131,072"):
+        table(tmp_path, content)
+
+
+def test_half_a_character_at_the_end_is_a_row_that_cannot_be_read(tmp_path):
+    content = "\ufeffwho,x\nann,1\n".encode("utf-16-le") + b"A"
+    assert cells(table(tmp_path, content)) == [{"who": "ann", "x": "1"}, None]
+
+
 def test_ten_thousand_columns(tmp_path):
     names = ",".join(f"c{i}" for i in range(10_000))
     reader = table(tmp_path, f"{names}\n{','.join(['1'] * 10_000)}\n")

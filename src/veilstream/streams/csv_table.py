@@ -16,10 +16,14 @@ from pathlib import Path
 from veilstream.errors import InputError
 from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, is_broken_text
+from veilstream.wording import counted
 
 __all__ = ["CsvTable", "check_names", "ends_in_quotes"]
 
 _DELIMITERS = ",;\t|"
+_SEPARATOR_LINE = re.compile(r'"?sep=([,;\t|])"?')
+"""A first line by which Excel is told the delimiter; no record and no header."""
+_AROUND_NAMES = " \t\r\n\ufeff\u200b"
 _NAMED = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
@@ -62,8 +66,8 @@ class CsvTable:
         while (lines := self._record()) is not None:
             cells = self._row(lines)
             # Each line of what cannot be read may have been a row.
-            lost = sum(1 + line.rstrip("\r\n").count("\r") for line in lines)
-            for _ in range(1 if cells is not None else lost):
+            lost = (1 + line.rstrip("\r\n").count("\r") for line in lines)
+            for _ in range(1 if cells is not None else sum(lost)):
                 number = self.bookmark.rows
                 digest = self._digest.add(cells, decimal_comma=self.decimal_comma)
                 self.bookmark = Bookmark(number + 1, digest)
@@ -85,12 +89,20 @@ class CsvTable:
                 "data", self.name, "a whole line with the columns' names",
                 "its first line has no end yet: end it with a newline, or wait until it is written",
             )  # fmt: skip
-        cells = None if lines is None else _cells(lines, self._delimiter)
-        if not cells:
+        if lines is not None and _SEPARATOR_LINE.fullmatch(lines[0].strip()):
+            return self._header()
+        if lines is None:
             raise InputError(
                 "data", self.name, "a header with the columns' names", "the file is empty"
             )
-        columns = tuple(cell.strip() for cell in cells)
+        cells = _cells(lines, self._delimiter)
+        # A file that was marked twice has a byte-order mark in its first name.
+        columns = tuple(cell.strip(_AROUND_NAMES) for cell in cells or ())
+        if not any(columns):
+            raise InputError(
+                "data", self.name, "a header with the columns' names",
+                "its first line holds none, or one of more than 131,072 characters",
+            )  # fmt: skip
         check_names(self.name, columns)
         if all(re.fullmatch(r"[-+]?[\d.,]+", column) for column in columns if column):
             raise InputError(
@@ -130,7 +142,7 @@ class CsvTable:
             raise self._refused
         if len(lines) > 1 and _reopened(lines, self._delimiter):
             return None
-        if cells is None or not whole or any(is_broken_text(cell) for cell in cells):
+        if cells is None or not whole or any(is_broken_text(line) for line in lines):
             return None
         return dict(zip(self.columns, cells, strict=True))
 
@@ -144,15 +156,12 @@ class CsvTable:
 
     def _unclosed(self, lines: list[str]) -> InputError:
         first = self._lines.number - len(lines) + 1
+        taken = counted(len(lines) - 1, "line")
         return InputError(
             "data", self.name, "quotes that are closed in the cell where they open",
-            f"one that opens in line {first} is not, and takes {_counted(len(lines) - 1)} behind "
-            'it with it: close it, or write "" for a quote inside a cell',
+            f"one that opens in line {first} is not, and takes {taken} behind it "
+            'with it: close it, or write "" for a quote inside a cell',
         )  # fmt: skip
-
-
-def _counted(lines: int) -> str:
-    return "1 line" if lines == 1 else f"{lines} lines"
 
 
 def check_names(name: str, columns: tuple[str, ...]) -> None:
@@ -178,6 +187,8 @@ def check_names(name: str, columns: tuple[str, ...]) -> None:
 
 def ends_in_quotes(line: str, delimiter: str, inside: bool) -> bool:
     """Whether a quoted cell is still open behind a line, as `csv.reader` sees it."""
+    if '"' not in line:
+        return inside
     at = 0
     while True:
         if inside:
@@ -238,6 +249,8 @@ def _sample_rows(lines: list[str], delimiter: str, most: int) -> list[list[str]]
 
 def _delimiter(lines: list[str]) -> str:
     """The one that cuts the first lines into most cells, the same number in each."""
+    if lines and (told := _SEPARATOR_LINE.fullmatch(lines[0].lstrip("\ufeff").strip())):
+        return told[1]
     best, most = ",", 1
     for delimiter in _DELIMITERS:
         rows = _sample_rows(lines, delimiter, 30)

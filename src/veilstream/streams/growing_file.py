@@ -34,6 +34,9 @@ _OTHER_KINDS = (
     (b"ARROW1", "an Arrow file", "name it .arrow"),
     (b"SQLite format 3\x00", "a SQLite file", "name it .sqlite and give a query"),
     (b"%PDF", "a PDF file", "export the table as CSV"),
+    (b"<!DOCTYPE", "a web page", "the download went wrong: fetch the file again"),
+    (b"<html", "a web page", "the download went wrong: fetch the file again"),
+    (b"<?xml", "an XML file", "export the table as CSV"),
 )
 """First bytes of files that are no text, what they are and the way out."""
 
@@ -118,7 +121,10 @@ class GrowingLines:
         self._at = end
         self._position += len(line)
         self.number += 1
-        return line.decode(self.encoding, "surrogateescape")
+        try:
+            return line.decode(self.encoding, "surrogateescape")
+        except UnicodeDecodeError:  # half a character of UTF-16
+            return line.decode(self.encoding, "replace") + "\udc80"
 
     def rows_left(self, rows: int) -> int | None:
         """About how many follow, if all are as long as those that were read."""
@@ -175,9 +181,13 @@ class GrowingLines:
 
 def is_broken_text(text: str) -> bool:
     """Whether bytes in it were no text, or a zero byte is in it (a disk that lost a block)."""
-    if text.isascii():
-        return "\x00" in text
-    return any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in text)
+    if "\x00" in text:
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # surrogates stand for such bytes
+        return True
+    return False
 
 
 def _encoding(sample: bytes, name: str) -> tuple[str, int, str]:

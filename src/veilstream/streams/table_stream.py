@@ -30,6 +30,7 @@ from veilstream.learning.records import (
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
+from veilstream.wording import counted
 
 __all__ = [
     "DealtOut",
@@ -355,7 +356,8 @@ def _check_some(found: list[Visit], report: TableReport, names: list[str]) -> No
     reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
     raise InputError(
         "data.source", names,
-        f"records that can be used; of {report.rows} rows none can ({reasons or 'there are none'})",
+        f"records that can be used; of {counted(report.rows, 'row')} none can "
+        f"({reasons or 'there are none'})",
         "`veilstream data check FILE --plan PLAN` shows each column",
     )  # fmt: skip
 
@@ -410,7 +412,7 @@ def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
         often = sum(count > visits for count in counts.values())
         raise InputError(
             "privacy.participations", visits, f"at least {most}: {often} people come more often "
-            f"than {visits} time{'s' if visits > 1 else ''}",
+            f"than {counted(visits, 'time')}",
             f'participations = {most} (more noise), or data.returning = "first" (their other '
             "records are left out)",
         )  # fmt: skip

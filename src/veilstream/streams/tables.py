@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from veilstream.errors import InputError
 from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
+from veilstream.wording import counted
 
 __all__ = ["JsonLinesTable", "RowsTable", "TableReader", "check_columns", "open_table"]
 
@@ -106,10 +107,10 @@ def check_columns(table: TableReader, wanted: tuple[str, ...], *, show: bool = F
     if show:
         way_out = f"it has {_listed(table.columns)}; rename them in the file or in the plan"
     else:
+        there = counted(len(table.columns), "column")
         way_out = (
-            f"it has {len(table.columns)} columns, and {len(set(wanted)) - len(missing)} of the "
-            f"{len(set(wanted))} that the plan names: is its first line a header? `veilstream data "
-            "check FILE` shows it"
+            f"it has {there}, and {len(set(wanted)) - len(missing)} of the {len(set(wanted))} that "
+            "the plan names: is its first line a header? `veilstream data check FILE` shows it"
         )
     rule = f"columns {_listed(tuple(missing))}, which the plan names"
     raise InputError("data", table.name, rule, way_out)
