@@ -38,8 +38,9 @@ def check_command(
     """Look at records before any budget is spent: columns, ranges, labels, people, refusals.
 
     Without a plan it proposes one's `[data]` table. With a plan it says which rows would be used
-    and which refused and why, who returns how often, and how many rounds that feeds. It runs here,
-    for you alone: nothing is sent or kept.
+    and which refused and why, who returns how often, how many rounds that feeds, and what
+    `veilstream run` would refuse (exit code 2 then). It runs here, for you alone: nothing is sent
+    or kept.
 
     Example: `veilstream data check stations.csv`, then `--write --plan plan.toml`, fill in the
     ranges, and `veilstream data check stations.csv --plan plan.toml`.

@@ -25,8 +25,8 @@ Row = tuple[int, Mapping[str, object] | None]
 
 _MODULUS = 1 << 128
 _LOW = (1 << 64) - 1
-_SHORT = 16
-"""Longer text is never a word for a missing cell, blanks around it or not."""
+_SHORT = 4
+"""Letters of a word for a missing cell, at most."""
 _BEGINS_A_NUMBER = frozenset("+-.0123456789")
 _BY_CHANCE = 10
 """Fewer rows than this may be alike in two files by chance; only at its beginning they count."""
@@ -75,9 +75,9 @@ class RowDigest:
 
 def _said(value: object, decimal_comma: bool) -> str:
     """A cell in one spelling: 1.50, "1.5" and (where that is a number) "1,5" are the same."""
-    if (value is None or type(value) is not str or len(value) < _SHORT) and is_missing(value):
-        return ""
     text = value.strip() if type(value) is str and value.isascii() else as_text(value)
+    if (type(value) is not str or len(text) <= _SHORT) and is_missing(value):
+        return ""
     if text[:1] not in _BEGINS_A_NUMBER:
         return text
     number = text.replace(",", ".") if decimal_comma and text.count(",") == 1 else text
