@@ -4,6 +4,7 @@ counted, with the way out; none is silent, none spends a round."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import contextmanager
 
@@ -153,7 +154,10 @@ def test_bytes_that_are_no_text(beside):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace("x1,x2", "x1,x1", 1), "x1 is there twice: rename one"),
+        (
+            lambda text: text.replace("x1,x2", "x1,x1", 1),
+            "among columns 4, 5 of 8 a name is there twice: rename one",
+        ),
         (lambda text: text.replace("x1,x2", "x1,temp", 1), "columns x2, which the plan names"),
         (lambda text: "".join(text.splitlines(keepends=True)[1:]), "columns person, y, x0"),
         (lambda text: "", "a header with the columns' names"),
@@ -163,6 +167,24 @@ def test_bytes_that_are_no_text(beside):
 def test_headers_that_are_none(beside, change, says):
     beside.write(change(csv_of(rows_of(PEOPLE))))
     beside.refuses_to_start(says)
+
+
+def test_a_file_without_header_shows_no_cell_of_its_first_record(beside, caplog):
+    rows = rows_of(["Ann Ablett", *PEOPLE])
+    beside.write(csv_of(rows).partition("\n")[2])
+    with caplog.at_level(logging.DEBUG), pytest.raises(InputError) as told:
+        beside.service().run()
+    for cell in rows[0].values():
+        assert f"{cell}" not in str(told.value).replace("'records.csv'", "") + caplog.text or (
+            len(str(cell)) < 4
+        )
+    assert "has 8 columns, and 0 of the 8 that the plan names" in str(told.value)
+
+
+def test_a_quote_that_is_not_closed_names_its_line(beside):
+    beside.write(csv_of(rows_of(PEOPLE)).replace("person 7", '"person 7'))
+    os.utime(beside.file, (1, 1))  # nobody is writing it: it is not waited for
+    beside.refuses_to_start("one that opens in line 9 is not, and takes 32 lines behind it")
 
 
 def test_a_file_without_this_learners_rows(tmp_path):
@@ -321,8 +343,50 @@ def test_a_file_under_another_name_is_not_read_twice(tmp_path):
     with beside.running():
         spend(beside, 2)
     beside.file = beside.file.rename(tmp_path / "tuesday.csv")
-    with pytest.raises(InputError, match=r"first 4 rows were read as records\.csv"):
+    with pytest.raises(InputError, match=r"its rows 1 to 4 were read as records\.csv"):
         beside.service().run()
+
+
+@pytest.mark.parametrize("how", ["saved again", "a row less"])
+def test_a_copy_that_was_saved_again_brings_no_further_visits(tmp_path, caplog, how):
+    plan = table_plan_of(learners=1, privacy={"participations": 3, "min_separation": 1})
+    rows = rows_of(PEOPLE)
+    beside = Beside(tmp_path, plan).write(csv_of(rows))
+    with beside.running():
+        spend(beside, 2)
+    beside.file = tmp_path / "tuesday.csv"
+    if how == "saved again":
+        other = [dict(sorted(row.items())) for row in rows]
+        beside.write(csv_of(other, comma=";").replace("\n", "\r\n"))
+        with pytest.raises(InputError, match=r"rows 1 to 4 were read as records\.csv"):
+            beside.service().run()
+        return
+    beside.write(csv_of(rows[1:]))  # what a digest of the first four cannot tell is said
+    with caplog.at_level(logging.WARNING), beside.running():
+        pass
+    assert "tuesday.csv was not read before, but other files were" in caplog.text
+
+
+def test_rows_that_are_not_in_the_order_of_time_are_counted_before_round_0(tmp_path, caplog):
+    plan = table_plan_of(learners=1, data={"time": "minute"})
+    rows = [row | {"minute": i} for i, row in enumerate(rows_of(PEOPLE))]
+    rows[3], rows[9] = rows[9], rows[3]
+    beside = Beside(tmp_path, plan).write(csv_of(rows))
+    for told in (True, False):  # later the file cannot be sorted any more
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), beside.running():
+            spend(beside, 1) if told else None
+        assert ("2 of 40 rows lie behind a later minute" in caplog.text) == told
+
+
+def test_a_file_that_is_deleted_is_named_in_the_log(beside, caplog):
+    beside.write(csv_of(rows_of(PEOPLE[:4])))
+    with caplog.at_level(logging.INFO), beside.running():
+        spend(beside, 2)
+        beside.file.unlink()
+        assert beside.ask(2).kind == "absent"
+    assert "records.csv" in caplog.text
+    assert "it is gone" in caplog.text
 
 
 def test_people_who_may_not_return_are_nobody(beside):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as some
 
 from veilstream.deployment.ledger.tags import tag_forms
 from veilstream.learning.client_names import LONGEST_NAME, client_name
-from veilstream.learning.records import Encoded, Label, Numeric, RecordSchema, Refusal
+from veilstream.learning.records import Encoded, Label, Numeric, RecordSchema, Refusal, is_missing
 
 NO_NAMES = [
-    True, False, np.bool_(True), None, ["ann"], {"name": "ann"}, ("ann",), b"ann", 17.5,
+    True, False, np.bool_(True), None, ["ann"], {"name": "ann"}, ("ann",), b"\xff", 17.5,
     float("nan"), float("inf"), 2.0**53, 10**LONGEST_NAME, Decimal("17.5"), "", "  ", "\ufeff",
     "x" * (LONGEST_NAME + 1), "ann\0", "\0", "a\x07b", "a\nb", "a\tb", "a\x9fb", "\udc80",
 ]  # fmt: skip
@@ -27,7 +28,8 @@ SCHEMA = RecordSchema(
 def test_what_is_no_name_is_refused_and_never_turned_into_one(told):
     assert client_name(told) is None
     row = {"person": told, "y": "no", "x": 0.5}
-    assert SCHEMA.encode(row) == Refusal("no client", "person")
+    reason = "no client" if is_missing(told) else "not a client"
+    assert SCHEMA.encode(row) == Refusal(reason, "person")
     if isinstance(told, str):
         assert tag_forms(told) == ()
 
@@ -38,7 +40,8 @@ def test_what_is_no_name_is_refused_and_never_turned_into_one(told):
         (17, "17"), (17.0, "17"), ("17", "17"), (np.int64(17), "17"), (Decimal("17.0"), "17"),
         (np.float32(17.0), "17"), (-3, "-3"), (0, "0"), (2**80, str(2**80)), (" ann\n", "ann"),
         ("\ufeffann", "ann"), ("Rene\u0301", "Ren\u00e9"), ("ann lee", "ann lee"),
-        ("a\u200bb", "a\u200bb"),
+        ("a\u200bb", "a\u200bb"), (b"ann", "ann"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
     ],
 )  # fmt: skip
 def test_numbers_and_spellings_of_one_person_have_one_name(told, name):

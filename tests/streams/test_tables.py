@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
 import json
+import lzma
 import os
 import sqlite3
 
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.streams.tables import Bookmark, RowsTable, check_columns, open_table
+from veilstream.streams.bookmarks import Bookmark
+from veilstream.streams.tables import RowsTable, check_columns, open_table
 
 
 def table(tmp_path, content, name="a.csv", **options):
@@ -38,12 +43,17 @@ ANN_BOB = [{"who": "ann", "x": "1.5"}, {"who": "bob", "x": "2"}]
         PLAIN.replace(",", "|"),
         ("\ufeff" + PLAIN).encode("utf-16-le"),
         ("\ufeff" + PLAIN).encode("utf-16-be"),
+        PLAIN.encode("utf-16-le"),
+        PLAIN.replace("\n", "\r"),
+        PLAIN.replace("\n", "\r").rstrip("\r"),
+        "\n \n" + PLAIN,
         PLAIN.replace("who", '"who"').replace("ann", '"ann"'),
         PLAIN.replace("bob", "\nbob"),
         PLAIN.replace("who,x", " who , x "),
     ],
     ids=["plain", "no last newline", "windows", "mark", "semicolons", "tabs", "bars", "utf-16-le",
-         "utf-16-be", "quotes", "empty line", "spaces"],
+         "utf-16-be", "no mark", "CR only", "CR only, no last", "empty lines first", "quotes",
+         "empty line", "spaces"],
 )  # fmt: skip
 def test_dialects_and_encodings_are_found_out(tmp_path, content):
     reader = table(tmp_path, content)
@@ -80,7 +90,8 @@ def test_rows_of_another_length_cannot_be_read(tmp_path, bad):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("", "empty"), ("who,x,who\n1,2,3\n", "twice"), ("1,2\n3,4\n", "names"),
+    [("", "empty"), ("who,x,who\n1,2,3\n", "columns 1, 3 of 3 a name is there twice"),
+     ("1,2\n3,4\n", "names"),
      (b"w\xffo,x\n1,2\n", "UTF-8")],
 )  # fmt: skip
 def test_headers_that_cannot_be_used(tmp_path, content, says):
@@ -188,7 +199,42 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 
 def test_columns_that_are_not_there_are_named(tmp_path):
     with pytest.raises(InputError, match=r"columns y.*it has who, x"):
-        check_columns(table(tmp_path, PLAIN), ("who", "y"))
+        check_columns(table(tmp_path, PLAIN), ("who", "y"), show=True)
+
+
+def test_a_first_record_in_the_headers_place_is_shown_to_the_screen_only(tmp_path):
+    """A learner logs this error: without a header the names of columns are a person's cells."""
+    reader = table(tmp_path, "ann,positive\nbob,negative\n")
+    with pytest.raises(InputError, match=r"columns who, y.*has 2 columns, and 0 of the 2") as told:
+        check_columns(reader, ("who", "y"))
+    assert "ann" not in str(told.value)
+    assert "positive" not in str(told.value)
+    with pytest.raises(InputError, match="among columns 1, 3 of 3 a name is there twice") as told:
+        table(tmp_path, "ann,positive,ann\n")
+    assert "ann" not in str(told.value)
+
+
+def test_keys_that_are_there_twice_make_no_record(tmp_path):
+    lines = (
+        '{"who": "ann", "x": 1, "x": 2}\n{"who": "ann", "x": {"a": 1, "a": 2}}\n{"who": "bob"}\n'
+    )
+    assert cells(table(tmp_path, lines, "a.jsonl")) == [None, None, {"who": "bob"}]
+
+
+@pytest.mark.parametrize("content", ['[{"who": "ann"}]', '{\n  "who": "ann"\n}\n', "\n[\n{}\n]"])
+def test_json_that_is_no_json_lines_is_refused(tmp_path, content):
+    with pytest.raises(InputError, match="one JSON object a line"):
+        table(tmp_path, content, "a.json")
+
+
+def test_a_query_that_names_a_column_twice_or_meets_no_text(tmp_path):
+    path = tmp_path / "a.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table v (who text)")
+        connection.execute("insert into v values (cast(x'ff41' as text))")
+    with pytest.raises(InputError, match="a name is there twice"):
+        open_table(path, query="select who, who from v")
+    assert [number for number, _ in open_table(path, query="select who from v").rows()] == [0]
 
 
 def test_python_rows():
@@ -201,6 +247,36 @@ def test_python_rows():
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    for name, says in (("a.xlsx", "CSV"), ("none.csv", "there")):
+    (tmp_path / "broken.csv").symlink_to(tmp_path / "gone.csv")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, says in (
+        ("a.xlsx", "CSV"), ("none.csv", "there"), ("broken.csv", "a link.*gone.csv"),
+        ("folder.csv", "this is a folder"), ("pipe.csv", "a pipe"),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=says):
             open_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(PLAIN.encode()), "text; this is a gzip archive .unpack it"),
+        (bz2.compress(PLAIN.encode()), "bzip2"),
+        (lzma.compress(PLAIN.encode()), "an xz archive"),
+        (b"PK\x03\x04 and more", "Excel"),
+        (b"PAR1 and more", r"name it \.parquet"),
+        (codecs.BOM_UTF32_LE + PLAIN.encode("utf-32-le"), "UTF-32"),
+    ],
+)
+def test_files_that_are_no_text_are_named_for_what_they_are(tmp_path, content, says):
+    with pytest.raises(InputError, match=says):
+        table(tmp_path, content)
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_named(tmp_path):
+    reader = table(tmp_path, PLAIN, whole=False)
+    list(reader.rows())
+    (tmp_path / "a.csv").unlink()
+    with pytest.raises(InputError, match=r"a\.csv.*it is gone"):
+        list(reader.rows())

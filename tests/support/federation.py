@@ -53,7 +53,7 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
         name="small",
         learning=learning | changes.pop("learning", {}),
         data={"dim": DIM},
-        privacy={"epsilon": 4.0, "delta": 1e-3},
+        privacy={"epsilon": 4.0, "delta": 1e-3} | changes.pop("privacy", {}),
         federation=federation,
         methods=[method | changes.pop("method", {})],
     )  # fmt: skip

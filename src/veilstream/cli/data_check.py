@@ -10,7 +10,8 @@ import typer
 from veilstream.errors import InputError
 
 if TYPE_CHECKING:
-    from veilstream.plans.data_check import DataCheck, Profile
+    from veilstream.plans.column_profile import Profile
+    from veilstream.plans.data_check import DataCheck
 
 __all__ = ["check_command"]
 
@@ -37,21 +38,24 @@ def check_command(
     """Look at records before any budget is spent: columns, ranges, labels, people, refusals.
 
     Without a plan it proposes one's `[data]` table. With a plan it says which rows would be used
-    and which refused and why, who returns how often, and how many rounds that feeds. It runs here,
-    for you alone: nothing is sent or kept.
+    and which refused and why, who returns how often, how many rounds that feeds, and what
+    `veilstream run` would refuse (exit code 2 then). It runs here, for you alone: nothing is sent
+    or kept.
 
     Example: `veilstream data check stations.csv`, then `--write --plan plan.toml`, fill in the
     ranges, and `veilstream data check stations.csv --plan plan.toml`.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.plans.data_check import check_data, profile, proposal
+    from veilstream.plans.column_profile import profile, proposal
+    from veilstream.plans.data_check import check_data
     from veilstream.plans.plan import Plan
     from veilstream.streams.tables import open_table
 
     if plan is None or write:
-        found = profile(open_table(files[0], query=query))
-        source = str(files[0])
+        found = profile([open_table(file, query=query) for file in files])
+        source = _source(files)
         if write:
+            found.check_header()
             _write(plan, proposal(found, source))
         if json:
             print_json(_as_dict(found, proposal(found, source)))
@@ -66,6 +70,28 @@ def check_command(
         print_json(checked.as_dict())
     else:
         _show_check(checked)
+    if checked.run_refuses is not None:
+        raise typer.Exit(InputError.exit_code)
+
+
+def _source(files: list[Path]) -> str:
+    """A path or pattern that names these files and no others.
+
+    Raises:
+        InputError: there is none.
+
+    """
+    if len(files) == 1:
+        return str(files[0])
+    folder, suffix = files[0].parent, files[0].suffix
+    found = {path.resolve() for path in folder.glob(f"*{suffix}")}
+    if found != {path.resolve() for path in files}:
+        raise InputError(
+            "FILES", [str(file) for file in files],
+            "files that one pattern names, as data.source does",
+            f"put them, and no other *{suffix} file, into one folder",
+        )  # fmt: skip
+    return str(folder / f"*{suffix}")
 
 
 def _write(plan: Path | None, text: str) -> None:
@@ -73,10 +99,12 @@ def _write(plan: Path | None, text: str) -> None:
     import re
 
     from veilstream.files import write_file
+    from veilstream.plans.new_project import without_sample_data
 
     if plan is None:
         raise InputError("--write", None, "--plan, the file to write to", "--plan plan.toml")
     before = plan.read_text(encoding="utf-8") if plan.exists() else ""
+    before = without_sample_data(before)  # nobody has worked on that
     if re.search(r"^\s*\[+\s*data\b", before, re.MULTILINE):
         raise InputError(
             "--write", str(plan), "a plan without [data]",
@@ -87,10 +115,11 @@ def _write(plan: Path | None, text: str) -> None:
 
 def _as_dict(found: Profile, proposed: str) -> dict[str, object]:
     return {
-        "file": found.name, "rows": found.rows, "unreadable": found.unreadable,
-        "notices": found.notices, "roles": found.roles(), "proposal": proposed,
+        "files": found.names, "rows": found.rows, "unreadable": found.unreadable,
+        "notices": found.notices, "roles": found.roles.as_dict(),
+        "remarks": [*found.doubts_of_header, *found.roles.remarks], "proposal": proposed,
         "columns": [
-            {"name": c.name, "kind": c.kind, "missing": c.missing, "distinct": len(c.texts),
+            {"name": c.name, "kind": c.kind, "missing": c.missing, "distinct": c.distinct,
              "low": c.low, "high": c.high}
             for c in found.columns.values()
         ],
@@ -102,7 +131,9 @@ def _table(*headers: str):  # type: ignore[no-untyped-def]
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="right" if header in ("rows", "missing") else "left")
+        table.add_column(
+            header, justify="right" if header in ("rows", "missing", "rows in run") else "left"
+        )
     return table
 
 
@@ -115,34 +146,47 @@ def _print(table: object) -> None:
 def _show_profile(found: Profile) -> None:
     from rich.markup import escape
 
-    typer.echo(f"{found.name}: {found.rows} rows, {len(found.columns)} columns")
+    from veilstream.wording import counted
+
+    rows, columns = counted(found.rows, "row"), counted(len(found.columns), "column")
+    typer.echo(f"{found.title}: {rows}, {columns}")
     for notice in found.notices:
         typer.echo(f"  {notice}")
     if found.unreadable:
-        typer.echo(f"  {found.unreadable} rows cannot be read (too few or too many cells, no text)")
-    roles = {column: role for role, column in found.roles().items()}
+        typer.echo(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many "
+                   "cells, no text)")  # fmt: skip
+    roles = found.roles.by_column()
     table = _table("column", "looks like", "missing", "holds")
     for column in found.columns.values():
-        kind = roles.get(column.name) or column.kind
+        role = roles.get(column.name)
+        kind = column.kind if role is None else role if role == "left out" else f"{role}?"
         table.add_row(escape(column.name), kind, str(column.missing), escape(column.shown))
     _print(table)
+    for remark in (*found.doubts_of_header, *found.roles.remarks):
+        typer.echo(f"! {remark}")
 
 
 def _show_check(checked: DataCheck) -> None:
+    from rich.markup import escape
+
+    from veilstream.wording import counted
+
     report = checked.report
-    typer.echo(f"{report.rows} rows: {report.used} can be used, "
+    typer.echo(f"{counted(report.rows, 'row')}: {report.used} can be used, "
                f"{sum(report.refused.values())} are refused, {report.too_often} are of people who "
-               "came as often as the promise allows")  # fmt: skip
+               f"came as often as the promise allows, {report.too_soon} come too soon")  # fmt: skip
     for notice in report.notices:
         typer.echo(f"  {notice}")
     typer.echo(f"{report.people} people, {report.returning} of them return, one up to "
-               f"{report.most_visits} times")  # fmt: skip
+               f"{counted(report.most_visits, 'time')}")  # fmt: skip
     if checked.labels:
-        counted = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
-        typer.echo(f"labels: {counted}")
-    table = _table("learner", "rows", "rounds they feed")
+        each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
+        typer.echo(f"labels: {each}")
+    table = _table("learner", "rows", "rounds they feed", "rows in run")
     for name, count in sorted(checked.per_learner.items()):
-        table.add_row(name, str(count), str(checked.rounds[name]))
+        in_run = checked.learned.get(name)
+        shown = "-" if in_run is None else str(in_run)
+        table.add_row(escape(name), str(count), str(checked.rounds[name]), shown)
     _print(table)
     if checked.unused_columns:
         typer.echo(f"columns that the plan does not use: {', '.join(checked.unused_columns)}")

@@ -87,6 +87,10 @@ def run_with_progress(
         for remark in dict.fromkeys(remarks):
             console.print(f"note: {escape(remark)}", soft_wrap=True)
 
+    def records(notices: list[str]) -> None:
+        for notice in notices:
+            console.print(f"[bold]records[/bold]: {escape(notice)}", soft_wrap=True)
+
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
@@ -108,7 +112,7 @@ def run_with_progress(
         try:
             return run(
                 plan, out, resume=resume, processes=processes,
-                on_prepared=promise, on_progress=advanced,
+                on_notices=records, on_prepared=promise, on_progress=advanced,
                 on_solving=lambda n: bar.advance(solving, n),
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numbers
 import unicodedata
 from decimal import Decimal
+from uuid import UUID
 
 __all__ = ["LONGEST_NAME", "NAME_RULE", "client_name", "normal_form"]
 
@@ -31,6 +32,10 @@ def client_name(told: object) -> str | None:
     """The client's name in one form; None for what is not a name by `NAME_RULE`."""
     if isinstance(told, bool):
         return None
+    if isinstance(told, bytes):  # a text column of some stores
+        told = _decoded(told)
+    elif isinstance(told, UUID):
+        told = str(told)
     if isinstance(told, numbers.Integral):
         told = _digits(int(told))
     elif isinstance(told, numbers.Real | Decimal):
@@ -52,6 +57,13 @@ def normal_form(text: str) -> str:
     while last > first and _invisible(composed[last - 1]):
         last -= 1
     return unicodedata.normalize("NFC", composed[first:last])
+
+
+def _decoded(text: bytes) -> str | None:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _digits(number: int) -> str:

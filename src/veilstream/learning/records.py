@@ -62,7 +62,8 @@ REASONS = {
     "out of range": "the number lies outside the plan's range",
     "unknown category": "the text is not in the plan's vocabulary",
     "unknown label": "the label is none of the plan's",
-    "no client": "nobody is named, by a text without control characters or by a whole number",
+    "no client": "nobody is named",
+    "not a client": "who it is must be text or a whole number, without control characters",
     "not readable": "the row cannot be read as a record",
     "other features": "data.encode gave features of another shape than the task's",
     "not admitted": "features or target are not what the task takes",
@@ -423,12 +424,18 @@ class RecordSchema:
         return Encoded(client, Sample(features, np.float32(target)), tuple(clamped))
 
     def _client(self, row: Mapping[str, object], row_name: str) -> str:
-        """Who the record is of."""
-        told = row_name if self.client == EACH_ROW else _cell(row, self.client)
-        name = None if is_missing(told) else client_name(told)
-        if name is None:
-            raise RefusedRecord("no client", "" if self.client == EACH_ROW else self.client)
-        return name
+        """Who it is."""
+        if self.client == EACH_ROW:
+            if not row_name:
+                raise RefusedRecord("no client", "")
+            return row_name
+        told = _cell(row, self.client)
+        if is_missing(told):
+            raise RefusedRecord("no client", self.client)
+        named = client_name(told)
+        if named is None:
+            raise RefusedRecord("not a client", self.client)
+        return named
 
     def _features(self, row: Mapping[str, object], comma: bool) -> tuple[Float32s, list[str]]:
         into = np.zeros(self.width, np.float32)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from veilstream.streams.table_stream import TableStream
     from veilstream.streams.tables import TableReader
 
-__all__ = ["learner_rows", "stream_of"]
+__all__ = ["learner_rows", "named_tables", "source_files", "stream_of"]
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -62,19 +62,46 @@ def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
     return rows_to_learn_from(_open_tables(plan), schema_of(plan), plan.data.held_out_share)
 
 
-def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
-    from veilstream.streams.datasets import named_source
-    from veilstream.streams.tables import open_table
+def source_files(plan: Plan) -> list[Path]:
+    """The files that `data.source` names, in their order.
 
-    data = plan.data
-    if data.source is None:
+    Raises:
+        InputError: there is no source, or its pattern fits nothing.
+
+    """
+    from veilstream.streams.datasets import named_source
+
+    source = plan.data.source
+    if source is None:
         raise InputError(
             "data.source", None, "a file, or several by a pattern, to simulate",
             'source = "records.csv", or "stations/*.csv"',
         )  # fmt: skip
-    named = named_source(data.source)
-    paths = _files(data.source) if named is None else [named[0]]
-    return [(Path(path).stem, open_table(path, query=data.query)) for path in paths]
+    named = named_source(source)
+    return _files(source) if named is None else [named[0]]
+
+
+def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]:
+    """Files by the names of their learners, opened.
+
+    Raises:
+        InputError: a file cannot be read, or two would be one learner.
+
+    """
+    from veilstream.streams.tables import open_table
+
+    names = [path.stem for path in paths]
+    if plan.data.learner is None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            "data.source", twice, "files of different names: each is a learner",
+            "rename one, or name a column of learners: data.learner",
+        )  # fmt: skip
+    return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
+
+
+def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
+    return named_tables(source_files(plan), plan)
 
 
 def _tables(plan: Plan, per_round: int) -> TableStream:

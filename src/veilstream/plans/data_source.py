@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -67,7 +68,7 @@ def open_file(
     path: Path, plan: Plan, learner: str | None = None, *, whole: bool = False
 ) -> TableSource:
     """A file of records by the plan's schema; for arguments and errors see `open_source`."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
     if plan.data.kind != "table":
         raise InputError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = ["new_project"]
+__all__ = ["new_project", "without_sample_data"]
 
 _STATIONS = ("north", "south", "west")
 _ROWS = 9000
@@ -122,6 +122,12 @@ def new_project(folder: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
     return list(files)
+
+
+def without_sample_data(plan: str) -> str:
+    """A plan's text without the [data] of a new project, if that is as it was written."""
+    sample = _PLAN[_PLAN.index("[data]") : _PLAN.index("[privacy]")]
+    return plan.replace(sample, "")
 
 
 def _records(index: int, station: str) -> str:

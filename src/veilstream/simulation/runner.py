@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import time
 import zipfile
 from collections.abc import Callable
@@ -46,7 +47,14 @@ from veilstream.streams.table_stream import TableStream
 
 __all__ = ["run"]
 
+_log = logging.getLogger(__name__)
+
 Floats = NDArray[np.float64]
+
+
+def _log_notices(notices: list[str]) -> None:
+    for notice in notices:
+        _log.warning("%s", notice)
 
 
 def run(
@@ -57,6 +65,7 @@ def run(
     stream: Stream | None = None,
     resume: bool = False,
     processes: int = 1,
+    on_notices: Callable[[list[str]], None] = _log_notices,
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
     on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
@@ -76,6 +85,8 @@ def run(
         stream: data of your own, for plans with data.kind = "custom".
         resume: go on with an interrupted run of the same plan in that folder.
         processes: spread seeds over this many processes.
+        on_notices: called before anything runs with what to know of the records, as that they do
+            not last for the horizon; logged as warnings where it is left out.
         on_prepared: called with the calibrated methods before anything runs.
         on_progress: called with a `RunProgress` after every block of rounds.
         on_solving: called with 1 for each seed whose regret has been worked out.
@@ -117,6 +128,8 @@ def run(
         start.keep(folder)
     write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
     write_file(folder / "versions.json", _json(versions() | _where(plan)))
+    if isinstance(own_stream, TableStream) and own_stream.report.notices:
+        on_notices(own_stream.report.notices)
     on_prepared(prepared)
     batches = SeedBatches.of(folder, plan, prepared, own_task, own_stream, processes)
     look = _Look(plan, prepared, own_task, own_stream)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.streams.csv_table import check_names
 from veilstream.streams.tables import RowsTable, TableReader
 
 __all__ = ["open_binary_table", "query_table"]
@@ -22,6 +23,7 @@ def open_binary_table(path: Path, query: str | None) -> TableReader:
                 'query = "SELECT * FROM visits ORDER BY time"',
             )  # fmt: skip
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        connection.text_factory = lambda held: held.decode("utf-8", "surrogateescape")
         return query_table(connection, query, path.name)
     return _arrow_table(path)
 
@@ -36,12 +38,13 @@ def query_table(connection: Any, query: str, name: str = "query") -> TableReader
     columns = tuple(str(column[0]) for column in cursor.description or ())
     if not columns:
         raise InputError("data.query", query, "a query that returns rows", "SELECT ... FROM ...")
+    check_names(name, columns)
 
     def rows() -> Iterator[Mapping[str, object]]:
         while (row := cursor.fetchone()) is not None:
             yield dict(zip(columns, row, strict=True))
 
-    table = RowsTable(rows(), name)
+    table = RowsTable(_named_errors(rows(), name), name)
     table.columns = columns
     return table
 
@@ -57,11 +60,25 @@ def _arrow_table(path: Path) -> TableReader:
         columns = tuple(dataset.schema.names)
     except Exception as error:  # whatever Arrow raises on a file that is none
         raise InputError("data", path.name, f"a file of kind {kind}", str(error)) from error
+    check_names(path.name, columns)
 
     def rows() -> Iterator[Mapping[str, object]]:
         for batch in dataset.to_batches(batch_size=4096):
             yield from batch.to_pylist()
 
-    table = RowsTable(rows(), path.name)
+    table = RowsTable(_named_errors(rows(), path.name), path.name)
     table.columns = columns
     return table
+
+
+def _named_errors(
+    rows: Iterator[Mapping[str, object]], name: str
+) -> Iterator[Mapping[str, object]]:
+    """Rows; what a driver says of one that it cannot read may quote it, and is left out."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise InputError(
+            "data", name, f"rows that can be read to the end ({type(error).__name__})",
+            "the file is damaged or busy: copy it again",
+        ) from None  # fmt: skip

@@ -14,15 +14,24 @@ each is handed over together with the bookmark behind it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
 from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text, is_missing
+from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
-from veilstream.streams.tables import Bookmark, Row, TableReader, check_columns
+from veilstream.streams.tables import TableReader, check_columns
+from veilstream.streams.time_order import TimeOrder, time_of
 
-__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before", "count_record"]
+__all__ = [
+    "LookAhead",
+    "RowCounts",
+    "TableSource",
+    "check_not_read_before",
+    "count_record",
+    "rows_out_of_order",
+]
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
@@ -190,35 +199,76 @@ class TableSource:
             told = cells.get(self.schema.learner, self._learner)
             if is_missing(told):
                 return Refusal("missing", self.schema.learner)
-            if as_text(told) != self._learner:
+            if not _is_of(cells, self.schema, self._learner):
                 return None
         return self.schema.encode(
             cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma
         )
 
 
-def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> None:
-    """Refuse a table whose rows were read under another name; reads it up to there.
+def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> bool:
+    """Refuse a table that holds rows which were read under another name; reads all of it.
 
-    With several visits per person its records would count as further visits.
+    With several visits per person its records would count as further visits. Compared is what rows
+    say (`veilstream.streams.bookmarks`): a copy with other newlines, delimiters or columns in
+    another order is found, also behind new rows. One in which rows were changed is not.
+
+    Returns:
+        Whether rows were read under other names, so that a copy which is not found is possible.
 
     Raises:
         InputError: naming the other.
 
     """
-    stands = {Bookmark.parse(mark.text): mark.source for mark in bookmarks}
-    if table.name in stands.values() or not stands:
-        return
-    furthest = max(mark.rows for mark in stands)
-    for _ in table.rows():
-        if (known := stands.get(table.bookmark)) is not None:
+    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
+    own = stands.pop(table.name, None)
+    if not any(mark.rows for mark in stands.values()):
+        return False
+    if own is not None:
+        table.skip_to(own)
+    begins = int(table.bookmark.digest or "0", 16)
+    seen = SeenBefore(stands, begins)
+    for number, _ in table.rows():
+        if (known := seen.look(table.bookmark.digest)) is not None:
+            name, rows = known
             raise InputError(
                 "data", table.name, "records that were not read before",
-                f"its first {table.bookmark.rows} rows were read as {known}: go on under that "
-                "name, or give new records only",
+                f"its rows {number + 2 - rows} to {number + 1} were read as {name}: go on under "
+                "that name, or give new records only",
             )  # fmt: skip
-        if table.bookmark.rows >= furthest:
-            return
+    return own is None
+
+
+def rows_out_of_order(
+    table: TableReader, schema: RecordSchema, learner: str | None = None
+) -> tuple[int, int]:
+    """How many of this learner's rows lie behind a later one, by the schema's time; reads all.
+
+    A deployed learner takes rows in the order of the file, since more may be appended; a simulation
+    sorts them.
+
+    Returns:
+        So many, of how many with a time.
+
+    """
+    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
+        return 0, 0
+    order, rows = TimeOrder(), 0
+    for _, cells in table.rows():
+        if cells is None or not _is_of(cells, schema, learner):
+            continue
+        when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+        if when is not None:
+            order.add("", when)
+            rows += 1
+    return order.unordered, rows
+
+
+def _is_of(cells: Mapping[str, object], schema: RecordSchema, learner: str | None) -> bool:
+    """Whether a row is this learner's; one that names nobody is."""
+    if learner is None or schema.learner is None:
+        return True
+    return as_text(cells.get(schema.learner, learner)) == learner
 
 
 def count_record(counts: RowCounts, record: Encoded | Refusal | None) -> None:

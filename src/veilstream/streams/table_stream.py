@@ -24,19 +24,25 @@ from veilstream.learning.records import (
     Encoded,
     RecordSchema,
     Refusal,
-    as_number,
     as_text,
     with_decimal_point,
 )
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.tables import TableReader, check_columns
+from veilstream.streams.time_order import TimeOrder, time_of
+from veilstream.wording import counted
 
 __all__ = [
+    "DealtOut",
     "FixedOrder",
     "TableReport",
     "TableStream",
+    "Visit",
+    "allowed",
+    "dealt_out",
     "read_tables",
     "rows_to_learn_from",
+    "short_of",
     "table_stream",
 ]
 
@@ -59,6 +65,10 @@ class TableReport:
     returning: int = 0
     """People with more than one record."""
     most_visits: int = 0
+    unordered: int = 0
+    """Rows whose time lies before that of the row above; a simulation sorts them."""
+    learned: dict[str, int] = field(default_factory=dict)
+    """Records that a simulation learns from at each learner, held-out people left out."""
     notices: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,6 +78,7 @@ class TableReport:
             "refused": {str(refusal): count for refusal, count in self.refused.most_common()},
             "clamped": dict(self.clamped), "too_often": self.too_often, "too_soon": self.too_soon,
             "people": self.people, "returning": self.returning, "most_visits": self.most_visits,
+            "unordered": self.unordered, "learned": self.learned, "notices": self.notices,
         }  # fmt: skip
 
 
@@ -95,21 +106,37 @@ class TableStream(PoolStream):
 
 
 @dataclass
-class _Visit:
+class Visit:
+    """One record, and whose it is."""
+
     client: str
     learner: str
-    when: float | str | int
+    when: float | str
     record: Encoded
 
 
 def read_tables(
-    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema
-) -> tuple[list[_Visit], TableReport]:
-    """Every record of some tables, encoded; each table comes with its learner's name."""
+    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema, *, show: bool = False
+) -> tuple[list[Visit], TableReport]:
+    """Every record of some tables, encoded; each table comes with its learner's name.
+
+    Args:
+        tables: pairs of a learner's name and its table.
+        schema: what a record is.
+        show: whether an error may name the columns that are there (`check_columns`).
+
+    Returns:
+        Visits in the order of the files, and what became of the rows so far.
+
+    Raises:
+        InputError: for a table without the schema's columns.
+
+    """
     report, visits = TableReport(), []
+    order = TimeOrder()
     for learner, table in tables:
         extra = tuple(c for c in (schema.learner, schema.time) if c)
-        check_columns(table, (*schema.columns, *extra))
+        check_columns(table, (*schema.columns, *extra), show=show)
         report.notices += table.notices
         for number, cells in table.rows():
             report.rows += 1
@@ -118,13 +145,21 @@ def read_tables(
                 report.refused[visit] += 1
                 continue
             report.clamped.update(visit.record.clamped)
+            if schema.time is not None:
+                order.add(visit.learner, visit.when)
             visits.append(visit)
+    report.unordered = order.unordered
+    if schema.time is not None and order.by_letters:
+        report.notices.append(
+            f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "
+            "sorts as meant, 31.1.2026 does not"
+        )
     return visits, report
 
 
 def _visit(
     schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Any
-) -> _Visit | Refusal:
+) -> Visit | Refusal:
     if cells is None:
         return Refusal("not readable")
     record = schema.encode(
@@ -136,14 +171,13 @@ def _visit(
         learner = as_text(cells.get(schema.learner, ""))
         if not learner:
             return Refusal("missing", schema.learner)
-    when: float | str | int = number
+    when: float | str = number
     if schema.time is not None:
-        told = cells.get(schema.time)
-        at = as_number(told, decimal_comma=table.decimal_comma)
-        when = as_text(told) if at is None else at
-        if told is None or when == "":
+        told = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+        if told is None:
             return Refusal("missing", schema.time)
-    return _Visit(record.client, learner, when, record)
+        when = told
+    return Visit(record.client, learner, when, record)
 
 
 def table_stream(
@@ -183,7 +217,72 @@ def table_stream(
 
     """
     found, report = read_tables(tables, schema)
-    _check_some(found, report, tables)
+    dealt = dealt_out(
+        found, report, schema, [table.name for _, table in tables], learners=learners,
+        visits=visits, separation=separation, per_step=per_step, returning=returning,
+        held_out_share=held_out_share,
+    )  # fmt: skip
+    pool = [record for own in dealt.learned.values() for record in own]
+    held, orders, at = dealt.held_out, [], 0
+    for own in dealt.learned.values():
+        orders.append(np.arange(at, at + len(own), dtype=np.int32))
+        at += len(own)
+    report.notices += short_of(report.learned, rounds, per_round)
+    return TableStream(
+        learners=learners, rounds=rounds, per_round=per_round,
+        features=np.stack([e.sample.features for e in pool]),
+        targets=np.array([e.sample.target for e in pool], np.float32),
+        held_features=np.stack([v.record.sample.features for v in held]),
+        held_targets=np.array([v.record.sample.target for v in held], np.float32),
+        split=FixedOrder(tuple(orders)), names=tuple(dealt.learned), report=report,
+        provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DealtOut:
+    """Who is learned from at which learner, and who is held out."""
+
+    learned: dict[str, list[Encoded]]
+    """By learner, in the order in which they are met."""
+    held_out: list[Visit]
+
+
+def dealt_out(
+    found: list[Visit],
+    report: TableReport,
+    schema: RecordSchema,
+    names: list[str],
+    *,
+    learners: int | None,
+    visits: int,
+    separation: int,
+    per_step: int,
+    returning: str,
+    held_out_share: float,
+) -> DealtOut:
+    """The rules of a simulation over records that were read; `data check` asks them too.
+
+    Args:
+        found: from `read_tables`.
+        report: is filled in.
+        schema: what a record is.
+        names: of the tables, for errors.
+        learners: how many there must be; None for any number.
+        visits: see `table_stream`, as for the others.
+        separation: steps between two visits, at least.
+        per_step: clients of a step.
+        returning: "refuse" or "first".
+        held_out_share: share of people who are measured on and not learned from.
+
+    Returns:
+        Who is where.
+
+    Raises:
+        InputError: as `table_stream`.
+
+    """
+    _check_some(found, report, names)
     _count_people(found, report)
     by_learner = _by_learner(found, learners)
     _check_people(by_learner, schema)
@@ -195,27 +294,33 @@ def table_stream(
     report.held_out = len(held)
     if returning == "refuse":
         _check_visits(learned, visits)
-    pool: list[Encoded] = []
-    orders = []
-    for own in learned.values():
-        kept = _allowed(own, visits, separation, per_step, report)
-        orders.append(np.arange(len(pool), len(pool) + len(kept), dtype=np.int32))
-        pool += kept
-    report.used = len(pool)
-    if not pool:
+    kept = {
+        name: allowed(own, visits, separation, per_step, report) for name, own in learned.items()
+    }
+    report.learned = {name: len(own) for name, own in kept.items()}
+    report.used = sum(report.learned.values())
+    if not report.used:
         raise InputError(
-            "data.source", [t.name for _, t in tables], "records of people to learn from",
+            "data.source", names, "records of people to learn from",
             "all of them are held out: give more records",
         )  # fmt: skip
-    return TableStream(
-        learners=learners, rounds=rounds, per_round=per_round,
-        features=np.stack([e.sample.features for e in pool]),
-        targets=np.array([e.sample.target for e in pool], np.float32),
-        held_features=np.stack([v.record.sample.features for v in held]),
-        held_targets=np.array([v.record.sample.target for v in held], np.float32),
-        split=FixedOrder(tuple(orders)), names=tuple(learned), report=report,
-        provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
-    )  # fmt: skip
+    return DealtOut(kept, held)
+
+
+def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
+    """What to tell where records do not last for the horizon; empty where they do."""
+    needed = rounds * per_round
+    short = {name: count for name, count in learned.items() if count < needed}
+    if not short:
+        return []
+    shown = ", ".join(f"{name}: {count}" for name, count in list(short.items())[:12])
+    more = ", ..." if len(short) > 12 else ""
+    least = min(short.values()) // per_round
+    return [
+        f"the horizon is {rounds} rounds of {per_round} records, {needed} records at each learner, "
+        f"and these have fewer to learn from: {shown}{more}. Steps without a record add noise and "
+        f"teach nothing: set learning.rounds = {max(least, 1)}, or give more records"
+    ]
 
 
 def rows_to_learn_from(
@@ -245,32 +350,33 @@ def rows_to_learn_from(
     return {name: [cells for _, cells in found[name]] for name in sorted(found)}
 
 
-def _check_some(found: list[_Visit], report: TableReport, tables: Any) -> None:
+def _check_some(found: list[Visit], report: TableReport, names: list[str]) -> None:
     if found:
         return
     reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
     raise InputError(
-        "data.source", [table.name for _, table in tables],
-        f"records that can be used; of {report.rows} rows none can ({reasons or 'there are none'})",
+        "data.source", names,
+        f"records that can be used; of {counted(report.rows, 'row')} none can "
+        f"({reasons or 'there are none'})",
         "`veilstream data check FILE --plan PLAN` shows each column",
     )  # fmt: skip
 
 
-def _count_people(found: list[_Visit], report: TableReport) -> None:
+def _count_people(found: list[Visit], report: TableReport) -> None:
     visits = Counter(visit.client for visit in found)
     report.people, report.most_visits = len(visits), max(visits.values())
     report.returning = sum(count > 1 for count in visits.values())
 
 
-def _by_learner(found: list[_Visit], learners: int) -> dict[str, list[_Visit]]:
+def _by_learner(found: list[Visit], learners: int | None) -> dict[str, list[Visit]]:
     names = sorted({visit.learner for visit in found})
-    if len(names) != learners:
+    if learners is not None and len(names) != learners:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         raise InputError(
             "learning.learners", learners, f"as many as the records name: {len(names)} ({shown})",
             f"learners = {len(names)}",
         )  # fmt: skip
-    by_learner: dict[str, list[_Visit]] = {name: [] for name in names}
+    by_learner: dict[str, list[Visit]] = {name: [] for name in names}
     for visit in found:
         by_learner[visit.learner].append(visit)
     for own in by_learner.values():
@@ -282,7 +388,7 @@ def _by_learner(found: list[_Visit], learners: int) -> dict[str, list[_Visit]]:
     return by_learner
 
 
-def _check_people(by_learner: dict[str, list[_Visit]], schema: RecordSchema) -> None:
+def _check_people(by_learner: dict[str, list[Visit]], schema: RecordSchema) -> None:
     """The promise is for one learner's messages: nobody may be at two."""
     seen: dict[str, str] = {}
     if schema.client == EACH_ROW:
@@ -299,23 +405,23 @@ def _check_people(by_learner: dict[str, list[_Visit]], schema: RecordSchema) -> 
         )  # fmt: skip
 
 
-def _check_visits(by_learner: dict[str, list[_Visit]], visits: int) -> None:
+def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
     counts = Counter(visit.client for own in by_learner.values() for visit in own)
     most = max(counts.values(), default=0)
     if most > visits:
         often = sum(count > visits for count in counts.values())
         raise InputError(
             "privacy.participations", visits, f"at least {most}: {often} people come more often "
-            f"than {visits} time{'s' if visits > 1 else ''}",
+            f"than {counted(visits, 'time')}",
             f'participations = {most} (more noise), or data.returning = "first" (their other '
             "records are left out)",
         )  # fmt: skip
 
 
-def _allowed(
-    own: list[_Visit], visits: int, separation: int, per_step: int, report: TableReport
+def allowed(
+    own: list[Visit], visits: int, separation: int, per_step: int, report: TableReport
 ) -> list[Encoded]:
-    """As a learner would take them: one a step, nobody too often or too soon."""
+    """As a learner would take them: one a step, nobody too often or too soon; counts the others."""
     last: dict[str, int] = {}
     count: Counter[str] = Counter()
     kept: list[Encoded] = []
@@ -333,5 +439,7 @@ def _allowed(
 
 
 def _is_held_out(client: str, share: float) -> bool:
-    hashed = hashlib.blake2b(client.encode(), digest_size=8, person=b"held-out").digest()
+    hashed = hashlib.blake2b(
+        client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out"
+    ).digest()
     return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

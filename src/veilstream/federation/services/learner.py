@@ -20,13 +20,18 @@ from veilstream.federation.services.first_records import check_first_records
 from veilstream.federation.services.local_account import LocalAccount, account_path
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
+from veilstream.learning.records import EACH_ROW, RecordSchema
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import ClientSource, LiveSource
-from veilstream.streams.table_source import TableSource, check_not_read_before
+from veilstream.streams.table_source import (
+    TableSource,
+    check_not_read_before,
+    rows_out_of_order,
+)
 from veilstream.streams.tables import open_table
 
 if TYPE_CHECKING:
@@ -130,11 +135,30 @@ class LearnerService:
     def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
         """Go on where the file was left, and look at what comes next before anything is spent."""
         marks, path = learner.bookmarks(), Path(self.data)
-        check_not_read_before(open_table(path, query=self.plan.data.query), marks)
+        copies = check_not_read_before(open_table(path, query=self.plan.data.query), marks)
+        if copies and (self.plan.participation.times > 1 or source.schema.client == EACH_ROW):
+            _log.warning(
+                "%s was not read before, but other files were. Records of those that stand in it "
+                "with changed, missing or inserted rows between them cannot be recognised and "
+                "would count as further visits: give new records only", path.name,
+            )  # fmt: skip
         source.resume(marks)
         for notice in source.table.notices:
             _log.info("%s", notice)
         check_first_records(source, path, accept=self.accept_refusals, learner=name)
+        if not marks and source.schema.time is not None:
+            self._tell_order(path, source.schema, name)
+
+    def _tell_order(self, path: Path, schema: RecordSchema, name: str) -> None:
+        """Before the first round, since a file that has been read from cannot be sorted."""
+        table = open_table(path, query=self.plan.data.query)
+        unordered, rows = rows_out_of_order(table, schema, name)
+        if unordered:
+            _log.warning(
+                "%s: %d of %d rows lie behind a later %s. A learner takes rows in the order of the "
+                "file, a simulation sorts them: stop and sort the file now if the order matters",
+                path.name, unordered, rows, schema.time,
+            )  # fmt: skip
 
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
         from veilstream.federation.services.learner_api import LearnerApi

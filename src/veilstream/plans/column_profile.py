@@ -1,0 +1,248 @@
+"""What files of records hold, without a plan, and the `[data]` table that this suggests.
+
+Only names and kinds of columns go into a proposal: ranges and vocabularies are the person's to fill
+in from what anybody knows, since a plan is shared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from veilstream.errors import InputError
+from veilstream.learning.records import EACH_ROW, as_number, as_text, is_missing
+from veilstream.plans.column_roles import FEW, Roles, guessed_roles
+from veilstream.streams.tables import TableReader
+from veilstream.wording import counted
+
+__all__ = ["Column", "Profile", "profile", "proposal"]
+
+_DISTINCT = 10_000
+_NUMERIC_SHARE = 0.95
+_UNIQUE_SHARE = 0.9
+_UNIQUE_ROWS = 10
+"""Fewer cells may differ by chance."""
+_WIDTH = 32
+_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
+_OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ,].*)?")
+
+
+@dataclass
+class Column:
+    """What one column holds."""
+
+    name: str
+    rows: int = 0
+    missing: int = 0
+    numbers: int = 0
+    whole_numbers: int = 0
+    dates: int = 0
+    iso_dates: int = 0
+    low: float | None = None
+    high: float | None = None
+    texts: Counter[str] = field(default_factory=Counter)
+    many: int = 0
+    """Cells up to which different ones were counted; 0: all."""
+
+    def take(self, value: object, *, decimal_comma: bool) -> None:
+        """Count a cell."""
+        self.rows += 1
+        if is_missing(value):
+            self.missing += 1
+            return
+        number = as_number(value, decimal_comma=decimal_comma)
+        text = as_text(value)
+        if number is not None:
+            self.numbers += 1
+            self.whole_numbers += number.is_integer()
+            self.low = number if self.low is None else min(self.low, number)
+            self.high = number if self.high is None else max(self.high, number)
+        elif text[:1].isdigit():
+            iso = _ISO_DATE.fullmatch(text) is not None
+            self.iso_dates += iso
+            self.dates += iso or _OTHER_DATE.fullmatch(text) is not None
+        if text in self.texts or len(self.texts) < _DISTINCT:
+            self.texts[text] += 1
+        elif not self.many:
+            self.many = self.there
+
+    @property
+    def there(self) -> int:
+        """Cells that say something."""
+        return self.rows - self.missing
+
+    @property
+    def distinct(self) -> int:
+        """Different cells, as far as they were counted."""
+        return len(self.texts)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its cells are numbers, but for a few."""
+        return self.there > 0 and self.numbers >= _NUMERIC_SHARE * self.there
+
+    @property
+    def is_date(self) -> bool:
+        """Whether its cells are dates, but for a few."""
+        return self.there > 0 and self.dates >= _NUMERIC_SHARE * self.there
+
+    @property
+    def is_iso_date(self) -> bool:
+        """Whether they are written so that text sorts as time."""
+        return self.iso_dates == self.dates
+
+    @property
+    def kind(self) -> str:
+        """numeric, categorical or hashed: what it would be as a feature."""
+        if self.is_number and self.distinct > 2:
+            return "numeric"
+        return "categorical" if self.distinct <= FEW and not self.many else "hashed"
+
+    @property
+    def names_people(self) -> bool:
+        """Whether more than half of its cells differ."""
+        return self.there > 1 and (bool(self.many) or self.distinct > 0.5 * self.there)
+
+    @property
+    def nearly_unique(self) -> bool:
+        """Whether nearly every cell is another."""
+        seen = self.many or self.there
+        return seen >= _UNIQUE_ROWS and self.distinct >= _UNIQUE_SHARE * seen
+
+    @property
+    def shown(self) -> str:
+        """Its values, on this screen only."""
+        if self.kind == "numeric":
+            return f"{self.low:g} to {self.high:g}"
+        few = ", ".join(f"{text[:60]} ({count})" for text, count in self.texts.most_common(4))
+        more = self.distinct - 4
+        return few + (f" and {more}{'+' if self.many else ''} more" if more > 0 else "")
+
+
+@dataclass
+class Profile:
+    """Some tables without a plan."""
+
+    names: list[str]
+    rows: int
+    unreadable: int
+    columns: dict[str, Column]
+    notices: list[str]
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Who, when, where and what is predicted: a guess."""
+        return guessed_roles(self.columns, one_file=len(self.names) == 1)
+
+    @property
+    def title(self) -> str:
+        """The files, in short."""
+        return self.names[0] if len(self.names) == 1 else f"{len(self.names)} files"
+
+    @cached_property
+    def doubts_of_header(self) -> list[str]:
+        """Why its first line may be no header; says how many names, and none."""
+        named = [c for c in self.columns.values() if c.there]
+        repeated = [c for c in named if as_text(c.name) in c.texts]
+        if named and len(repeated) == len(named) > 1:
+            often = min(c.texts[as_text(c.name)] for c in repeated)
+            return [f"its header is there {counted(often, 'more time')}: were files put together?"]
+        odd = [c for c in named if c in repeated or as_number(c.name) is not None
+               or _OTHER_DATE.fullmatch(c.name)]  # fmt: skip
+        if not odd:
+            return []
+        return [
+            f"{counted(len(odd), 'name')} of {len(self.columns)} in its first line look like cells "
+            "of a record: is that line a header? Without one, add a line with names"
+        ]
+
+    def check_header(self) -> None:
+        """Refuse to write names into a plan that may be cells of a person's record.
+
+        Raises:
+            InputError: saying why.
+
+        """
+        if self.doubts_of_header:
+            raise InputError(
+                "--write", self.title, f"a file with a header ({self.doubts_of_header[0]})",
+                "a plan is shared, and these may be cells of a record; if they are names, copy "
+                "from the proposal by hand",
+            )  # fmt: skip
+
+
+def profile(tables: Sequence[TableReader]) -> Profile:
+    """Read whole tables: columns of all of them, by name."""
+    found = Profile([table.name for table in tables], 0, 0, {}, [])
+    headers = {table.name: set(table.columns) - {""} for table in tables if table.columns}
+    everywhere = set().union(*headers.values())
+    for name, own in headers.items():
+        if lacking := everywhere - own:
+            shown = ", ".join(sorted(lacking)[:12]) + (", ..." if len(lacking) > 12 else "")
+            found.notices.append(f"{name} lacks columns that other files have: {shown}")
+    for table in tables:
+        found.notices += table.notices
+        for name in table.columns:
+            if name and name not in found.columns:
+                found.columns[name] = Column(name, rows=found.rows, missing=found.rows)
+        for _, cells in table.rows():
+            _take(found, table, cells)
+    return found
+
+
+def _take(found: Profile, table: TableReader, cells: Mapping[str, object] | None) -> None:
+    found.rows += 1
+    if cells is None:
+        found.unreadable += 1
+        return
+    for name in cells:
+        if name and name not in found.columns:
+            before = found.rows - 1
+            found.columns[name] = Column(name, rows=before, missing=before)
+    for name, column in found.columns.items():
+        column.take(cells.get(name), decimal_comma=table.decimal_comma)
+
+
+def proposal(found: Profile, source: str, task: str | None = None) -> str:
+    """A [data] table with names and kinds of columns, as TOML: no cell's value stands in it."""
+    roles = found.roles
+    lines = [
+        "# Names and kinds of columns. Ranges and words are yours to fill in, from what anybody",
+        "# knows: this file is shared. An empty cell refuses its record; missing = \"zero\" or",
+        '# "flag" in a feature keeps it. Roles of columns are guesses: check each.',
+        "[data]", 'kind = "table"', f"source = {_quoted(source)}",
+    ]  # fmt: skip
+    if roles.learner is not None:
+        lines.append(f"learner = {_quoted(roles.learner)}  # leave it out where each has a file")
+    if roles.client == EACH_ROW:
+        lines.append(f"client = {_quoted(EACH_ROW)}  # nobody ever returns; else the column of who")
+    else:
+        lines.append(f"client = {_quoted(roles.client)}")
+    named = (("time", roles.time), ("label", roles.label))
+    lines += [f"{role} = {_quoted(name)}" for role, name in named if name is not None]
+    column = found.columns[roles.label] if roles.label is not None else None
+    classes = column is not None and column.distinct <= FEW
+    if classes and task in (None, "logistic", "softmax"):
+        lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
+    else:
+        lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")
+    lines += [f"# {_quoted(name)} is different in nearly every row: no feature"
+              for name in roles.left_out]  # fmt: skip
+    for name, each in found.columns.items():
+        if name in roles.by_column():
+            continue
+        lines += ["", "[[data.features]]", f"name = {_quoted(name)}"]
+        if each.kind == "numeric":
+            lines += ['kind = "numeric"', "# fill in what anybody knows: low = 0.0, high = 100.0"]
+        else:
+            lines += ['kind = "hashed"', f"width = {_WIDTH}",
+                      '# or kind = "categorical" and vocabulary = [...]']  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", escaped) + '"'

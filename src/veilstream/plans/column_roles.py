@@ -1,0 +1,184 @@
+"""Which column says who, when, where and what: guesses from names and cells, and what to doubt.
+
+A guess never goes into a plan without a word: `Roles.remarks` says on the screen of the person
+beside the data why a column was taken, and what it would mean if that is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veilstream.learning.records import EACH_ROW
+
+if TYPE_CHECKING:
+    from veilstream.plans.column_profile import Column
+
+__all__ = ["FEW", "Roles", "guessed_roles"]
+
+FEW = 20
+"""A column with at most so many different cells is a list of words."""
+
+_LABELS = ("label", "target", "class", "y", "outcome", "ziel", "klasse", "ergebnis", "zielwert",
+           "cible", "etiqueta", "resultado", "classe", "esito")  # fmt: skip
+_CLIENTS = ("client", "person", "people", "patient", "user", "customer", "member", "subject",
+            "kunde", "kunden", "nutzer", "personne", "utilisateur", "paciente", "cliente",
+            "usuario", "persona", "paziente", "klant", "pid", "tag", "id", "who",
+            "name")  # fmt: skip
+_TIMES = ("time", "timestamp", "date", "datetime", "when", "day", "period", "hour", "datum",
+          "zeit", "uhrzeit", "zeitpunkt", "zeitstempel", "jour", "heure", "fecha", "hora", "ora",
+          "tijd")  # fmt: skip
+_LEARNERS = ("learner", "station", "site", "hospital", "clinic", "region", "carrier", "branch",
+             "device", "center", "centre", "klinik", "krankenhaus", "standort", "filiale",
+             "praxis", "clinique", "hopital", "clinica", "sede", "ziekenhuis")  # fmt: skip
+_NUMBERS_OF_THINGS = ("id", "uuid", "guid", "nr", "no", "num", "number", "nummer", "numero", "key",
+                      "code", "ssn", "phone", "telefon", "email", "mail", "iban", "index", "row",
+                      "record")  # fmt: skip
+_STEM = 5
+"""A word of so many letters also counts as the beginning of a longer one (patientennummer)."""
+_MOST_LEARNERS = 1000
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns by what they say; a guess."""
+
+    client: str
+    time: str | None
+    learner: str | None
+    label: str | None
+    left_out: tuple[str, ...]
+    """Columns that are no features either: they tell rows apart."""
+    remarks: tuple[str, ...]
+    """For the person beside the data; may hold counts, and no cells."""
+
+    def by_column(self) -> dict[str, str]:
+        """Column to role."""
+        named = (("client", self.client), ("time", self.time), ("learner", self.learner),
+                 ("label", self.label))  # fmt: skip
+        held = {column: role for role, column in named if column not in (None, EACH_ROW)}
+        return held | dict.fromkeys(self.left_out, "left out")
+
+    def as_dict(self) -> dict[str, str | None]:
+        """For ``--json``."""
+        return {"client": self.client, "time": self.time, "learner": self.learner,
+                "label": self.label}  # fmt: skip
+
+
+def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Roles:
+    """A guess for each role.
+
+    Args:
+        columns: by name, in the order of the file.
+        one_file: whether there is one file: then a column may say at which learner a record is.
+
+    """
+    remarks: list[str] = []
+    names = list(columns)
+    label = _called(_LABELS, names)
+    if label is None:
+        label = _last_of_few(columns)
+        if label is not None:
+            remarks.append(f'label = "{label}" is a guess from its place: no name says label')
+    rest = [name for name in names if name != label]
+    client = _client(columns, rest, remarks)
+    rest = [name for name in rest if name != client]
+    time = _time(columns, rest, remarks)
+    rest = [name for name in rest if name != time]
+    learner = _called(_LEARNERS, [n for n in rest if 2 <= columns[n].distinct <= _MOST_LEARNERS])
+    if learner is not None and (not one_file or columns[learner].nearly_unique):
+        learner = None
+    if learner is not None:
+        remarks.append(
+            f'learner = "{learner}" is a guess from its name: each of its '
+            f"{columns[learner].distinct} words would be a learner of its own. Leave it out where "
+            "each learner has its own file; make it a feature where it only predicts"
+        )
+    left_out = tuple(n for n in rest if n != learner and _tells_rows_apart(columns[n]))
+    remarks += [
+        f'"{name}" is different in nearly every row, so it is proposed as no feature: it tells '
+        f'rows apart and predicts nobody else. Does it say who? Then client = "{name}"'
+        for name in left_out
+    ]
+    return Roles(client, time, learner, label, left_out, tuple(remarks))
+
+
+def _client(columns: Mapping[str, Column], names: list[str], remarks: list[str]) -> str:
+    named = _called(_CLIENTS, [n for n in names if columns[n].distinct > 1])
+    if named is not None:
+        if columns[named].nearly_unique:
+            remarks.append(
+                f'client = "{named}" is different in nearly every row. Is it the person\'s, or the '
+                "row's own number? A row's number hides people who return, and the promise would "
+                "protect each of their rows alone"
+            )
+        return named
+    alike = [n for n in names if _tells_rows_apart(columns[n])]
+    if alike:
+        remarks.append(
+            f'client = "{alike[0]}" is a guess from its cells, which differ in nearly every row. '
+            "Keep it if it says who, the same for the same person whenever they come. If it only "
+            "numbers rows, name the column that says who"
+        )
+        return alike[0]
+    remarks.append(
+        f'client = "{EACH_ROW}" because no column looks like a name: it takes every row for '
+        "another person. If people return, name the column that says who, or the promise does not "
+        "hold for them"
+    )
+    return EACH_ROW
+
+
+def _time(columns: Mapping[str, Column], names: list[str], remarks: list[str]) -> str | None:
+    dates = [n for n in names if columns[n].is_date]
+    # An hour of the day predicts; it orders nothing.
+    varied = [n for n in names if columns[n].names_people or n in dates]
+    time = _called(_TIMES, varied)
+    if time is None and dates:
+        time = dates[0]
+        remarks.append(f'time = "{time}" is a guess from its cells, which are dates')
+    if time is not None and columns[time].is_date and not columns[time].is_iso_date:
+        remarks.append(
+            f'"{time}" holds dates that do not sort as text: write them as 2026-01-31 12:00, or as '
+            "numbers, before they order anything"
+        )
+    return time
+
+
+def _last_of_few(columns: Mapping[str, Column]) -> str | None:
+    few = [name for name, column in columns.items() if 2 <= column.distinct <= FEW]
+    return few[-1] if few else next(reversed(list(columns)), None)
+
+
+def _tells_rows_apart(column: Column) -> bool:
+    """Nearly unique, and no measurement: text, or whole numbers that are called a number."""
+    if not column.nearly_unique or column.is_date:
+        return False
+    if not column.is_number:
+        return True
+    counts = column.whole_numbers == column.numbers
+    return counts and _called(_NUMBERS_OF_THINGS, [column.name]) is not None
+
+
+def _called(words: Iterable[str], names: list[str]) -> str | None:
+    """The first column that is called so: by a whole word, else by its beginning."""
+    cut = {name: _words(name) for name in names}
+    for wanted in words:
+        for name in names:
+            if wanted in cut[name]:
+                return name
+    for wanted in words:
+        for name in names:
+            if len(wanted) >= _STEM and any(word.startswith(wanted) for word in cut[name]):
+                return name
+    return None
+
+
+def _words(name: str) -> list[str]:
+    """patientId, patient_id and Patient-ID are patient and id; letters lose their accents."""
+    plain = unicodedata.normalize("NFKD", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
+    letters = "".join(c for c in plain if not unicodedata.combining(c)).lower()
+    return [word for word in re.split(r"[^a-z]+", letters) if word]

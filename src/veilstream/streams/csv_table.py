@@ -1,0 +1,269 @@
+"""CSV with a header; delimiter, encoding, newline and decimal comma are found out.
+
+A quote that is never closed would swallow the rows behind it as one cell. A file where that happens
+is refused, with the line in which the quote opens; a row that cannot be read counts once for each
+line that it covers.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from veilstream.errors import InputError
+from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
+from veilstream.streams.growing_file import GrowingLines, is_broken_text
+from veilstream.wording import counted
+
+__all__ = ["CsvTable", "check_names", "ends_in_quotes"]
+
+_DELIMITERS = ",;\t|"
+_SEPARATOR_LINE = re.compile(r'"?sep=([,;\t|])"?')
+"""A first line by which Excel is told the delimiter; no record and no header."""
+_AROUND_NAMES = " \t\r\n\ufeff\u200b"
+_NAMED = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
+_SAMPLE_RECORD = 50
+"""Lines of a record at most, where only the dialect is looked for."""
+_MOST_LINES = 1000
+"""A cell with more lines than this is a quote that was not closed."""
+
+
+class CsvTable:
+    """A `veilstream.streams.tables.TableReader` of a CSV file."""
+
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
+        self.name = path.name
+        self._lines = GrowingLines(path, whole=whole)
+        self.notices = [self._lines.notice] if self._lines.notice else []
+        sample = _sample_lines(self._lines.sample)
+        self._delimiter = _delimiter(sample)
+        if self._delimiter != ",":
+            named = _NAMED[self._delimiter]
+            self.notices.append(f"{self.name}: cells are separated by {named}")
+        self._begun: list[str] = []  # lines of a record whose last quote is still open
+        self._refused: InputError | None = None
+        self.columns = self._header()
+        self.decimal_comma = self._delimiter != "," and _has_decimal_commas(sample, self._delimiter)
+        if self.decimal_comma:
+            self.notices.append(f"{self.name}: 3,5 is read as a number")
+        self.bookmark = Bookmark()
+        self._digest = RowDigest()
+
+    def rows(self) -> Iterator[Row]:
+        """Those from here to the end as it is now.
+
+        Raises:
+            InputError: a quote is not closed; it names the line.
+
+        """
+        if self._refused is not None:
+            raise self._refused  # also when it is asked again: what lies behind is not known
+        while (lines := self._record()) is not None:
+            cells = self._row(lines)
+            # Each line of what cannot be read may have been a row.
+            lost = (1 + line.rstrip("\r\n").count("\r") for line in lines)
+            for _ in range(1 if cells is not None else sum(lost)):
+                number = self.bookmark.rows
+                digest = self._digest.add(cells, decimal_comma=self.decimal_comma)
+                self.bookmark = Bookmark(number + 1, digest)
+                yield number, cells
+
+    @property
+    def rows_left(self) -> int | None:
+        """About how many follow."""
+        return self._lines.rows_left(self.bookmark.rows)
+
+    def skip_to(self, bookmark: Bookmark) -> None:
+        """Go on behind a bookmark; an error if what lies before it has changed."""
+        skip_rows(self, bookmark)
+
+    def _header(self) -> tuple[str, ...]:
+        lines = self._record()
+        if lines is None and self._lines.sample.strip():
+            raise InputError(
+                "data", self.name, "a whole line with the columns' names",
+                "its first line has no end yet: end it with a newline, or wait until it is written",
+            )  # fmt: skip
+        if lines is not None and _SEPARATOR_LINE.fullmatch(lines[0].strip()):
+            return self._header()
+        if lines is None:
+            raise InputError(
+                "data", self.name, "a header with the columns' names", "the file is empty"
+            )
+        cells = _cells(lines, self._delimiter)
+        # A file that was marked twice has a byte-order mark in its first name.
+        columns = tuple(cell.strip(_AROUND_NAMES) for cell in cells or ())
+        if not any(columns):
+            raise InputError(
+                "data", self.name, "a header with the columns' names",
+                "its first line holds none, or one of more than 131,072 characters",
+            )  # fmt: skip
+        check_names(self.name, columns)
+        if all(re.fullmatch(r"[-+]?[\d.,]+", column) for column in columns if column):
+            raise InputError(
+                "data", self.name, "a header with the columns' names",
+                "its first line holds numbers only: add a line with names",
+            )  # fmt: skip
+        return columns
+
+    def _record(self) -> list[str] | None:
+        """The lines of the next record that is no empty line; None at the end."""
+        lines, self._begun = self._begun, []
+        inside = bool(lines)
+        for line in self._lines:
+            inside = ends_in_quotes(line, self._delimiter, inside)
+            if not lines and not line.strip():
+                continue  # an empty line is nobody
+            lines.append(line)
+            if not inside:
+                return lines
+            if len(lines) > _MOST_LINES:
+                self._refused = self._unclosed(lines)
+                raise self._refused
+        if len(lines) == 1 and self._lines.settled():
+            return lines  # cut off in the middle of a cell
+        self._begun = lines  # its other lines may be written later
+        if lines and self._lines.settled():
+            raise self._unclosed(lines)
+        return None
+
+    def _row(self, lines: list[str]) -> Mapping[str, object] | None:
+        if len(lines) == 1 and ends_in_quotes(lines[0], self._delimiter, False):
+            return None
+        cells = _cells(lines, self._delimiter)
+        whole = cells is not None and len(cells) == len(self.columns)
+        if len(lines) > 1 and self._swallows(lines, whole):
+            self._refused = self._unclosed(lines)
+            raise self._refused
+        if len(lines) > 1 and _reopened(lines, self._delimiter):
+            return None
+        if cells is None or not whole or any(is_broken_text(line) for line in lines):
+            return None
+        return dict(zip(self.columns, cells, strict=True))
+
+    def _swallows(self, lines: list[str], whole: bool) -> bool:
+        """Whether a later quote has closed an earlier one: what lies between looks like rows."""
+        alone = [_cells([line], self._delimiter) for line in lines[1:]]
+        rows = [cells is not None and len(cells) == len(self.columns) > 1 for cells in alone]
+        if not whole or _reopened(lines, self._delimiter):
+            return any(rows)
+        return len(rows) > 1 and len(self.columns) > 2 and all(rows)
+
+    def _unclosed(self, lines: list[str]) -> InputError:
+        first = self._lines.number - len(lines) + 1
+        taken = counted(len(lines) - 1, "line")
+        return InputError(
+            "data", self.name, "quotes that are closed in the cell where they open",
+            f"one that opens in line {first} is not, and takes {taken} behind it "
+            'with it: close it, or write "" for a quote inside a cell',
+        )  # fmt: skip
+
+
+def check_names(name: str, columns: tuple[str, ...]) -> None:
+    """Refuse a header that cannot be used.
+
+    Says places and no names: where the header is missing they would be a person's cells.
+
+    Raises:
+        InputError: a name stands there twice, or is no text.
+
+    """
+    twice = {column for column, count in Counter(columns).items() if column and count > 1}
+    if twice:
+        places = [str(i + 1) for i, column in enumerate(columns) if column in twice]
+        shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
+        raise InputError(
+            "data", name, "a header that names each column once",
+            f"among columns {shown} of {len(columns)} a name is there twice: rename one",
+        )  # fmt: skip
+    if any(is_broken_text(column) for column in columns):
+        raise InputError("data", name, "a header in UTF-8", "save the file as UTF-8")
+
+
+def ends_in_quotes(line: str, delimiter: str, inside: bool) -> bool:
+    """Whether a quoted cell is still open behind a line, as `csv.reader` sees it."""
+    if '"' not in line:
+        return inside
+    at = 0
+    while True:
+        if inside:
+            at = line.find('"', at)
+            if at < 0:
+                return True
+            if line.startswith('""', at):
+                at += 2
+                continue
+            inside = False
+        elif line.startswith('"', at):
+            inside, at = True, at + 1
+            continue
+        at = line.find(delimiter, at) + 1
+        if not at:
+            return False
+
+
+def _reopened(lines: list[str], delimiter: str) -> bool:
+    """Whether text follows directly behind a closing quote."""
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error:
+        return True
+    return False
+
+
+def _cells(lines: list[str], delimiter: str) -> list[str] | None:
+    """Of one record; None for one that is none, as with a cell of more than 131,072 characters."""
+    try:
+        return next(csv.reader(lines, delimiter=delimiter), None)
+    except csv.Error:
+        return None
+
+
+def _sample_lines(sample: str) -> list[str]:
+    """Whole lines of a sample, whatever their newline."""
+    lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", sample)
+    return lines[:-1] if len(lines) > 1 else lines
+
+
+def _sample_rows(lines: list[str], delimiter: str, most: int) -> list[list[str]]:
+    """The first records of some lines."""
+    rows: list[list[str]] = []
+    record: list[str] = []
+    inside = False
+    for line in lines:
+        inside = ends_in_quotes(line, delimiter, inside)
+        record.append(line)
+        if inside and len(record) < _SAMPLE_RECORD:
+            continue
+        rows += [cells] if (cells := _cells(record, delimiter)) else []
+        record, inside = [], False
+        if len(rows) == most:
+            break
+    return rows
+
+
+def _delimiter(lines: list[str]) -> str:
+    """The one that cuts the first lines into most cells, the same number in each."""
+    if lines and (told := _SEPARATOR_LINE.fullmatch(lines[0].lstrip("\ufeff").strip())):
+        return told[1]
+    best, most = ",", 1
+    for delimiter in _DELIMITERS:
+        rows = _sample_rows(lines, delimiter, 30)
+        if not rows or len(rows[0]) < 2:
+            continue
+        same = sum(len(row) == len(rows[0]) for row in rows)
+        if same >= 0.7 * len(rows) and len(rows[0]) > most:
+            best, most = delimiter, len(rows[0])
+    return best
+
+
+def _has_decimal_commas(lines: list[str], delimiter: str) -> bool:
+    cells = [cell for row in _sample_rows(lines, delimiter, 200)[1:] for cell in row]
+    commas = sum(_DECIMAL_COMMA.fullmatch(cell.strip()) is not None for cell in cells)
+    points = sum(_DECIMAL_POINT.fullmatch(cell.strip()) is not None for cell in cells)
+    return commas > points

@@ -1,0 +1,224 @@
+"""A text file that may grow while it is read: bytes in, lines out; holds no file open.
+
+Encoding and newline are found out from the beginning. A file that shrinks, is replaced or written
+over is refused, since old records would come a second time.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from veilstream.errors import InputError
+
+__all__ = ["GrowingLines", "check_plain_file", "is_broken_text"]
+
+_SAMPLE_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 20
+_SETTLED_S = 2.0
+"""A last line without its newline is whole once the file has not changed for so long."""
+_LONGEST_LINE = 1 << 24
+_LAST_BYTES = 256
+"""So much of what was read last is compared before more is read."""
+
+_OTHER_KINDS = (
+    (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip -k"),
+    (b"BZh", "a bzip2 archive", "unpack it: bunzip2 -k"),
+    (b"\xfd7zXZ", "an xz archive", "unpack it: unxz -k"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it: unzstd"),
+    (b"PK\x03\x04", "a zip archive or an Excel workbook", "unpack it, or save the sheet as CSV"),
+    (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "save the sheet as CSV"),
+    (b"PAR1", "a Parquet file", "name it .parquet"),
+    (b"ARROW1", "an Arrow file", "name it .arrow"),
+    (b"SQLite format 3\x00", "a SQLite file", "name it .sqlite and give a query"),
+    (b"%PDF", "a PDF file", "export the table as CSV"),
+    (b"<!DOCTYPE", "a web page", "the download went wrong: fetch the file again"),
+    (b"<html", "a web page", "the download went wrong: fetch the file again"),
+    (b"<?xml", "an XML file", "export the table as CSV"),
+)
+"""First bytes of files that are no text, what they are and the way out."""
+
+
+def check_plain_file(path: Path) -> None:
+    """Refuse what is no file that can be read, and say what it is.
+
+    Raises:
+        InputError: missing, a broken link, a folder, a pipe or device, or without permission.
+
+    """
+
+    def refused(rule: str, way_out: str) -> InputError:
+        return InputError("data", str(path), rule, way_out)
+
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise refused("a file; this is a folder", "name a file in it")
+        if not stat.S_ISREG(mode):
+            raise refused(
+                "a plain file, which can be read again after a restart",
+                "this is a pipe, socket or device: write its records to a file",
+            )
+        with path.open("rb"):
+            pass
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            aim = str(path.readlink())
+            raise refused(f"a link to a file that is there, not to {aim!r}", "mend it") from error
+        raise refused("a file that is there", "check the path") from error
+    except OSError as error:
+        raise refused(
+            f"a file that this account may read ({error.strerror})", "see ls -l, and its folder's"
+        ) from error
+
+
+class GrowingLines:
+    """The lines of a file, as text, each with its newline.
+
+    Args:
+        path: of a plain file.
+        whole: whether the file is complete: its last line counts without a newline at once.
+
+    Raises:
+        InputError: for a file that is no text, or cannot be read.
+
+    """
+
+    def __init__(self, path: Path, *, whole: bool) -> None:
+        check_plain_file(path)
+        self.path, self._whole = path, whole
+        with path.open("rb") as file:
+            sample = file.read(_SAMPLE_BYTES)
+        for magic, kind, way_out in _OTHER_KINDS:
+            if sample.startswith(magic):
+                raise InputError("data", path.name, f"text; this is {kind}", way_out)
+        self.encoding, self.bom, self.notice = _encoding(sample, path.name)
+        self.sample = sample[self.bom :].decode(self.encoding, "replace")
+        newline = "\r" if "\n" not in self.sample and "\r" in self.sample.rstrip("\r") else "\n"
+        self._newline = newline.encode(self.encoding)
+        self._position = self.bom
+        self._buffer = b""  # what follows there, as far as it has been fetched
+        self._at = 0
+        self._last = b""  # the end of what has been fetched
+        self._file_number = path.stat().st_ino
+        self.number = 0
+        """Of the line that was given out last, from 1."""
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        end = self._end_of_line()
+        while end < 0 and self._fetch():
+            end = self._end_of_line()
+        if end < 0:
+            end = len(self._buffer)
+            if end == self._at or not self.settled():
+                raise StopIteration
+        line = self._buffer[self._at : end]
+        self._at = end
+        self._position += len(line)
+        self.number += 1
+        try:
+            return line.decode(self.encoding, "surrogateescape")
+        except UnicodeDecodeError:  # half a character of UTF-16
+            return line.decode(self.encoding, "replace") + "\udc80"
+
+    def rows_left(self, rows: int) -> int | None:
+        """About how many follow, if all are as long as those that were read."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            return None
+        if not rows:
+            return None if size > self._position else 0
+        return round(max(0, size - self._position) * rows / max(1, self._position - self.bom))
+
+    def settled(self) -> bool:
+        """Whether what has no end yet (a line, a quote) is all there is."""
+        return self._whole or time.time() - self.path.stat().st_mtime >= _SETTLED_S
+
+    def _end_of_line(self) -> int:
+        """Behind the next newline in the buffer; -1 where there is none."""
+        width = len(self._newline)
+        found = self._buffer.find(self._newline, self._at)
+        while found >= 0 and (found - self._at) % width:  # half a character
+            found = self._buffer.find(self._newline, found + 1)
+        if found < 0 and len(self._buffer) - self._at > _LONGEST_LINE:
+            return self._at + _LONGEST_LINE
+        return -1 if found < 0 else found + width
+
+    def _fetch(self) -> bool:
+        """More of the file into the buffer; whether there was more."""
+        known = self._position + len(self._buffer) - self._at
+        try:
+            about = self.path.stat()
+            if about.st_ino != self._file_number:
+                raise self._changed("is another file now")
+            if about.st_size < known:
+                raise self._changed("has become shorter")
+            with self.path.open("rb") as file:
+                file.seek(known - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    raise self._changed("was written over")
+                more = file.read(_CHUNK_BYTES)
+        except FileNotFoundError as error:
+            raise self._changed("is gone") from error
+        except OSError as error:
+            raise self._changed(f"cannot be read now ({error.strerror})") from error
+        self._last = (self._last + more)[-_LAST_BYTES:]
+        self._buffer, self._at = self._buffer[self._at :] + more, 0
+        return bool(more)
+
+    def _changed(self, what: str) -> InputError:
+        return InputError(
+            "data", str(self.path), f"a file that only grows; it {what}",
+            "put the old content back, or give new records in a file of another name",
+        )  # fmt: skip
+
+
+def is_broken_text(text: str) -> bool:
+    """Whether bytes in it were no text, or a zero byte is in it (a disk that lost a block)."""
+    if "\x00" in text:
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # surrogates stand for such bytes
+        return True
+    return False
+
+
+def _encoding(sample: bytes, name: str) -> tuple[str, int, str]:
+    """Encoding, bytes of the mark before the text, and a notice."""
+    if sample.startswith(b"\xef\xbb\xbf"):
+        return "utf-8", 3, ""
+    for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
+        if sample.startswith((mark + b"\x00\x00", b"\x00\x00" + mark)):
+            raise InputError("data", name, "UTF-8; this is UTF-32", "save the file as UTF-8")
+        if sample.startswith(mark):
+            return encoding, 2, f"{name}: read as {encoding.upper()}"
+    for place, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        # Without a mark: every other byte of Latin letters is zero.
+        zeros, others = sample[place:4096:2], sample[1 - place : 4096 : 2]
+        if 2 * zeros.count(0) > len(zeros) > 0 and 10 * others.count(0) <= len(others):
+            return encoding, 0, f"{name}: read as {encoding.upper()}"
+    cut = sample.rfind(b"\n") + 1 or len(sample)
+    lines = sample[:cut].splitlines()
+    bad = sum(not _is_utf8(line) for line in lines)
+    if bad and bad > max(1, len(lines) // 100) and not _has_controls(sample):
+        return "cp1252", 0, f"{name}: no UTF-8, read as Windows-1252"
+    return "utf-8", 0, ""
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _has_controls(sample: bytes) -> bool:
+    return any(byte in sample for byte in (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d", b"\x00"))
