@@ -178,7 +178,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
         assert drawn == learner.ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.learner.reached", killed)
+            patch.setattr("veilstream.deployment.ledger.crash_points.reached", killed)
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("b", client(0, 1))
     assert len(drawn) == 2
@@ -466,7 +466,7 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.learner.reached", interrupted)
+            patch.setattr("veilstream.deployment.ledger.crash_points.reached", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("a", client(0, 0))
         for call in (

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
@@ -23,6 +23,7 @@ __all__ = [
     "LiveSource",
     "MayTake",
     "Observe",
+    "Offered",
     "SourceBookmark",
     "Wanted",
 ]
@@ -35,6 +36,16 @@ class SourceBookmark:
     source: str
     """Which source: a learner may read several, one after the other."""
     text: str
+
+
+class Offered(NamedTuple):
+    """A record as a source hands it over."""
+
+    tag: str | bytes
+    """Whose it is: the same whenever the same person comes."""
+    sample: Sample
+    bookmark: SourceBookmark | None = None
+    """Where the source stands behind it."""
 
 
 class Observe(Protocol):
