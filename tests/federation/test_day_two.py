@@ -153,7 +153,7 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
 
             for person in people:
                 if wanted():
-                    observe(person, Sample(np.ones(DIM, np.float32), 1.0))
+                    observe([(person, Sample(np.ones(DIM, np.float32), 1.0))])
 
     world.transport()
     daemon = world.start("a", source=Crowd())

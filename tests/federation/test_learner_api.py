@@ -22,7 +22,7 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.local_account import LocalAccount
 from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.live_source import LiveSource
 
 TOKEN = "k" * 43
 ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}

@@ -18,7 +18,8 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.reply_times import SEAL_S, ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import AlwaysReady, LiveSource
+from veilstream.streams.intake import AlwaysReady
+from veilstream.streams.live_source import LiveSource
 
 WINDOW_S = 30.0
 
@@ -43,7 +44,7 @@ class Callers(AlwaysReady):
         began = self._clock.now
         for i, at in enumerate(self._at_s):
             self._clock.now = began + at
-            observe(f"{round_}/{i}", Sample(np.full(DIM, 0.1), 1.0))
+            observe([(f"{round_}/{i}", Sample(np.full(DIM, 0.1), 1.0))])
         if wanted():
             self._clock.now = began + WINDOW_S
 

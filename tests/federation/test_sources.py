@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from tests.support.federation import DIM, World, plan_of, table_plan_of, wait_fo
 from veilstream.errors import InputError
 from veilstream.learning.admission import Answer
 from veilstream.plans.data_source import PlanSource, open_source
-from veilstream.streams.intake import AlwaysReady, LiveSource
+from veilstream.streams.intake import AlwaysReady
+from veilstream.streams.live_source import LiveSource
 
 ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
 
@@ -19,9 +21,10 @@ ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
 def taken(source, round_: int, wanted: int) -> list:
     got: list = []
 
-    def observe(tag, sample, bookmark=None):
-        got.append((tag, sample))
-        return Answer.TAKEN
+    def observe(clients):
+        before = len(got)
+        got.extend((tag, sample) for tag, sample, *_ in islice(clients, wanted - before))
+        return [Answer.TAKEN] * (len(got) - before)
 
     source.serve(round_, observe, lambda: wanted - len(got))
     return got

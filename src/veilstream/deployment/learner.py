@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -266,8 +266,14 @@ class Learner(Epochs):
 
     @without_values
     @one_at_a_time
-    def take_many(self, clients: Iterable[Offered | tuple[Any, ...]]) -> list[Outcome]:
-        """`observe_many`, for whoever counts beside the learner what became of each record."""
+    def take_many(
+        self, clients: Iterable[Offered | tuple[Any, ...]],
+        told: Callable[[Offered, Outcome], None] = lambda offered, outcome: None,
+    ) -> list[Outcome]:  # fmt: skip
+        """`observe_many`, for whoever counts beside the learner what became of each record.
+
+        ``told`` is called with every record and its outcome, when its group is stored.
+        """
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
         stream, outcomes, failure = iter(clients), list[Outcome](), None
@@ -278,7 +284,10 @@ class Learner(Epochs):
                     group.append(Offered(*given))  # noqa: PERF401 - kept where the next one fails
             except Exception as error:
                 failure = error
-            outcomes += self._take_group(group)
+            came = self._take_group(group)
+            for offered, outcome in zip(group, came, strict=True):
+                told(offered, outcome)
+            outcomes += came
             if len(group) < most:
                 break
         if failure is not None:

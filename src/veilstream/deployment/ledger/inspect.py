@@ -101,6 +101,8 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
     if witnessing is None:
         raise missing_witness(where, store, known)
     compared.finish(status.holder)
+    if status.holder is None:
+        witnessing.check_torn(compared.lacking)
     return status
 
 
@@ -109,7 +111,8 @@ class _Comparison:
 
     def __init__(self, store: Path, where: Path, found: Iterator[Entry]) -> None:
         self._store, self._where, self._found = store, where, found
-        self._lacking: set[int] = set()
+        self.lacking = 0
+        self._lacking_records: set[int] = set()
         self._problem: LedgerError | None = None
 
     def next(self, expected: Entry) -> None:
@@ -122,7 +125,8 @@ class _Comparison:
             self._problem = error
             return
         if entry is None:
-            self._lacking.add(expected.number)
+            self.lacking += 1
+            self._lacking_records.add(expected.number)
         elif entry != expected:
             self._disagree(entry)
 
@@ -132,9 +136,10 @@ class _Comparison:
             self._disagree(more)
         if self._problem is not None:
             raise self._problem
-        if len(self._lacking) > 1 and holder is None:
+        if len(self._lacking_records) > 1 and holder is None:
             raise LedgerError(
-                f"the witness {self._where} lacks {len(self._lacking)} records of {self._store}",
+                f"the witness {self._where} lacks {len(self._lacking_records)} records of "
+                f"{self._store}",
                 "put the newest witness back; if it is lost and this store is the newest there is, "
                 "`veilstream ledger verify --renew-witness` writes it anew",
             )

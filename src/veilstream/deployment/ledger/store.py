@@ -188,7 +188,9 @@ class Ledger:
                 witness.close()
                 return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
             number, there = witness.reached()
-            if missing := list(itertools.islice(self._entries_from(number), there, None)):
+            missing = list(itertools.islice(self._entries_from(number), there, None))
+            witness.check_torn(len(missing))
+            if missing:
                 witness.append(missing)
         except BaseException:
             witness.close()

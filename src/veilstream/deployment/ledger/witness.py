@@ -18,7 +18,8 @@ A torn end (a cut while it was appended) is no evidence of anything and is dropp
 have witnessed was not yet let out. One append is about one record, and has at most `MOST_TOGETHER`
 entries; where one of them is there, the store must have its record, and completes the others when
 it is opened. Anything else that cannot be read is no torn end but damage, and is refused: more
-entries than that, or more than two at the end that are not simply empty.
+entries than that, more than two at the end that are not simply empty, or more than the store has to
+complete.
 
 Before it appends, a learner looks whether the file is as it left it: the same file under the same
 path, of the same size, with the same last entry. If not, someone else wrote to it (a clone of the
@@ -91,6 +92,7 @@ class Witness:
         try:
             self._end = 0
             self._beyond: Entry | None = None
+            self._torn = 0
             self._size = os.fstat(self._handle).st_size
             self.tag_key = self._checked_start()
             self._last = self._find_end()
@@ -146,6 +148,16 @@ class Witness:
                 found += 1
         return self._last.number, found
 
+    def check_torn(self, lacking: int) -> None:
+        """Raise `LedgerError` unless a long torn end is of what the store has, and this file lacks.
+
+        Args:
+            lacking: how many entries of the store's newest records are not here.
+
+        """
+        if self._torn > max(_TORN_WITH_CONTENT, lacking):
+            raise self._damaged(f"in its last {self._torn} entries")
+
     def hold(self) -> None:
         """Keep other writers away until `close`, where the file system has locks."""
         try:
@@ -179,7 +191,7 @@ class Witness:
         os.fsync(self._handle)
         self._end += len(data)
         self._size = max(self._size, self._end)  # a torn end may be longer than what replaced it
-        self._last, self._beyond = entries[-1], None
+        self._last, self._beyond, self._torn = entries[-1], None, 0
 
     def close(self) -> None:
         """Let go of the file."""
@@ -211,7 +223,7 @@ class Witness:
             raise self._damaged(f"in its last {len(torn)} entries")
         if kept:
             kept = self._before_hole(found[:kept], start)
-        self._end = start + kept * ENTRY_BYTES
+        self._end, self._torn = start + kept * ENTRY_BYTES, len(found) - kept
         return found[kept - 1] if kept else None
 
     def _before_hole(self, found: list[Entry | None], start: int) -> int:
