@@ -70,7 +70,7 @@ class Endless(AlwaysReady):
     def serve(self, round_: int, observe, wanted) -> None:
         t = 0
         while wanted():
-            observe(f"{round_}/{t}", Sample(np.zeros(1, np.float32), 0.0))
+            observe([(f"{round_}/{t}", Sample(np.zeros(1, np.float32), 0.0))])
             t += 1
 
 

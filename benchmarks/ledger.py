@@ -34,7 +34,7 @@ from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import Visit, visit_key
-from veilstream.deployment.ledger.witness import Entry, Witness
+from veilstream.deployment.ledger.witness import Witness, entries_of
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
@@ -50,7 +50,7 @@ class NoLedger:
         self.blobs: dict[str, bytes] = {}
 
     def write(self, kind: str, body: dict[str, Any], *, keep: Any = None, destroy: Any = None,
-              tag: object = None) -> None:  # fmt: skip
+              tag: object = None, tags: object = None) -> None:  # fmt: skip
         for name in destroy or []:
             del self.blobs[name]
         self.blobs |= keep or {}
@@ -277,7 +277,8 @@ def write_store(path: Path, steps: int) -> None:
     db.execute("COMMIT")
     records = (Record(row.number, row.kind, json.loads(row.text), row.hash)
                for row in rows_from(db))  # fmt: skip
-    Witness.create(path.with_suffix(".witness"), key, map(Entry.of, records)).close()
+    entries = (entry for record in records for entry in entries_of(db, record))
+    Witness.create(path.with_suffix(".witness"), key, entries).close()
     db.close()
 
 

@@ -489,6 +489,10 @@ class _Connection:
         with _sqlite3_errors():
             return _Rows(list(self._inner.execute(statement, values)))
 
+    def executemany(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        with _sqlite3_errors():
+            self._inner.executemany(statement, rows)
+
     def close(self) -> None:
         """Also when the power is off, when SQLite's last wishes are not heard."""
         with suppress(PowerCut), _sqlite3_errors():

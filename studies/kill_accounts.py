@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.kill_lives import DIM, _sha
+from studies.kill_lives import DIM, TAU, _sha
 from studies.kill_world import World
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.local_rounds import pack_step
@@ -35,8 +35,9 @@ def check(store: Path, diary: Path, world: World, totals: Counter[str]) -> Count
     """Everything that is not as promised, counted; adds how much was looked at to ``totals``."""
     records, tag_key = _read(store)
     pairings = [json.loads(line) for line in diary.read_text().splitlines()]
-    for kind, _ in records:
+    for kind, body in records:
         totals[f"records: {kind}"] += 1
+        totals["steps stored"] += body.get("steps", 1) if kind in ("step", "steps") else 0
     totals["pairings of noise and gradient"] += len(pairings)
     used = _used(records)
     told = {_keyed(tag_key, name): step for name, step in world.taken.items()}
@@ -67,6 +68,11 @@ def _used(records: Records) -> dict[str, list[tuple[int, int]]]:
     for kind, body in records:
         if kind == "step" and "tag" in body:
             used[body["tag"]].append((body["epoch"], body["step"]))
+        if kind == "steps":
+            tags = body.get("tags", "")
+            for i, tag in enumerate(tags[at : at + 64] for at in range(0, len(tags), 64)):
+                if int(tag, 16):
+                    used[tag].append((body["epoch"], body["step"] + i))
     return used
 
 
@@ -139,19 +145,29 @@ def _wrong_chain(store: Path) -> int:
 def _wrong_prefixes(records: Records, pairings: list[Any], world: World) -> int:
     """Messages that are not the sum of the noisy steps on record.
 
-    The record has hashes only, of a step and of the secret its noise was drawn from; its content is
-    the one of the diary that has these hashes.
+    The record has hashes only: of the secrets that the noise of its steps was drawn from, and for a
+    single step of that step. Its content is what the diary has with these hashes.
     """
     content = {}
-    for secret, _, (epoch, step), noisy in pairings:
+    for at, (secret, _, (epoch, step), noisy) in enumerate(pairings):
         units = np.array(noisy, np.int64)
-        content[epoch, step, frozenset({secret, _sha(pack_step(units))})] = units
+        one = {_sha(bytes.fromhex(secret)), _sha(pack_step(units))}
+        content[epoch, step, frozenset(one)] = units
+        secrets = bytes.fromhex(secret)
+        for i, (more, _, place, further) in enumerate(pairings[at + 1 : at + TAU], 1):
+            if place != [epoch, step + i]:
+                break
+            secrets += bytes.fromhex(more)
+            units = units + np.array(further, np.int64)
+            content[epoch, step, _sha(secrets)] = units
     wrong, prefix = 0, np.zeros(DIM, np.int64)
     for kind, body in records:
         if kind == "epoch":
             prefix = np.zeros(DIM, np.int64)
-        elif kind == "step":
-            stored = frozenset(body["kept"].values())
+        elif kind in ("step", "steps"):
+            stored: Any = frozenset(body["kept"].values())
+            if kind == "steps":
+                (stored,) = (h for name, h in body["kept"].items() if name.startswith("seed/"))
             found = content.get((body["epoch"], body["step"], stored))
             wrong += found is None
             prefix = prefix + (0 if found is None else found)

@@ -23,6 +23,7 @@ import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
 import veilstream.deployment.local_rounds as local_rounds
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.crash_points import CRASH_POINTS
 from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.store import Ledger
@@ -31,10 +32,9 @@ from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.recovery import secret_name
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample
-from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
 
-DIM, ROUNDS, TAU, SNAPSHOT_STEPS, SEGMENT_RECORDS = 5, 6, 3, 6, 8
+DIM, ROUNDS, TAU, SNAPSHOT_STEPS, SEGMENT_RECORDS = 5, 6, 5, 10, 8
 """So few that every few lives end an epoch, and most rounds meet a kill."""
 KILLS_A_HISTORY = 50
 """Short histories begin stores often."""
@@ -55,12 +55,13 @@ STEPPING = ("after a secret is drawn",)
 WRITING = (
     "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
     "after INSERT visits", "after INSERT segments", "after DELETE records", "after DELETE blobs",
-    "after COMMIT", "after wal_checkpoint", "torn witness", "after witness append",
+    "after COMMIT", "after wal_checkpoint", "torn witness", "half a witness append",
+    "after witness append",
 )  # fmt: skip
 PLACES = (*CRASH_POINTS, *STEPPING, *WRITING, *EVERY_START)
 RANDOM = "a random time"
-COMMANDS = ("start", "begin", "observe", "finish", "acknowledge", "new_epoch")
-_OFTEN = (0.2, 0.2, 0.25, 0.2, 0.1, 0.05)
+COMMANDS = ("start", "begin", "observe", "observe_many", "finish", "acknowledge", "new_epoch")
+_OFTEN = (0.2, 0.15, 0.1, 0.25, 0.15, 0.1, 0.05)
 _VISITS = {"snapshot-stored": 2} | dict.fromkeys(
     (
         *FIRST_START[1:],
@@ -145,6 +146,11 @@ class CutBetweenStatements:
         self._fate.reached(f"after {_what(statement)}")
         return cursor
 
+    def executemany(self, statement: str, rows: list[Any]) -> None:
+        """Row by row, so that it can die in the middle of a group."""
+        for row in rows:
+            self.execute(statement, row)
+
     def close(self) -> None:
         """As SQLite does."""
         self._db.close()
@@ -170,7 +176,7 @@ class Diary:
 
     handle: int
     secret: str = ""
-    """Hash of the newest."""
+    """The newest; only this study has a file for it."""
 
     def pairing(self, epoch_step: list[int], gradient: bytes, noisy: Any) -> None:
         """One row of noise and the gradient that it has just been added to."""
@@ -200,7 +206,7 @@ def _live(
 
 
 def _place_faults(fate: Fate) -> None:
-    learner_module.reached = fate.reached
+    crash_points.reached = fate.reached
     learner_module._SNAPSHOT_STEPS = SNAPSHOT_STEPS
     store_module.segment_is_due = lambda records, kept: records >= SEGMENT_RECORDS
     Ledger._connect = staticmethod(lambda path: CutBetweenStatements(open_sqlite(path), fate))
@@ -208,9 +214,11 @@ def _place_faults(fate: Fate) -> None:
     recover, draw = Learner._recover, learner_module.fresh_secret
 
     def appended(self: Witness, entries: list[Any]) -> None:
-        if fate.due("torn witness"):
-            os.pwrite(self._handle, entries[-1].pack()[:50], self._end)
-            die()
+        data = b"".join(entry.pack() for entry in entries)
+        for place, written in (("torn witness", 50), ("half a witness append", len(data) // 2 + 7)):
+            if fate.due(place):
+                os.pwrite(self._handle, data[:written], self._end)
+                die()
         append(self, entries)
         fate.reached("after witness append")
 
@@ -236,19 +244,19 @@ def _place_faults(fate: Fate) -> None:
 
 def _keep_diary(learner: Learner, diary: Diary) -> None:
     """Note every pairing before anything can come of it."""
-    row_of, add_noise = LocalRounds.row, local_rounds.add_noise
+    noisy_of, add_noise = LocalRounds.noisy, local_rounds.add_noise
 
-    def row(self: LocalRounds, step: int, secret: bytes) -> Row:
-        diary.secret = _sha(secret)
-        return row_of(self, step, secret)
+    def noisy(self: LocalRounds, gradient: Any, secret: bytes) -> Any:
+        diary.secret = secret.hex()
+        return noisy_of(self, gradient, secret)
 
     def added(gradient: Any, noise: Any) -> Any:
-        noisy = add_noise(gradient, noise)
+        units = add_noise(gradient, noise)
         step = learner.local.step
-        diary.pairing([learner.epoch, step], gradient.reveal().tobytes(), noisy)
-        return noisy
+        diary.pairing([learner.epoch, step], gradient.reveal().tobytes(), units)
+        return units
 
-    LocalRounds.row, local_rounds.add_noise = row, added
+    LocalRounds.noisy, local_rounds.add_noise = noisy, added
 
 
 def _stands(learner: Learner) -> tuple[int, bool]:
@@ -290,6 +298,20 @@ def _observe(learner: Learner, name: str, sample: Sample) -> tuple[str, Any]:
     return answer.value, (learner.epoch, step) if fresh else None
 
 
+def _observe_many(learner: Learner, people: list[tuple[str, Sample]]) -> tuple[str, Any]:
+    """For each that was looked at, the answer, and the step that took it if one did just now."""
+    step = learner.local.step
+    try:
+        outcomes = learner.take_many(people)
+    except InputError as error:
+        return "not now", str(error)
+    told = []
+    for outcome in outcomes:
+        told.append((outcome.answer.value, (learner.epoch, step) if outcome.used else None))
+        step += outcome.used
+    return "answers", told
+
+
 def _finish(learner: Learner) -> tuple[str, Any]:
     release = learner.finish_round()
     if getattr(learner, "sent_first", False):
@@ -310,7 +332,7 @@ def _new_epoch(learner: Learner) -> tuple[str, Any]:
 
 _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
     "begin": _begin, "observe": _observe, "finish": _finish, "acknowledge": _acknowledge,
-    "new_epoch": _new_epoch,
+    "new_epoch": _new_epoch, "observe_many": _observe_many,
 }  # fmt: skip
 
 
@@ -332,11 +354,12 @@ def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> Non
 def _same_secrets(learner: Learner) -> None:
     """A step's secret follows from the store and the step: computed again, it is the same."""
 
-    def derived() -> bytes:
-        place = secret_name(learner.epoch, learner.local.noise.position)
-        return hashlib.sha256(learner.ledger.tag_key + place.encode()).digest()
+    def derived(count: int) -> list[bytes]:
+        first = learner.local.noise.position
+        places = [secret_name(learner.epoch, first + i).encode() for i in range(count)]
+        return [hashlib.sha256(learner.ledger.tag_key + place).digest() for place in places]
 
-    learner_module.fresh_secret = derived
+    learner._fresh_seeds = derived
 
 
 def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
@@ -344,7 +367,7 @@ def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
     write, late = learner._write, []
 
     def written(kind: str, body: Any, **more: Any) -> None:
-        if kind == "step" and more["tag"] is None:
+        if kind in ("step", "steps") and not more.get("tag") and not any(more.get("tags", ())):
             late.append((kind, body, more))
         else:
             write(kind, body, **more)
@@ -362,7 +385,7 @@ def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
             fate.reached(point)
 
     learner._write = written
-    learner_module.reached = reached
+    crash_points.reached = reached
 
 
 def _sha(content: bytes) -> str:

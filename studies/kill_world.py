@@ -60,8 +60,14 @@ class World:
             life.ask("new_epoch")
             return
         self._ask_for_round(life)
-        for _ in range(self.rng.integers(TAU + 2)):
-            self.visit(life, self._someone())
+        left = int(self.rng.integers(TAU + 2))
+        while left > 0:
+            together = int(self.rng.integers(1, TAU + 2))
+            if together == 1:
+                self.visit(life, self._someone())
+            else:
+                self._visit_together(life, together)
+            left -= together
         self._fetch(life)
 
     def _ask_for_round(self, life: Life) -> None:
@@ -89,8 +95,33 @@ class World:
 
     def visit(self, life: Life, name: str) -> None:
         """Data are new each time: a client has no duty to repeat itself."""
+        self._told(name, *life.ask("observe", name, self._data()))
+
+    def _visit_together(self, life: Life, count: int) -> None:
+        """Whoever waits, new ones, ones who were taken already, and the same one twice."""
+        names: list[str] = []
+        fresh = 0
+        for _ in range(count):
+            known = self.taken and self.rng.random() < 0.15
+            if known:
+                names.append(list(self.taken)[self.rng.integers(len(self.taken))])
+            elif names and self.rng.random() < 0.15:
+                names.append(names[-1])
+            else:
+                if fresh == len(self.waiting):
+                    self.waiting.append(f"client {len(self.taken)}/{fresh}")
+                names.append(self.waiting[fresh])
+                fresh += 1
+        kind, told = life.ask("observe_many", [(name, self._data()) for name in names])
+        if kind == "answers":
+            for name, (answer, step) in zip(names, told, strict=False):
+                self._told(name, answer, step)
+
+    def _data(self) -> Sample:
         features = self.rng.standard_normal(DIM).astype(np.float32)
-        kind, step = life.ask("observe", name, Sample(features, float(self.rng.choice([-1, 1]))))
+        return Sample(features, float(self.rng.choice([-1, 1])))
+
+    def _told(self, name: str, kind: str, step: tuple[int, int] | None) -> None:
         if kind != Answer.TAKEN.value:
             return
         if name in self.taken and step is not None:

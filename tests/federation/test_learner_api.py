@@ -11,7 +11,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.federation import DIM, World, plan_of, wait_for
@@ -21,9 +20,9 @@ from veilstream.federation.services.asgi_server import Limits
 from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.learner_api import LearnerApi
 from veilstream.federation.services.local_account import LocalAccount
-from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import CAPACITY
 
 TOKEN = "k" * 43
 ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
@@ -35,26 +34,33 @@ class Served:
     """A learner whom people call, its API, and a server that asks for rounds when told to."""
 
     def __init__(
-        self, root: Path, limits: Limits | None = None, rounds: int = 6, plan: Plan | None = None
-    ) -> None:
-        self.source = LiveSource(patience_s=5.0)
+        self, root: Path, limits: Limits | None = None, rounds: int = 6, plan: Plan | None = None,
+        min_clients: int = 0, taken_within_s: float = 0.3, capacity: int = CAPACITY,
+    ) -> None:  # fmt: skip
+        self.source = LiveSource(5.0, capacity)
         plan = plan_of(rounds=rounds, learners=1) if plan is None else plan
         self.world = World(root, plan, names=("a",))
-        self.daemon = self.world.start("a", source=self.source, replies="when done")
+        self.daemon = self.world.start(
+            "a", source=self.source, replies="when done", min_clients=min_clients
+        )
         more = {} if limits is None else {"limits": limits}
+        more["taken_within_s"] = taken_within_s
         self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
         self.port = self.api.port
         self._coordinator = self.world.coordinator()
         self._going: threading.Thread | None = None
 
-    def open_round(self) -> None:
+    def open_round(self, *, now: bool = True) -> None:
+        if self._going is not None:
+            self._going.join(10)
         self._going = threading.Thread(
             target=self._coordinator.go,
             args=(self.world.transport(), self._coordinator.round + 1),
             daemon=True,
         )
         self._going.start()
-        wait_for(lambda: self.source.is_open)
+        if now:
+            wait_for(lambda: self.source.is_open)
 
     def fill_round(self, *tags: str) -> None:
         self.open_round()
@@ -80,8 +86,7 @@ class Served:
         return status, json.loads(answer)
 
     def close(self) -> None:
-        for number in range(9):  # an open round would be waited for
-            self.source.offer(f"last {number}", Sample(np.zeros(DIM), 1.0))
+        self.source.close()  # an open round would be waited for
         self.api.close()
         self.world.close()
 
@@ -198,6 +203,117 @@ def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(bad, tmp_
         assert here.post("/observe", {**ROW, "tag": "v"}) == (200, {"answer": "taken"})
 
 
+def rows(*tags: str) -> list[dict]:
+    return [{**ROW, "tag": tag} for tag in tags]
+
+
+def test_a_list_is_answered_by_position_and_says_nothing_of_who_took_part(tmp_path):
+    with served(tmp_path) as here:
+        here.fill_round("known", "u")
+        here.open_round()
+        batch = [*rows("known"), {**ROW, "target": 7}, *rows("v"), "text", *rows("v")]
+        status, answer = here.post("/observe", batch)
+        assert status == 200
+        assert answer["answers"] == ["taken", "refused", "taken", "refused", "taken"]
+        assert answer["counts"] == {"taken": 3, "refused": 2}
+        assert sum(answer["why"].values()) == 2
+        assert here.daemon.learner.clients_wanted == 1  # of three "taken", one was new
+
+
+def test_a_list_of_which_all_is_refused_is_no_success(tmp_path):
+    with served(tmp_path) as here:
+        here.open_round()
+        status, answer = here.post("/observe", [{**ROW, "target": 7}, {**ROW, "tag": ""}, 3])
+        assert status == 422
+        assert answer["counts"] == {"refused": 3}
+        assert sorted(answer["why"].values()) == [1, 1, 1]
+        assert here.post("/observe", [])[0] == 422
+        assert here.post("/observe", rows("t") * 1025)[0] == 413
+        assert here.daemon.learner.clients_wanted == 2
+
+
+def test_records_wait_across_rounds_and_none_is_taken_twice_or_told_so_early(tmp_path):
+    """Five people before any round, two a round: the answer comes with the last one's round."""
+    with served(tmp_path, taken_within_s=20.0) as here:
+        told: list[tuple[int, dict]] = []
+        calling = threading.Thread(
+            target=lambda: told.append(here.post("/observe", rows("a", "b", "c", "d", "e")))
+        )
+        calling.start()
+        wait_for(lambda: here.source.waiting == 5)
+        for r in range(2):
+            here.open_round(now=False)
+            wait_for(lambda r=r: here.daemon.learner.round == r + 1)
+            assert told == []
+        here.open_round(now=False)
+        calling.join(10)
+        assert told[0][1]["answers"] == ["taken"] * 5
+        assert here.daemon.learner.ledger.chain.visits.value()[0] == 5
+
+
+def test_what_no_round_took_in_time_is_not_used_and_may_come_again(tmp_path):
+    with served(tmp_path) as here:
+        here.open_round()
+        status, answer = here.post("/observe", rows("a", "b", "c"))
+        assert (status, answer["answers"]) == (200, ["taken", "taken", "wait"])
+        assert here.source.waiting == 0
+        here.open_round()
+        assert here.post("/observe", {**ROW, "tag": "c"}) == (200, {"answer": "taken"})
+
+
+def test_a_full_queue_is_429_and_nothing_of_the_request_waits(tmp_path):
+    with served(tmp_path, capacity=4, taken_within_s=20.0) as here:
+        calling = threading.Thread(target=lambda: here.post("/observe", rows("a", "b", "c")))
+        calling.start()
+        wait_for(lambda: here.source.waiting == 3)
+        body = json.dumps(rows("d", "e")).encode()
+        status, headers, _ = here.ask("POST", "/observe", body, KEPT)
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert here.source.waiting == 3
+        assert here.api.refusals == {"queue full": 1}
+        here.source.release()
+        calling.join(10)
+
+
+def test_who_waits_when_the_epoch_ends_is_told_so(tmp_path):
+    with served(tmp_path, rounds=1, taken_within_s=20.0) as here:
+        told: list[tuple[int, dict]] = []
+        calling = [
+            threading.Thread(target=lambda t=t: told.append(here.post("/observe", rows(*t))))
+            for t in ("ab", "cd")
+        ]
+        for thread in calling:
+            thread.start()
+        wait_for(lambda: here.source.waiting == 4)
+        here.open_round(now=False)
+        for thread in calling:
+            thread.join(10)
+        assert sorted(status for status, _ in told) == [200, 410]
+
+
+def test_a_round_is_begun_when_enough_people_wait_and_spends_nothing_before(tmp_path):
+    with served(tmp_path, min_clients=2, taken_within_s=20.0) as here:
+        here.open_round(now=False)
+        told: list[tuple[int, dict]] = []
+        calling = [
+            threading.Thread(
+                target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "tag": tag}))
+            )
+            for tag in ("a", "a", "b")
+        ]
+        for thread in calling[:2]:  # one person, twice
+            thread.start()
+        wait_for(lambda: here.source.waiting == 2)
+        time.sleep(0.2)
+        assert not here.daemon.learner.pinned
+        assert told == []
+        calling[2].start()
+        for thread in calling:
+            thread.join(10)
+        assert told == [(200, {"answer": "taken"})] * 3
+        wait_for(lambda: here.daemon.learner.round == 1)
+
+
 def test_predictions_are_for_features_of_the_right_shape(tmp_path):
     with served(tmp_path) as here:
         for bad in ([1], None, "x", [[1] * DIM], [1e300] * DIM, [10**400] * DIM):
@@ -269,7 +385,7 @@ def test_a_request_has_a_deadline_however_its_bytes_trickle(part, tmp_path):
 
 @pytest.mark.parametrize("capped", [False, True])
 def test_64_slow_callers_do_not_stop_the_others(capped, tmp_path):
-    """Some trickle a head, some a body, some read nothing of many answers; 31 requests go by."""
+    """Some trickle a head, some a body, some read nothing of many answers; 11 requests go by."""
     limits = Limits(connections=24, connections_per_address=16) if capped else None
     more = {} if limits is None else {"limits": limits}
     with served(tmp_path, **more) as here:
@@ -294,7 +410,7 @@ def test_64_slow_callers_do_not_stop_the_others(capped, tmp_path):
                     assert capped  # its place was taken
             if not capped:
                 wait_for(lambda: here.api._server.connections >= 48)
-            assert [here.post("/observe", ROW)[0] for _ in range(31)] == [503] * 31
+            assert [here.post("/observe", ROW)[0] for _ in range(11)] == [503] * 11
             here.open_round()
             assert here.post("/observe", ROW) == (200, {"answer": "taken"})
             if capped:

@@ -18,7 +18,8 @@ from veilstream.federation.services.learner import LearnerService
 from veilstream.federation.services.reply_times import SEAL_S, ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import AlwaysReady, LiveSource
+from veilstream.streams.intake import AlwaysReady
+from veilstream.streams.live_source import LiveSource
 
 WINDOW_S = 30.0
 
@@ -43,7 +44,7 @@ class Callers(AlwaysReady):
         began = self._clock.now
         for i, at in enumerate(self._at_s):
             self._clock.now = began + at
-            observe(f"{round_}/{i}", Sample(np.full(DIM, 0.1), 1.0))
+            observe([(f"{round_}/{i}", Sample(np.full(DIM, 0.1), 1.0))])
         if wanted():
             self._clock.now = began + WINDOW_S
 
@@ -129,7 +130,7 @@ def test_a_live_learner_answers_at_the_end_of_its_window_full_or_empty(tmp_path,
     """With real clocks: no sooner than the window's end, also when the round is full at once."""
     source = LiveSource(patience_s=0.3)
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
-        daemon = world.start("a", source=source)
+        daemon = world.start("a", source=source, min_clients=0)
         keys = ServerKeys.load(tmp_path / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)
@@ -158,7 +159,7 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
 
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
         source = LiveSource(patience_s=0.05)
-        daemon = world.start("a", source=source, replies=ReplyTimes(60.0))
+        daemon = world.start("a", source=source, replies=ReplyTimes(60.0), min_clients=0)
         keys = ServerKeys.load(tmp_path / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         request = Request("round", "run", "a", "n", 0, None, body=x).sign(keys.identity)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from tests.support.federation import DIM, World, plan_of, table_plan_of, wait_for
+from tests.support.federation import DIM, World, plan_of, table_plan_of
 from veilstream.errors import InputError
 from veilstream.learning.admission import Answer
 from veilstream.plans.data_source import PlanSource, open_source
-from veilstream.streams.intake import AlwaysReady, LiveSource
-
-ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
+from veilstream.streams.intake import AlwaysReady
 
 
 def taken(source, round_: int, wanted: int) -> list:
     got: list = []
 
-    def observe(tag, sample, bookmark=None):
-        got.append((tag, sample))
-        return Answer.TAKEN
+    def observe(clients):
+        before = len(got)
+        got.extend((tag, sample) for tag, sample, *_ in islice(clients, wanted - before))
+        return [Answer.TAKEN] * (len(got) - before)
 
     source.serve(round_, observe, lambda: wanted - len(got))
     return got
@@ -83,24 +82,3 @@ def test_sources_that_cannot_be(tmp_path):
         open_source(str(tmp_path / "d.csv"), table_plan_of())
     with pytest.raises(InputError, match="a learner from 0 to 2"):
         open_source("plan:7", plan_of())
-
-
-def test_people_who_call_wait_for_their_answer_and_nobody_is_put_by():
-    source = LiveSource(patience_s=5.0)
-    assert source.offer("early", None) is None  # no round is open
-    got: list = []
-    serving = threading.Thread(
-        target=source.serve,
-        args=(0, lambda tag, s: (got.append(tag), Answer.TAKEN)[1], lambda: 3 - len(got)),
-    )
-    serving.start()
-    wait_for(lambda: source.is_open)
-    for tag in ("a", "b", "c"):
-        assert source.offer(tag, ROW) is Answer.TAKEN
-    serving.join(5)
-    assert got == ["a", "b", "c"]
-    assert source.offer("late", None) is None
-
-
-def test_a_round_without_callers_ends_after_the_plans_patience():
-    assert taken(LiveSource(patience_s=0.05), 0, 2) == []

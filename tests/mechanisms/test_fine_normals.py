@@ -277,3 +277,15 @@ def test_bits_far_below_float32_are_uniform_and_float32_has_none(sample):
     fill_normals(open_row(NoiseKey.from_seed(2025), 5), coarse)
     coarse = coarse[np.abs(coarse) > 2.0**-6].astype(np.float64)
     assert stats.kstest((coarse * 2.0**36) % 1.0, "uniform").pvalue < 1e-100
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 100, 101, 4096, 8191])
+def test_rows_drawn_together_are_those_drawn_one_by_one(dim):
+    """Enough of them that some words lie near the ends, where more bits are read."""
+    rows = [Row(hashlib.sha256(b"%d" % i).digest(), i) for i in range(max(20, 60000 // dim))]
+    together = FineNormals(dim).rows(rows, 1.5)
+    one_by_one = np.empty_like(together)
+    for row, out in zip(rows, one_by_one, strict=True):
+        for _ in FineNormals(dim).tiles(row, out, 1.5):
+            pass
+    np.testing.assert_array_equal(together, one_by_one)

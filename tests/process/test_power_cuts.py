@@ -31,7 +31,6 @@ from studies.power_cuts import (
     study,
 )
 
-from tests.support.known_secrets import known_secrets
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.witness import Entry, Witness
 from veilstream.deployment.recovery import secret_name
@@ -62,25 +61,20 @@ def test_with_fewer_syncs_the_same_study_finds_losses_and_the_witness_stops_the_
 
 
 def test_without_a_synced_witness_the_same_study_finds_broken_promises():
-    findings = study(Setting("NORMAL", witness_syncs=False), 100, seed=13)
+    findings = study(Setting("NORMAL", witness_syncs=False), 300, seed=17)
     assert total(findings, BROKEN_PROMISES) > 0
 
 
 def test_the_study_sees_secrets_that_follow_from_the_store_and_the_step(monkeypatch):
     """A step that was computed and not stored then meets its noise again, with another client."""
-    place = [b""]
-    step = WatchedLearner._step
 
-    def placed(self, gradient, tag):
-        place[0] = self.ledger.tag_key + secret_name(self.epoch, self.local.step).encode()
-        step(self, gradient, tag)
+    def derived(self, count):
+        steps = range(self.local.step, self.local.step + count)
+        places = [self.ledger.tag_key + secret_name(self.epoch, step).encode() for step in steps]
+        return [hashlib.sha256(place).digest() for place in places]
 
-    def derived():
-        return hashlib.sha256(place[0]).digest()
-
-    monkeypatch.setattr(WatchedLearner, "_step", placed)
-    with known_secrets(derived):
-        findings = study(Setting(), 40, seed=14)
+    monkeypatch.setattr(WatchedLearner, "_fresh_seeds", derived)
+    findings = study(Setting(), 40, seed=14)
     assert findings.violations["noise row met two gradients"] > 0
 
 

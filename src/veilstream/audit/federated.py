@@ -35,7 +35,7 @@ from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
-from veilstream.streams.intake import AlwaysReady, Observe
+from veilstream.streams.intake import AlwaysReady, Observe, Offered
 
 __all__ = ["FEDERATION_DIM", "Wiretap", "federation_checks", "listen_to_federation"]
 
@@ -69,7 +69,8 @@ class _Clients(AlwaysReady):
         for step in range(round_ * self._tau, (round_ + 1) * self._tau):
             if not wanted():
                 break
-            observe(f"client {step}", Sample(np.zeros((), np.float32), float(step)))
+            sample = Sample(np.zeros((), np.float32), float(step))
+            observe([Offered(f"client {step}", sample)])
         self.known[round_] = self._task.known
 
 

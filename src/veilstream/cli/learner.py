@@ -30,8 +30,9 @@ def learner_command(
         str,
         typer.Option(
             help="A file of records (CSV, JSON lines, Parquet, Arrow, SQLite) whose columns the "
-            "plan names; `live`: people call its API; `plan:INDEX`: the plan's own data as learner "
-            "INDEX of a simulation sees them, from 0, to try things out."
+            "plan names; `live`: people call its API; `module:function`: a Python function that, "
+            "given how many records were consumed before, yields (tag, sample); `plan:INDEX`: the "
+            "plan's own data as learner INDEX of a simulation sees them, from 0, to try things out."
         ),
     ],
     server: Annotated[

@@ -2,7 +2,7 @@
 
     learner = Learner(plan, "store.db", task, create=True)     the first time
     learner.begin_round(r, x)
-    learner.observe(tag, sample)        up to τ times
+    learner.observe(tag, sample)        up to τ times, or observe_many((tag, sample), ...)
     release = learner.finish_round()    send release.payload
 
 **Guarantees**, against the server and everyone who reads what is sent, whatever x the server
@@ -14,61 +14,70 @@ does not depend on the data. Noise comes from seeds that the operating system dr
 operator choose them.
 
 What a round computes is `veilstream.deployment.local_rounds`; here it is written down in this order
-(`veilstream.deployment.ledger`): the pinned model; for every step, in one transaction, the client's
-tag, the secret its noise was drawn from, fresh from the operating system, the noisy step, and how
-far the data source has been read; the message. Each is witnessed before anything that depends on it
-leaves. After a crash, a step that was not stored is as if it had never been, secret and all, so no
-row of noise ever meets two gradients; stored ones are repeated to the bit.
+(`veilstream.deployment.ledger`): the pinned model; for every group of steps, in one transaction,
+the clients' tags, the secrets their noise was drawn from, fresh from the operating system, what the
+round has come to with them, and how far the data source has been read; the message. Each is
+witnessed before anything that depends on it leaves. After a crash, a group that was not stored is
+as if it had never been, secrets and all, so no row of noise ever meets two gradients; stored ones
+are repeated to the bit.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import secrets
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_gradients import ClientGradients
+from veilstream.deployment.epochs import Epochs, one_at_a_time
+from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.chain import BOOKMARKS
-from veilstream.deployment.ledger.crash_points import reached
-from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.tags import tag_forms
-from veilstream.deployment.local_rounds import LocalRounds, model_hash, pack_step
+from veilstream.deployment.ledger.visits import Visit
+from veilstream.deployment.ledger.witness import MOST_TOGETHER
+from veilstream.deployment.local_rounds import model_hash, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
-from veilstream.deployment.recovery import recover, secret_name
+from veilstream.deployment.recovery import OPEN_ROUND, secret_name
 from veilstream.deployment.release import Release
 from veilstream.deployment.server_input import (
-    check_known,
     checked_acknowledgement,
     checked_model,
     checked_round,
 )
-from veilstream.deployment.terms import Terms, check_settings
-from veilstream.errors import InputError, LedgerError, PrivacyError
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError
 from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
+from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
-from veilstream.streams.intake import SourceBookmark
+from veilstream.streams.intake import Offered, SourceBookmark
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "Outcome"]
 
 
 Float32s = NDArray[np.float32]
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _SNAPSHOT_STEPS = 64
 _SALT_BYTES = 16
+_GROUP_BYTES = 16 << 20
+"""Of noise rows, eight bytes a number, that a group of steps has at most."""
+
+
+class Outcome(NamedTuple):
+    """What became of a record; for this machine only, since it says who took part before."""
+
+    answer: Answer
+    """All that its client may be told."""
+    used: bool
+    """Whether a step was made of it."""
 
 
 def _check_dim(plan: Plan, task: Task) -> None:
@@ -90,22 +99,11 @@ def _check_dim(plan: Plan, task: Task) -> None:
 def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
     with np.errstate(all="ignore"):
         numbers = raw.reveal().astype(np.float64)
-        return not float(np.sqrt(numbers @ numbers)) <= clip_norm
+        # Not by a dot product: a BLAS would wake its threads for it, and have them spin.
+        return not float(np.sqrt((numbers * numbers).sum())) <= clip_norm
 
 
-def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
-    """A learner's method that waits until no other thread is in one."""
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        learner: Any = args[0]
-        with learner.one_call:
-            return method(*args, **kwargs)
-
-    return call
-
-
-class Learner:
+class Learner(Epochs):
     """One data source's side of a run. Open until `close`; a store has one learner at a time.
 
     Calls from several threads are done one after the other.
@@ -130,10 +128,6 @@ class Learner:
 
     """
 
-    _local: LocalRounds
-    _snapshot_at: int
-    _run: str | None  # the server's run that this epoch belongs to
-
     @without_values
     def __init__(
         self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None,
@@ -141,116 +135,20 @@ class Learner:
     ) -> None:  # fmt: skip
         no_core_dumps()
         _check_dim(plan, task)
-        self._plan, self.task = plan, task
+        self.task = task
         self._admission = Admission.of(task)
-        self.terms = terms = Terms.of(plan, task.dim, task)
+        terms = Terms.of(plan, task.dim, task)
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradients = ClientGradients(task)
         if TaskDetails.of(task).host_gradient is not None:
             self._gradients.check_pure()
         check_generator_once(fresh_secret)
-        self.one_call = threading.RLock()
-        self._broken = False
-        self._forgotten = True  # whether no destroyed secret is left in the log file
-        self._model: Float32s | None = None  # the newest that the server sent
         self._read: SourceBookmark | None = None  # how far, and not written down yet
         self.clipped = 0
         """Gradients since this start that were longer than the clip norm: for this machine only."""
-        self._ledger = self._open_ledger(store, witness, create=create)
-        try:
-            self._recover()
-        except BaseException:
-            self._ledger.close()
-            raise
-
-    _open_ledger = staticmethod(Ledger)
-
-    # --- where it stands -------------------------------------------------------------------------
-
-    @property
-    def plan(self) -> Plan:
-        """What it runs."""
-        return self._plan
-
-    @property
-    def model(self) -> Float32s | None:
-        """The newest model that the server has sent, read-only; None before the first."""
-        if self._model is None:
-            return None
-        shown = self._model.view()
-        shown.flags.writeable = False
-        return shown
-
-    @property
-    def epoch(self) -> int:
-        """Which mechanism is running, from 0."""
-        return self._local.epoch
-
-    @property
-    def round(self) -> int:
-        """The round that is open, or is to be begun next."""
-        return self._local.round
-
-    @property
-    def pinned(self) -> bool:
-        """Whether a round has been begun and not sealed."""
-        return self._local.pinned is not None
-
-    @property
-    def clients_wanted(self) -> int:
-        """How many clients the open round can still take."""
-        return self._local.clients_wanted
-
-    @property
-    def horizon_reached(self) -> bool:
-        """Whether every round of this epoch has been sealed."""
-        return self._local.horizon_reached
-
-    @property
-    def over(self) -> bool:
-        """Whether this epoch takes nobody any more: at its horizon, or ended before it."""
-        return self._local.over
-
-    @property
-    def run(self) -> str | None:
-        """The server's run that this epoch belongs to; None before it has joined one."""
-        return self._run
-
-    @property
-    def epochs_left(self) -> int:
-        """How many more epochs a server may lead this learner into (`federation.epochs`)."""
-        allowed = self._plan.federation.epochs
-        return max(0, allowed - 1 - self._ledger.chain.standing.followed)
-
-    @property
-    def newest_model(self) -> Float32s | None:
-        """What the server last sent; None before the first."""
-        return self._model
-
-    @property
-    def local(self) -> LocalRounds:
-        """The epoch's rounds as they are in memory, to look at; the learner alone moves them."""
-        return self._local
-
-    @property
-    def ledger(self) -> Ledger:
-        """The store, to look at; the learner alone writes to it."""
-        return self._ledger
-
-    @property
-    def broken(self) -> bool:
-        """Whether a call was interrupted half-way, so that only a restart may go on."""
-        return self._broken
-
-    @property
-    def notices(self) -> list[str]:
-        """What the person beside it should know of its files, a sentence each."""
-        return list(self._ledger.notices)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that the guarantee rests on; a store keeps to it, and so must the server."""
-        return self.terms.settings
+        self._planned: list[tuple[bytes, Visit]] = []  # of the group that is being put together
+        self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * task.dim)))
+        super().__init__(plan, terms, store, witness, create=create)
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -338,25 +236,63 @@ class Learner:
             LedgerError: where the store can no longer be trusted.
 
         """
-        self._read = bookmark or self._read
-        names, admitted = tag_forms(client), self._admission.admitted(sample)
-        if not names or admitted is None:  # looked at first: it says nothing of who took part
-            return Answer.REFUSED
-        self._ledger.check()
-        tags = [self._ledger.keyed(name) for name in names]
-        if self._spent(tags):
-            return Answer.TAKEN
+        (outcome,) = self._take_group([Offered(client, sample, bookmark)])
+        return outcome.answer
+
+    @without_values
+    @one_at_a_time
+    def observe_many(self, clients: Iterable[Offered | tuple[Any, ...]]) -> list[Answer]:
+        """Take clients in groups that are stored together: `observe` for each, at less cost.
+
+        A group is one durable commit: after a crash all of its steps are stored, or none is and it
+        is as if it had never been. It has at most 256 steps, fewer where a step is large, and ends
+        where ``clients`` does. What a client may do is decided as if all before it were stored.
+
+        Args:
+            clients: pairs of a tag and a record, or triples with the bookmark behind it, as for
+                `observe`. No more of them are consumed than the open round can use; where the
+                iterator raises, what it gave before is taken first.
+
+        Returns:
+            For every record that was consumed, in order, taken or refused; nobody is answered
+            before all of them are stored and witnessed.
+
+        Raises:
+            InputError: where no round has been begun.
+            LedgerError: where the store can no longer be trusted.
+
+        """
+        return [outcome.answer for outcome in self.take_many(clients)]
+
+    @without_values
+    @one_at_a_time
+    def take_many(
+        self, clients: Iterable[Offered | tuple[Any, ...]],
+        told: Callable[[Offered, Outcome], None] = lambda offered, outcome: None,
+    ) -> list[Outcome]:  # fmt: skip
+        """`observe_many`, for whoever counts beside the learner what became of each record.
+
+        ``told`` is called with every record and its outcome, when its group is stored.
+        """
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        if not self.clients_wanted:
-            most = f"at most {self.terms.local_steps} clients a round"
-            raise InputError("client", "<not shown>", most, "finish_round")
-        self._gradients.check_pure()
-        with self._whole_or_broken():
-            raw = self._gradients.raw(self._local.model, admitted)
-            self._step(self._local.clip(raw), tags[0])
-            self.clipped += _is_longer(raw, self.grid.clip_norm)
-        return Answer.TAKEN
+        stream, outcomes, failure = iter(clients), list[Outcome](), None
+        while failure is None and (most := min(self.clients_wanted, self._most_together)):
+            group: list[Offered] = []
+            try:
+                for given in itertools.islice(stream, most):
+                    group.append(Offered(*given))  # noqa: PERF401 - kept where the next one fails
+            except Exception as error:
+                failure = error
+            came = self._take_group(group)
+            for offered, outcome in zip(group, came, strict=True):
+                told(offered, outcome)
+            outcomes += came
+            if len(group) < most:
+                break
+        if failure is not None:
+            raise failure
+        return outcomes
 
     @without_values
     @one_at_a_time
@@ -425,14 +361,8 @@ class Learner:
 
         """
         self.begin_round(r, x, acknowledged)
-        stream = iter(clients)
-        while self.clients_wanted:
-            try:
-                tag, sample = next(stream)
-            except StopIteration:
-                break
-            self.observe(tag, sample)
-            del sample
+        if self.pinned:
+            self.take_many(clients)
         return self.finish_round()
 
     @without_values
@@ -460,7 +390,7 @@ class Learner:
         body = {"epoch": self.epoch, "round": r, "hash": digest}
         if self._ledger.chain.standing.answered != body:
             self._write("ack", body)
-        reached("acknowledged")
+        crash_points.reached("acknowledged")
 
     @without_values
     def predict(self, features: NDArray[Any]) -> Any:
@@ -473,128 +403,7 @@ class Learner:
         said = np.asarray(self.task.predict(self._model, features[None]))  # a batch of one
         return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
-    @without_values
-    @one_at_a_time
-    def join(self, run: str) -> None:
-        """Give this epoch to one run of the server; another run is refused until the next epoch."""
-        if self._run is None:
-            with self._whole_or_broken():
-                self._write("join", {"epoch": self.epoch, "run": run})
-            self._run = run
-        elif self._run != run:
-            raise InputError(
-                "run", run, f"run {self._run!r}, which this learner's epoch {self.epoch} is for",
-                "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
-            )  # fmt: skip
-
-    @without_values
-    @one_at_a_time
-    def end_epoch(self) -> None:
-        """End this epoch now, whatever rounds are left; done before, nothing happens.
-
-        An open round is dropped: nothing of it is ever released, and its clients count as having
-        taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
-        sent. Ending early costs what the rounds that are left would have taught, and nothing of the
-        promise.
-        """
-        if self.over and self._ledger.chain.standing.ended:
-            return
-        with self._whole_or_broken():
-            sealed, model = self._local.sealed, self._local.sealed_model
-            self._local = self.new_rounds(self.epoch)  # the noise's state goes with the old one
-            if sealed is not None:
-                self._local.resume(sealed.payload, model)
-            self._local.end()
-            self._destroy_secrets()
-
-    @without_values
-    @one_at_a_time
-    def follow(self, run: str, ended: Collection[str]) -> bool:
-        """Go along into the server's next run, if the plan allows; whether an epoch was begun.
-
-        A new epoch has a fresh mechanism and takes only clients who were in none before, so every
-        client has the promise in exactly one epoch, whatever the server says and however often.
-        The plan bounds how many epochs there may be (`federation.epochs`, since the operator last
-        began one); the server cannot.
-
-        Args:
-            run: the run that begins.
-            ended: the runs before it, which the server says are over. If this epoch belongs to one
-                of them, it is ended; else nothing happens.
-
-        Raises:
-            InputError: the plan allows no further epoch.
-            LedgerError: secrets of the last one cannot be destroyed yet.
-
-        """
-        if self._run is None or self._run == run or self._run not in ended:
-            return False
-        self.end_epoch()
-        if not self.epochs_left:
-            allowed = self._plan.federation.epochs
-            raise InputError(
-                "run", run, f"at most {allowed} epochs under one plan (federation.epochs), which "
-                "this learner has been through",
-                "its operator begins another with `veilstream ledger epoch`, for new clients",
-            )  # fmt: skip
-        if not self._forgotten:
-            self._forget_or_refuse()
-        followed = self._ledger.chain.standing.followed + 1
-        with self._whole_or_broken():
-            self._write_epoch(self.epoch + 1, {"followed": followed, "run": run})
-            self._run = run
-        return True
-
-    @without_values
-    @one_at_a_time
-    def new_epoch(self) -> None:
-        """Start a fresh mechanism for new clients; those who took part are never taken again."""
-        if not self.over:
-            raise PrivacyError(
-                f"epoch {self.epoch} has {self.terms.rounds - self.round} rounds left: nothing was "
-                "released (a new one may start when its horizon has ended; "
-                "`veilstream ledger epoch --abandon` gives it up)"
-            )
-        if not self._forgotten:
-            self._forget_or_refuse()
-        with self._whole_or_broken():
-            self._write_epoch(self.epoch + 1)
-
-    def _forget_or_refuse(self) -> None:
-        """No epoch begins while secrets of the last one may lie in the log file."""
-        if not self._ledger.forget():
-            raise LedgerError(
-                "the store is being read, so destroyed secrets may stay in its log",
-                "close what reads it, then ask again",
-            )
-
-    def close(self) -> None:
-        """Let go of the store."""
-        self._ledger.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Learner cannot be copied: two would answer for one store")
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- what a round consists of ----------------------------------------------------------------
-
-    @contextmanager
-    def _whole_or_broken(self) -> Iterator[None]:
-        """What is interrupted half-way leaves memory behind the store: only a restart may go on."""
-        self._ledger.check()
-        if self._broken:
-            raise PrivacyError(
-                "an earlier call was interrupted half-way: nothing was released "
-                "(start the learner again; it goes on where its store stands)"
-            )
-        self._broken = True
-        yield
-        self._broken = False
 
     def _pin(
         self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None
@@ -603,22 +412,77 @@ class Learner:
         if acknowledged is not None:
             body["acknowledged"] = list(acknowledged)
         self._write("pin", body, keep={"x": model.tobytes()})
-        reached("pinned")
+        crash_points.reached("pinned")
         self._local.pin(model, digest)
         self._model = model
 
-    def _step(self, gradient: ClippedGradient, tag: bytes | None) -> None:
-        local, step = self._local, self._local.step
-        secret = checked_seed(fresh_secret())
-        noisy = local.noisy(gradient, secret)
-        reached("step-computed")
-        self._write(
-            "step", {"epoch": local.epoch, "step": step}, tag=tag, points="step",
-            keep={secret_name(local.epoch, step): secret, f"noisy/{local.taken}": pack_step(noisy)}
-            | self._bookmark_blob(),
-        )  # fmt: skip
-        self._read = None
-        local.apply(noisy)
+    def _take_group(self, group: Sequence[Offered]) -> list[Outcome]:
+        """At most as many as are stored together."""
+        outcomes: list[Outcome] = []
+        used: list[tuple[bytes, Sample]] = []
+        self._planned = []
+        for client, sample, bookmark in group:
+            self._read = bookmark or self._read
+            names, admitted = tag_forms(client), self._admission.admitted(sample)
+            if not names or admitted is None:  # looked at first: it says nothing of who took part
+                outcomes.append(Outcome(Answer.REFUSED, used=False))
+                continue
+            self._ledger.check()
+            tags = [self._ledger.keyed(name) for name in names]
+            takes = not self._spent(tags)
+            if takes:
+                self._check_room(len(used))
+                self._planned.append((tags[0], Visit(self.epoch, self._next_step, 1)))
+                used.append((tags[0], admitted))
+            outcomes.append(Outcome(Answer.TAKEN, takes))
+        if used:
+            self._gradients.check_pure()
+            with self._whole_or_broken():
+                self._store_steps(used)
+        return outcomes
+
+    def _check_room(self, planned: int) -> None:
+        if not self.pinned:
+            raise InputError("round", None, "a round that has been begun", "call begin_round")
+        if planned >= self.clients_wanted:
+            most = f"at most {self.terms.local_steps} clients a round"
+            raise InputError("client", "<not shown>", most, "finish_round")
+
+    def _store_steps(self, group: Sequence[tuple[bytes | None, Sample | None]]) -> None:
+        """Compute and store steps together; with nobody in them where there is no tag.
+
+        Memory is ahead of the store until it is written: who is interrupted before is `broken`.
+        """
+        local, first, place = self._local, self._local.step, self._local.taken
+        seeds = self._fresh_seeds(len(group))
+        local.prepare(seeds)
+        for (tag, sample), seed in zip(group, seeds, strict=True):
+            noisy = self._step(sample, tag, seed)
+            local.apply(noisy)
+            crash_points.reached("step-computed")
+        keep = {secret_name(local.epoch, first): b"".join(seeds)} | self._bookmark_blob()
+        body = {"epoch": local.epoch, "step": first}
+        tags = [tag for tag, _ in group]
+        if len(group) == 1:
+            keep[f"noisy/{place}"] = pack_step(noisy)
+            self._write("step", body, tag=tags[0], keep=keep, points="step")
+        else:
+            body["steps"] = len(group)
+            keep[OPEN_ROUND] = local.pack_open()
+            self._write("steps", body, tags=tags, keep=keep, points="step")
+        self._read, self._planned = None, []
+
+    def _fresh_seeds(self, count: int) -> list[bytes]:
+        return [checked_seed(fresh_secret()) for _ in range(count)]
+
+    def _step(self, sample: Sample | None, tag: bytes | None, seed: bytes) -> Noised:
+        """The noisy step of a client, or of nobody; nothing of it is stored yet."""
+        local = self._local
+        if sample is None:
+            return local.noisy(local.nothing(), seed)
+        raw = self._gradients.raw(local.model, sample)
+        self.clipped += _is_longer(raw, self.grid.clip_norm)
+        return local.noisy(local.clip(raw), seed)
 
     def _bookmark_blob(self) -> dict[str, bytes]:
         """With salt: a hash of records stays in the chain for ever, and must not tell of them."""
@@ -630,11 +494,11 @@ class Learner:
 
     def _seal(self) -> None:
         local = self._local
-        while local.clients_wanted:
-            self._step(local.nothing(), None)
+        while empty := min(local.clients_wanted, self._most_together):
+            self._store_steps([(None, None)] * empty)
         release = local.message()
         body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
-        reached("message-computed")
+        crash_points.reached("message-computed")
         self._write(
             "message", body | {"x": local.pinned},
             keep={"message": release.payload} | self._bookmark_blob(), points="message",
@@ -646,33 +510,6 @@ class Learner:
         elif local.step - self._snapshot_at >= _SNAPSHOT_STEPS:
             self._keep_snapshot()
 
-    def _write(self, kind: str, body: dict[str, Any], *, points: str = "", **more: Any) -> None:
-        """Store and witness."""
-        self._ledger.write(kind, body, **more)
-        if points:
-            reached(f"{points}-stored")
-        self._ledger.witness()
-        if points:
-            reached(f"{points}-witnessed")
-
-    # --- recovery --------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        """Bring memory to where the ledger stands."""
-        standing = self._ledger.chain.standing
-        if standing.between:
-            # A store's first epoch, or one that `veilstream ledger epoch` asked for.
-            self._forget_or_refuse()
-            self._write_epoch(standing.epoch + 1)
-            return
-        assert standing.settings is not None
-        check_settings(self.settings, standing.settings)
-        self._begin_epoch(standing.epoch)
-        found = recover(self._ledger, self._local)
-        self._run, self._model, self._snapshot_at = standing.run, found.model, found.snapshot_step
-        if self.over:
-            self._destroy_secrets()
-
     def _keep_snapshot(self) -> None:
         """Noise state, so that a restart is quick and old secrets can go."""
         noise = self._local.noise
@@ -681,57 +518,21 @@ class Learner:
             keep={"snapshot": noise.snapshot()}, destroy=self._ledger.names("seed/"),
         )  # fmt: skip
         self._snapshot_at = noise.position
-        reached("snapshot-stored")
+        crash_points.reached("snapshot-stored")
 
-    def _destroy_secrets(self) -> None:
-        """At the end of an epoch.
-
-        While someone reads the store, its log file stays; then this is done again when the learner
-        is started, and before a new epoch.
-        """
-        if not self._ledger.chain.standing.ended:
-            left = self.terms.rounds - self.round
-            body = {"epoch": self.epoch} | ({"rounds_left": left} if left else {})
-            self._write("end", body, destroy=self._ledger.chain.secrets)
-        self._forgotten = self._ledger.forget()
-        reached("epoch-closed")
-
-    # --- epochs and checks -----------------------------------------------------------------------
-
-    def _write_epoch(self, epoch: int, about: dict[str, Any] | None = None) -> None:
-        self._write(
-            "epoch", {"epoch": epoch, "settings": self.settings} | (about or {}),
-            destroy=self._ledger.names("message"),
-        )  # fmt: skip
-        self._begin_epoch(epoch)
-
-    def _begin_epoch(self, epoch: int) -> None:
-        self._local = self.new_rounds(epoch)
-        self._snapshot_at, self._run = 0, None
-
-    def new_rounds(self, epoch: int) -> LocalRounds:
-        """The rounds of an epoch; audits and studies put others in their place."""
-        return LocalRounds(self.terms, epoch)
+    @property
+    def _next_step(self) -> int:
+        """The step that the next client would take, behind those of the group so far."""
+        return self._local.step + len(self._planned)
 
     def _spent(self, tags: list[bytes]) -> bool:
         """Whether this client, under all its tags together, may not take the next step."""
         visits = [visit for tag in tags if (visit := self._ledger.visit(tag)) is not None]
-        step = self._local.step
+        visits += [visit for tag, visit in self._planned if tag in tags]
+        step = self._next_step
         allowed = self._plan.participation
         return bool(visits) and (
             any(visit.epoch != self.epoch for visit in visits)
             or sum(visit.times for visit in visits) >= allowed.times
             or any(step - visit.step < allowed.min_separation for visit in visits)
         )
-
-    @one_at_a_time
-    def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
-        """Refuse to go on if the server has accepted what this store does not know."""
-        if acknowledged is not None:
-            check_known(checked_acknowledgement(acknowledged), self._ledger.knows_message)
-
-    def _last_release(self) -> Release:
-        self._ledger.check()
-        if self._local.sealed is None:
-            raise InputError("round", None, "a round that has been finished", "begin_round first")
-        return self._local.sealed

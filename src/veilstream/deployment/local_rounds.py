@@ -16,6 +16,8 @@ given, used once, and not kept. `veilstream.deployment.learner` puts a ledger ar
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,7 @@ from veilstream.privacy.grid_noise import GridNoise
 __all__ = ["LocalRounds", "NoisySum", "model_hash", "pack_step", "unpack_step"]
 
 Float32s = NDArray[np.float32]
+_OPEN = struct.Struct("<Q")
 
 
 class NoisySum:
@@ -51,6 +54,7 @@ class NoisySum:
         self.grid, self.dim = grid, dim
         self._noise = self.noise_type(program, std=std, grid=grid, dim=dim)
         self._prefix = Noised(np.zeros(dim, np.int64))
+        self._rows: dict[tuple[int, bytes], Row] = {}
 
     @property
     def noise(self) -> GridNoise:
@@ -72,9 +76,18 @@ class NoisySum:
         """Keystream of a step's own secret; audits and studies that need known draws replace it."""
         return Row(secret, step)
 
+    def prepare(self, secrets: Sequence[bytes]) -> None:
+        """Draw the noise of the next steps together, which costs less; it changes no bit of it."""
+        first = self._noise.position
+        rows = [self.row(step, secret) for step, secret in enumerate(secrets, first)]
+        self._rows = dict(zip(enumerate(secrets, first), rows, strict=True))
+        self._noise.prepare(rows)
+
     def noisy(self, gradient: ClippedGradient, secret: bytes) -> Noised:
         """The next noisy step. Its noise is used up; the sum has not moved."""
-        return add_noise(gradient, self._noise.step(self.row(self._noise.position, secret)))
+        step = self._noise.position
+        row = self._rows.pop((step, secret), None) or self.row(step, secret)
+        return add_noise(gradient, self._noise.step(row))
 
     def add(self, noisy: Noised) -> None:
         """Count a noisy step."""
@@ -237,6 +250,22 @@ class LocalRounds(NoisySum):
     def replay(self, secret: bytes) -> None:
         """Go over a step's noise once more, for a step whose noisy result is known."""
         self._noise.step(self.row(self._noise.position, secret))
+
+    def pack_open(self) -> bytes:
+        """All that the open round's steps have come to: how many, their sum, the local model."""
+        model = self._model.reveal().astype("<f4")
+        return _OPEN.pack(self.step) + self._prefix.astype("<i8").tobytes() + model.tobytes()
+
+    def restore_open(self, content: bytes) -> None:
+        """Stand where `pack_open` was called, if that was in the round that is open now."""
+        (step,) = _OPEN.unpack_from(content)
+        taken = step - self._round * self.terms.local_steps
+        if not 0 < taken <= self.terms.local_steps:  # of an earlier round
+            return
+        units = np.frombuffer(content, "<i8", count=self.dim, offset=_OPEN.size)
+        numbers = np.frombuffer(content, "<f4", offset=_OPEN.size + units.nbytes)
+        self._prefix = Noised(units.astype(np.int64))
+        self._model, self._taken = Hidden(numbers.astype(np.float32)), taken
 
 
 def model_hash(model: Float32s) -> str:

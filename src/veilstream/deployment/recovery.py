@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds, unpack_step
+from veilstream.privacy.seeds import SEED_BYTES
 
-__all__ = ["Recovered", "recover", "secret_name"]
+__all__ = ["OPEN_ROUND", "Recovered", "recover", "secret_name"]
+
+OPEN_ROUND = "open-round"
+"""Under which the ledger keeps what the open round has come to after a group of steps."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ def recover(ledger: Ledger, local: LocalRounds) -> Recovered:
     if standing.pinned is not None:
         assert model is not None
         local.pin(model, standing.pinned)
-        for t in range(standing.steps - local.step):
+        if ledger.names(OPEN_ROUND):
+            local.restore_open(ledger.blob(OPEN_ROUND))
+        for t in range(local.taken, local.taken + standing.steps - local.step):
             local.apply(unpack_step(ledger.blob(f"noisy/{t}")))
     return Recovered(model, snapshot_step)
 
@@ -51,11 +57,16 @@ def _restore_noise(ledger: Ledger, local: LocalRounds, steps: int) -> int:
     if ledger.names("snapshot"):
         local.noise.restore(ledger.blob("snapshot"))
     snapshot_step = local.noise.position
-    for step in range(snapshot_step, steps):
-        local.replay(ledger.blob(secret_name(local.epoch, step)))
+    while local.noise.position < steps:
+        together = ledger.blob(secret_name(local.epoch, local.noise.position))
+        for at in range(0, len(together), SEED_BYTES):
+            local.replay(together[at : at + SEED_BYTES])
     return snapshot_step
 
 
 def secret_name(epoch: int, step: int) -> str:
-    """Under which the ledger keeps a step's secret until it is destroyed."""
+    """Under which the ledger keeps a step's secret until it is destroyed.
+
+    Those of steps that were stored together are one after the other, under the first one's name.
+    """
     return f"seed/{epoch}/{step:010d}"

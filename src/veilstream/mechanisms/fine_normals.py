@@ -28,8 +28,8 @@ the one thing here that is taken on trust; its documented error is below 1 unit,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ __all__ = ["FineNormals", "circle_error", "fine_row"]
 
 
 Floats = NDArray[np.float64]
+PlaceOf = Callable[[int], tuple[Row, int]]
+"""Row and first coordinate of a pair."""
 
 
 _POINTS = 10  # bits of t that the table answers for
@@ -91,6 +93,7 @@ class FineNormals:
         self._words = np.empty(pairs, np.uint64), np.empty(pairs, np.int64)
         self._floats = np.empty((6, pairs))
         self._table = _circle()
+        self._whole_tile: FineNormals | None = None
 
     def tiles(self, row: Row, out: Floats, std: float) -> Iterator[slice]:
         """Fill contiguous ``out`` (dim) with the row's draws, times ``std``, and say how far."""
@@ -103,15 +106,51 @@ class FineNormals:
             fine.update_into(_ZEROS[: 8 * pairs], self._fine[: 8 * pairs])
             high = np.frombuffer(self._coarse, np.uint32, count=2 * pairs).reshape(2, pairs)
             low = np.frombuffer(self._fine, np.uint32, count=2 * pairs).reshape(2, pairs)
-            for pair in self._fill(row, first, high, low, part, std):
+            place_of: PlaceOf = partial(_within, row, first)
+            for pair in self._fill(place_of, high, low, part, std):
                 for place in (pair, pair + pairs):
                     if place < len(part):
                         part[place] = std * nearest_float(row, self._dim, first + place)
             yield slice(first, first + len(part))
 
+    def rows(self, rows: Sequence[Row], std: float) -> Floats:
+        """Draws of several rows, one below the other: the same bits as `tiles` one by one.
+
+        For dimensions of at most half a tile, where single rows are too short to be quick.
+        """
+        out = np.empty((len(rows), self._dim))
+        at_once = TILE // (2 * ((self._dim + 1) // 2))
+        for first in range(0, len(rows), at_once):
+            self._some_rows(rows[first : first + at_once], out[first : first + at_once], std)
+        return out
+
+    def _some_rows(self, rows: Sequence[Row], out: Floats, std: float) -> None:
+        dim, pairs = self._dim, (self._dim + 1) // 2
+        high = np.empty((2, len(rows), pairs), np.uint32)
+        low = np.empty((2, len(rows), pairs), np.uint32)
+        for i, row in enumerate(rows):
+            words = row.open(DRAWS).update(_ZEROS[: 8 * pairs])
+            high[:, i] = np.frombuffer(words, np.uint32).reshape(2, pairs)
+            words = row.open(FINE).update(_ZEROS[: 8 * pairs])
+            low[:, i] = np.frombuffer(words, np.uint32).reshape(2, pairs)
+        if self._whole_tile is None:
+            self._whole_tile = FineNormals(TILE)
+        flat = np.empty(2 * len(rows) * pairs)
+        exact = self._whole_tile._fill(
+            lambda pair: (rows[pair // pairs], pair % pairs),
+            high.reshape(2, -1), low.reshape(2, -1), flat, std,
+        )  # fmt: skip
+        each = flat.reshape(2, len(rows), pairs)
+        out[:, :pairs], out[:, pairs:] = each[0], each[1, :, : dim - pairs]
+        for pair in exact:
+            i, first = divmod(pair, pairs)
+            for place in (first, first + pairs):
+                if place < dim:
+                    out[i, place] = std * nearest_float(rows[i], dim, place)
+
     def _fill(
-        self, row: Row, first: int, high: NDArray[np.uint32], low: NDArray[np.uint32],
-        out: Floats, std: float,
+        self, place_of: PlaceOf, high: NDArray[np.uint32], low: NDArray[np.uint32], out: Floats,
+        std: float,
     ) -> list[int]:  # fmt: skip
         """A tile; returns the pairs that need more bits than this."""
         pairs = high.shape[1]
@@ -129,7 +168,7 @@ class FineNormals:
         ends = np.flatnonzero(high[0] + _UPPER < _UPPER + _LOWER)  # wraps at 2^32
         radius[ends] = 0.5
         np.log(radius, out=radius)
-        exact = _log_near_ends(row, first, ends, words, radius) if len(ends) else []
+        exact = _log_near_ends(place_of, ends, words, radius) if len(ends) else []
         np.multiply(radius, -2.0, out=radius)
         np.sqrt(radius, out=radius)
         np.multiply(radius, std, out=radius)
@@ -168,6 +207,10 @@ class FineNormals:
         return exact
 
 
+def _within(row: Row, first: int, pair: int) -> tuple[Row, int]:
+    return row, first + pair
+
+
 def _joined(
     words: NDArray[np.uint64] | NDArray[np.int64],
     high: NDArray[np.uint32],
@@ -191,7 +234,7 @@ def _circle() -> Floats:
 
 
 def _log_near_ends(
-    row: Row, first: int, ends: NDArray[np.intp], words: NDArray[np.uint64], logs: Floats
+    place_of: PlaceOf, ends: NDArray[np.intp], words: NDArray[np.uint64], logs: Floats
 ) -> list[int]:
     """Write ln u where u is near 0 or 1; returns pairs that even this does not settle."""
     near = words[ends]
@@ -201,7 +244,7 @@ def _log_near_ends(
     exact = []
     for i in np.flatnonzero((distance < 1 << 33) | ~upper):
         # Close to an end, the bits beyond the 64th matter.
-        ((more, _),) = further_words(row, first + int(ends[i]), 1)
+        ((more, _),) = further_words(*place_of(int(ends[i])), 1)
         size[i] = float(distance[i]) + ((2**64 - 1 - more if upper[i] else more) + 0.5) * 2.0**-64
         if size[i] < 2.0**-12:
             exact.append(int(ends[i]))

@@ -1,20 +1,30 @@
-"""A learner's data source by its name on the command line: a file, `live`, or the plan's stream."""
+"""A learner's data source by its name on the command line.
+
+A file, `live`, the plan's own stream, or a function of one's own that makes an iterator.
+"""
 
 from __future__ import annotations
 
 import os.path
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.clients import stream_of
+from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.streams.intake import AlwaysReady, ClientSource, LiveSource, Observe, Wanted
+from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
+from veilstream.streams.iterator_source import IteratorSource
+from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.tables import open_table
 
 __all__ = ["PlanSource", "open_file", "open_source"]
+
+_FUNCTION = re.compile(r"[\w.]+:\w+", re.ASCII)
 
 
 class PlanSource(AlwaysReady):
@@ -31,20 +41,21 @@ class PlanSource(AlwaysReady):
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """The τ clients of this round."""
+        observe(self._clients(round_))
+
+    def _clients(self, round_: int) -> Iterator[Offered]:
         batch = self._stream.round(self._seed, round_)
         for t in range(batch.features.shape[1]):
-            if not wanted():
-                return
             present = batch.present is None or bool(batch.present[self._index, t])
             if present:
                 sample = Sample(batch.features[self._index, t], batch.target[self._index, t])
-                observe(f"{self._seed}/{self._index}/{round_}/{t}", sample)
+                yield Offered(f"{self._seed}/{self._index}/{round_}/{t}", sample)
 
 
 def open_source(
     text: str, plan: Plan, learner: str | None = None, *, whole: bool = False
 ) -> ClientSource:
-    """``live``, ``plan:INDEX``, or a file of records.
+    """``live``, ``plan:INDEX``, ``module:function``, or a file of records.
 
     Args:
         text: as on the command line.
@@ -54,13 +65,16 @@ def open_source(
 
     Raises:
         InputError: for a file that is missing, or lacks the plan's columns; for a plan that does
-            not say what a record of a file is.
+            not say what a record of a file is; for a function that cannot be found.
 
     """
     if text == "live":
         return LiveSource(plan.federation.patience_s)
     if text.startswith("plan:") and text[5:].isdigit():
         return PlanSource(plan, int(text[5:]))
+    if not Path(text).is_file() and _FUNCTION.fullmatch(text):
+        make = load_function("--data", text)
+        return IteratorSource(make, name=text, patience_s=plan.federation.patience_s)
     return open_file(Path(text), plan, learner, whole=whole)
 
 
@@ -69,7 +83,10 @@ def open_file(
 ) -> TableSource:
     """A file of records by the plan's schema; for arguments and errors see `open_source`."""
     if not os.path.lexists(path):
-        raise InputError("data", str(path), "a file, `live`, or `plan:INDEX`", "check the path")
+        raise InputError(
+            "data", str(path), "a file, `live`, `plan:INDEX` or `module:function`",
+            "check the path",
+        )  # fmt: skip
     if plan.data.kind != "table":
         raise InputError(
             "data.kind", plan.data.kind, f'"table", so that columns of {path.name} have a meaning',

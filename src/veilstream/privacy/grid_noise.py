@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 _PIECE = 8192
+_NEVER_SPREAD = 1 << 17  # multiplications that no BLAS gives to several threads
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_DRAW = 23.1  # of `exact_normals.WORDS` words
 
@@ -76,6 +78,10 @@ class GridNoise:
         self._cells = np.zeros(dim, np.int64)
         self._fraction = np.zeros(dim)
         self._normals = FineNormals(dim)
+        self._drawn: dict[int, tuple[Row, Floats]] = {}
+        self._one_thread: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if len(self._held) ** 2 * dim <= _NEVER_SPREAD else one_blas_thread
+        )
         self._scratch = np.empty((2, min(dim, TILE)))
         self._most = LARGEST / program.horizon  # a step's units, so that all of them fit
 
@@ -119,12 +125,9 @@ class GridNoise:
         if self._position == self._program.horizon:
             raise HorizonExhausted(self._program.horizon, self._position)
         self._broken = True
-        matrix = self._program.matrix(self._position).astype(np.float64)
-        # As [S'; c] = M·[S; z]: the increment last, and without its fresh draw.
-        feed, matrix = float(matrix[0, -1]), np.roll(matrix, -1, axis=0)
-        matrix[-1, -1] = 0.0
+        feed, matrix = self._block()
         moved: Int64s = np.empty(self._dim, np.int64)
-        with one_blas_thread():
+        with self._one_thread():
             for tile in self._draw(row, self._held[-1]):
                 self._advance(matrix, tile)
                 self._round(feed, row, tile, moved)
@@ -134,9 +137,36 @@ class GridNoise:
         self._broken = False
         return moved
 
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Draw for the steps that come next, together: short rows cost less so.
+
+        Each row is then used by its own step, if it is given the same one; the draws are the same
+        to the bit. Long rows are drawn in their steps, and so is whatever a study draws otherwise.
+        """
+        if len(rows) < 2 or self._dim > _PIECE or type(self)._draw is not GridNoise._draw:
+            return
+        drawn = self._normals.rows(rows, self._scale)
+        self._drawn = {id(row): (row, draws) for row, draws in zip(rows, drawn, strict=True)}
+
+    def _block(self) -> tuple[float, Floats]:
+        """The step's matrix as [S'; c] = M·[S; z]: the increment last, without its fresh draw.
+
+        And that draw's own factor.
+        """
+        matrix = self._program.matrix(self._position)
+        moved = np.empty(matrix.shape)
+        moved[:-1], moved[-1] = matrix[1:], matrix[0]
+        moved[-1, -1] = 0.0
+        return float(matrix[0, -1]), moved
+
     def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
         """The step's fresh draws, times V in grid units, tile by tile; studies replace this."""
-        return self._normals.tiles(row, out, self._scale)
+        known, draws = self._drawn.pop(id(row), (None, out))
+        if known is not row:
+            yield from self._normals.tiles(row, out, self._scale)
+        else:
+            out[...] = draws
+            yield slice(0, self._dim)
 
     def _advance(self, matrix: Floats, tile: slice) -> None:
         """Block step of a tile, in pieces that stay in cache."""

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
-    from veilstream.streams.intake import LiveSource
+    from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
+    from veilstream.streams.iterator_source import IteratorSource
+    from veilstream.streams.live_source import LiveSource
     from veilstream.streams.mnist import load_mnist
     from veilstream.streams.pool import MNIST_SPLITS, ClientsMet, PoolStream, mnist_stream
     from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
@@ -16,13 +18,17 @@ if TYPE_CHECKING:
 __all__ = [
     "DRIFTS",
     "MNIST_SPLITS",
+    "ClientSource",
     "ClientsMet",
     "DirichletSplit",
     "EvenSplit",
+    "IteratorSource",
     "LiveSource",
+    "Offered",
     "PaperSplit",
     "PoolStream",
     "RippleStream",
+    "SourceBookmark",
     "Split",
     "Stream",
     "SyntheticStream",
@@ -37,7 +43,11 @@ _LATER = {
     "DRIFTS": "veilstream.streams.synthetic",
     "DirichletSplit": "veilstream.streams.splits",
     "EvenSplit": "veilstream.streams.splits",
-    "LiveSource": "veilstream.streams.intake",
+    "ClientSource": "veilstream.streams.intake",
+    "IteratorSource": "veilstream.streams.iterator_source",
+    "LiveSource": "veilstream.streams.live_source",
+    "Offered": "veilstream.streams.intake",
+    "SourceBookmark": "veilstream.streams.intake",
     "MNIST_SPLITS": "veilstream.streams.pool",
     "PaperSplit": "veilstream.streams.splits",
     "PoolStream": "veilstream.streams.pool",

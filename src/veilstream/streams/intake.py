@@ -1,18 +1,27 @@
-"""Where a deployed learner's clients come from: what a source is, and people who call.
+"""Where a deployed learner's clients come from: what a source is.
 
-A source offers clients, one at a time. It is asked before a round whether enough of them are there
-(`ClientSource.ready`), so that a learner does not spend its noise on nobody. Records are consumed
-before they are used: one that is lost costs a little accuracy, one that is used twice would cost
-privacy. A table has a bookmark for that (`veilstream.streams.table_source`).
+    class Source:
+        def ready(self, minimum, most, may_take): ...     are enough people there?
+        def serve(self, round_, observe, wanted): ...     hand them over
+
+A source is asked before a round whether enough people wait (`ready`), so that a learner does not
+spend its noise on nobody, and then hands records over (`serve`), one at a time or many at once:
+they are stored together, and whoever is told "taken" is stored.
+
+**At most once.** A record is consumed before anything is computed from it, and for good: it is
+deleted, its offset is committed, or the source's bookmark goes along with it and is stored in the
+same transaction as the step that uses it. Between the two a crash loses the record, which costs a
+little accuracy. The other order would use it twice, which costs its client the promise.
+
+`veilstream.streams.table_source` reads files, `live_source` people who call, `iterator_source`
+whatever Python can iterate over; `tests/conformance/test_sources.py` is for any.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
@@ -20,9 +29,9 @@ from veilstream.learning.tasks import Sample
 __all__ = [
     "AlwaysReady",
     "ClientSource",
-    "LiveSource",
     "MayTake",
     "Observe",
+    "Offered",
     "SourceBookmark",
     "Wanted",
 ]
@@ -37,15 +46,20 @@ class SourceBookmark:
     text: str
 
 
-class Observe(Protocol):
-    """How a source hands a client over."""
+class Offered(NamedTuple):
+    """A record as a source hands it over; a plain tuple of the same will do."""
 
-    def __call__(
-        self, tag: str | bytes, sample: Sample, bookmark: SourceBookmark | None = None
-    ) -> Answer:
-        """``bookmark`` is where the source stands behind this record."""
+    tag: str | bytes
+    """Whose it is: the same whenever the same person comes."""
+    sample: Sample
+    bookmark: SourceBookmark | None = None
+    """Where the source stands behind it."""
 
 
+Observe = Callable[[Iterable[Offered]], list[Answer]]
+"""How a source hands records over; no more are consumed than the round can use.
+
+The answers, to those that were consumed, come when all of them are stored."""
 Wanted = Callable[[], int]
 """How many more clients the round can take."""
 MayTake = Callable[[str | bytes], bool]
@@ -59,7 +73,7 @@ class ClientSource(Protocol):
         """Whether at least so many clients wait who can be taken; asked before a round begins.
 
         Args:
-            minimum: how many there must be.
+            minimum: how many there must be; 0 begins every round.
             most: how many the round can take: a source that reads ahead needs no more.
             may_take: leaves people out who took part as often as they may.
 
@@ -75,50 +89,3 @@ class AlwaysReady:
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
         """Whatever is asked."""
         return True
-
-
-class LiveSource(AlwaysReady):
-    """People who call: each waits until a learner takes its data, and nothing is put by."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.window_s = patience_s
-        self._turn = threading.Lock()  # one caller at a time
-        self._changed = threading.Condition()
-        self._offer: tuple[str | bytes, Any] | None = None
-        self._answer: Answer | None = None
-        self._open = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a learner is waiting for someone now."""
-        return self._open
-
-    def offer(self, tag: str | bytes, sample: Any, timeout_s: float = 10.0) -> Answer | None:
-        """Answer to a caller; None if no learner is waiting for anyone now."""
-        with self._turn, self._changed:
-            if not self._open:
-                return None
-            self._offer, self._answer = (tag, sample), None
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._answer or not self._open, timeout_s)
-            answer, self._offer, self._answer = self._answer, None, None
-            return answer
-
-    def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
-        """Whoever calls within the plan's patience."""
-        until = time.monotonic() + self.window_s
-        with self._changed:
-            self._open = True
-            try:
-                while wanted():
-                    left = until - time.monotonic()
-                    if not self._changed.wait_for(lambda: self._offer is not None, max(left, 0.0)):
-                        return
-                    assert self._offer is not None
-                    (tag, sample), self._offer = self._offer, None
-                    self._answer = observe(tag, sample)
-                    del sample
-                    self._changed.notify_all()
-            finally:
-                self._open = False
-                self._changed.notify_all()

@@ -4,7 +4,7 @@
     source.resume(learner.bookmarks())       behind what was read before the last stop
     source.look_ahead(200)                   what the next records would be; uses none
     source.ready(1, 10, learner.may_take)    whether a round is worth beginning
-    source.serve(r, learner.observe, ...)
+    source.serve(r, learner.observe_many, ...)
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here and
 nowhere else. Rows are looked at ahead of the round that uses them, and stay in memory till then;
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from veilstream.errors import InputError
 from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text, is_missing
 from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
-from veilstream.streams.intake import MayTake, Observe, SourceBookmark, Wanted
+from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
 from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
 
@@ -169,10 +169,13 @@ class TableSource:
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """The next records; at the end of the table nobody comes any more."""
-        while wanted() and (self._held or self._hold_one()):
+        observe(self._clients())
+
+    def _clients(self) -> Iterator[Offered]:
+        while self._held or self._hold_one():
             item = self._pass()
             if isinstance(item.record, Encoded):
-                observe(item.record.client, item.record.sample, self.bookmark)
+                yield Offered(item.record.client, item.record.sample, self.bookmark)
 
     def _pass(self) -> _Item:
         """The row at the front; from here on it counts as read."""

@@ -6,6 +6,8 @@ can be destroyed later while the chain stays whole. Bodies have these keys of co
 
     epoch       which mechanism was running
     step, tag   a client (as a keyed hash) took part in this step
+    steps, tags so many steps from ``step`` on were stored together; who took part in each, as keyed
+                hashes one after the other, zeros for nobody
     kept        names and hashes of blobs that begin with this record
     destroyed   names of blobs that end with it
     before      all that one must know of the records before this one (`Chain.summary`)
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.deployment.ledger.archive import NOTHING_PACKED, Row
-from veilstream.deployment.ledger.visits import VisitSum, visit_key
+from veilstream.deployment.ledger.visits import NOBODY, TAG_BYTES, VisitSum, visit_key
 from veilstream.errors import LedgerError
 
 __all__ = ["BOOKMARKS", "GENESIS", "Chain", "Record", "Standing", "damaged", "digest", "tag_key"]
@@ -44,9 +46,14 @@ class Record:
     hash: bytes
 
     @property
-    def tag(self) -> bytes | None:
-        """Who took part in it, if anyone."""
-        return bytes.fromhex(self.body["tag"]) if "tag" in self.body else None
+    def visits(self) -> list[tuple[bytes, int]]:
+        """Who took part in it, if anyone, and in which step."""
+        first: int = self.body.get("step", 0)
+        if "tag" in self.body:
+            return [(bytes.fromhex(self.body["tag"]), first)]
+        tags = bytes.fromhex(self.body.get("tags", ""))
+        each = (tags[at : at + TAG_BYTES] for at in range(0, len(tags), TAG_BYTES))
+        return [(tag, step) for step, tag in enumerate(each, first) if tag != NOBODY]
 
 
 @dataclass
@@ -94,8 +101,8 @@ class Standing:
                 self.pinned = body["x"]
                 if body.get("acknowledged"):
                     self._has(body["acknowledged"][0])
-            case "step":
-                self.steps += 1
+            case "step" | "steps":
+                self.steps += body.get("steps", 1)
             case "message":
                 self.rounds = body["round"] + 1
                 self.message = body["hash"]
@@ -176,8 +183,8 @@ class Chain:
             self.packed, self.archive = record.number, body["before"]["archive"]
         if record.kind == "recovered":
             self.visits = VisitSum(self.tag_key, *body["visits"])
-        if record.tag is not None:
-            self.visits.add(visit_key(record.tag, body["epoch"], body["step"]))
+        for tag, step in record.visits:
+            self.visits.add(visit_key(tag, body["epoch"], step))
         plain = {key: value for key, value in body.items() if key != "before"}
         self.standing.follow(record.kind, plain)
         for gone in body.get("destroyed", []):

@@ -57,8 +57,8 @@ def verify_chain(
         record = _take(chain, row, path)
         if record.body.get("before") != before:
             raise damaged(path, f"what record {record.number} says of those before it")
-        if record.tag is not None:
-            visit = visit_key(record.tag, record.body["epoch"], record.body["step"])
+        for tag, step in record.visits:
+            visit = visit_key(tag, record.body["epoch"], step)
             if db.execute("SELECT 1 FROM visits WHERE visit = ?", (visit,)).fetchone() is None:
                 raise damaged(path, "the list of who took part")
         if record.kind == "recovered":

@@ -17,6 +17,7 @@ from veilstream.deployment.ledger.visits import VISITS_TABLE
 from veilstream.errors import LedgerError
 
 __all__ = [
+    "KNOWN_SCHEMAS",
     "SCHEMA",
     "create_tables",
     "find_witness",
@@ -28,7 +29,9 @@ __all__ = [
     "usable",
 ]
 
-SCHEMA = 3
+SCHEMA = 4
+KNOWN_SCHEMAS = (3, SCHEMA)
+"""The same tables; 3 has no records of several steps. A learner makes 4 of it when it opens it."""
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, "

@@ -12,7 +12,7 @@ from typing import Any
 from veilstream.deployment.ledger.chain import Chain, Record
 from veilstream.deployment.ledger.check import open_chain, verify_chain
 from veilstream.deployment.ledger.database import (
-    SCHEMA,
+    KNOWN_SCHEMAS,
     find_witness,
     other_schema,
     readable,
@@ -101,6 +101,8 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
     if witnessing is None:
         raise missing_witness(where, store, known)
     compared.finish(status.holder)
+    if status.holder is None:
+        witnessing.check_torn(compared.lacking)
     return status
 
 
@@ -109,7 +111,8 @@ class _Comparison:
 
     def __init__(self, store: Path, where: Path, found: Iterator[Entry]) -> None:
         self._store, self._where, self._found = store, where, found
-        self._lacking = 0
+        self.lacking = 0
+        self._lacking_records: set[int] = set()
         self._problem: LedgerError | None = None
 
     def next(self, expected: Entry) -> None:
@@ -122,7 +125,8 @@ class _Comparison:
             self._problem = error
             return
         if entry is None:
-            self._lacking += 1
+            self.lacking += 1
+            self._lacking_records.add(expected.number)
         elif entry != expected:
             self._disagree(entry)
 
@@ -132,9 +136,10 @@ class _Comparison:
             self._disagree(more)
         if self._problem is not None:
             raise self._problem
-        if self._lacking > 1 and holder is None:
+        if len(self._lacking_records) > 1 and holder is None:
             raise LedgerError(
-                f"the witness {self._where} lacks {self._lacking} records of {self._store}",
+                f"the witness {self._where} lacks {len(self._lacking_records)} records of "
+                f"{self._store}",
                 "put the newest witness back; if it is lost and this store is the newest there is, "
                 "`veilstream ledger verify --renew-witness` writes it anew",
             )
@@ -183,7 +188,7 @@ def _reading(store: Path) -> Iterator[Any]:
         try:
             db.execute("BEGIN")
             found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found != SCHEMA:
+            if found not in KNOWN_SCHEMAS:
                 raise other_schema(store, found)
             yield db
         finally:

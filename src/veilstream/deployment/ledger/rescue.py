@@ -22,7 +22,7 @@ from veilstream.deployment.ledger.archive import hash_at, rows_from
 from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
 from veilstream.deployment.ledger.check import verify_chain
 from veilstream.deployment.ledger.database import (
-    SCHEMA,
+    KNOWN_SCHEMAS,
     create_tables,
     find_witness,
     open_sqlite,
@@ -54,7 +54,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
             db = open_sqlite(store)
             try:
                 found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found != SCHEMA:
+                if found not in KNOWN_SCHEMAS:
                     raise other_schema(store, found)
                 length = verify_chain(db, store).length
                 _refuse_if_ahead(where, db, store)

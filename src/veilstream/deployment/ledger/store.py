@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from veilstream.deployment.ledger.archive import (
 from veilstream.deployment.ledger.chain import Chain, Record, damaged, digest, tag_key
 from veilstream.deployment.ledger.check import open_chain
 from veilstream.deployment.ledger.database import (
+    KNOWN_SCHEMAS,
     SCHEMA,
     create_tables,
     open_sqlite,
@@ -60,7 +62,7 @@ from veilstream.deployment.ledger.paths import (
     refuse_witness,
     witness_path,
 )
-from veilstream.deployment.ledger.visits import Visit, visit_key, visit_of
+from veilstream.deployment.ledger.visits import NOBODY, Visit, visit_key, visit_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
@@ -152,8 +154,10 @@ class Ledger:
         if found == 0 and tables == 0:
             self._refuse_empty_store()
             create_tables(self._db, secrets.token_bytes(32), self.path, self.witness_path)
-        elif found != SCHEMA:
+        elif found not in KNOWN_SCHEMAS:
             raise other_schema(self.path, found)
+        elif found != SCHEMA:  # a version that does not know groups must refuse it from now on
+            self._db.execute(f"PRAGMA user_version={SCHEMA}")
 
     def _open_witness(self) -> Witness:
         """A store behind its witness is an old copy; one record ahead is an interruption."""
@@ -183,7 +187,10 @@ class Ledger:
             if last is None and witness.tag_key != self.tag_key:
                 witness.close()
                 return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
-            if missing := list(self._entries_from(seen)):
+            number, there = witness.reached()
+            missing = list(itertools.islice(self._entries_from(number), there, None))
+            witness.check_torn(len(missing))
+            if missing:
                 witness.append(missing)
         except BaseException:
             witness.close()
@@ -218,16 +225,20 @@ class Ledger:
         keep: dict[str, bytes] | None = None,
         destroy: list[str] | None = None,
         tag: bytes | None = None,
+        tags: Sequence[bytes | None] = (),
     ) -> Record:
         """One record with all that belongs to it, durable when this returns; `witness` it next.
 
-        ``keep`` replaces what was kept under the same name. When there are many unpacked records,
-        they are packed in the same transaction.
+        ``keep`` replaces what was kept under the same name. ``tag`` took part in the body's step;
+        ``tags`` in that one and those after it, None for a step without a client. When there are
+        many unpacked records, they are packed in the same transaction.
         """
         self.check()
         content = dict(body)
         if tag is not None:
             content["tag"] = tag.hex()
+        if any(tags):
+            content["tags"] = b"".join(each or NOBODY for each in tags).hex()
         if keep:
             content["kept"] = {name: digest(value) for name, value in keep.items()}
         if destroy:
@@ -252,8 +263,9 @@ class Ledger:
                     run("UPDATE blobs SET content = ? WHERE name = ?", (value, name))
                 else:
                     run("INSERT INTO blobs VALUES (?, ?)", (name, value))
-            if tag is not None:
-                run("INSERT INTO visits VALUES (?)", (visit_key(tag, body["epoch"], body["step"]),))
+            if visits := record.visits:
+                rows = [(visit_key(who, body["epoch"], step),) for who, step in visits]
+                self._db.executemany("INSERT INTO visits VALUES (?)", rows)
             run("COMMIT")
         except LedgerError:
             with contextlib.suppress(sqlite3.Error):
@@ -265,7 +277,7 @@ class Ledger:
                 "(make room on the disk or repair it, then start the learner again)"
             ) from error
         self.chain.follow(record)
-        self._unwitnessed.append(Entry.of(record))
+        self._unwitnessed += entries_of(self._db, record)
         return record
 
     def _pack(self) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 __all__ = [
+    "NOBODY",
     "TAG_BYTES",
     "VISITS_TABLE",
     "Visit",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 TAG_BYTES = 32
+NOBODY = bytes(TAG_BYTES)
+"""In the place of a tag, for a step without a client."""
 VISITS_TABLE = "CREATE TABLE visits (visit BLOB PRIMARY KEY) WITHOUT ROWID"
 _WHEN = struct.Struct(">QQ")
 _KEY_BYTES = TAG_BYTES + _WHEN.size

@@ -1,7 +1,7 @@
 """The second witness: a file, best on another device, that remembers how far the ledger had come.
 
 96 bytes at the start, and 96 for every record, appended and synced before anything leaves the
-learner:
+learner; a record of several clients has an entry for each of them, in one append:
 
     start   8 bytes  VEILWIT2
             32 bytes the key that clients' tags are hashed with: after the loss of a store, who took
@@ -11,12 +11,15 @@ learner:
     entry   8 bytes  number of the record
             8 bytes  its epoch
             32 bytes its hash in the chain
-            32 bytes the client's keyed tag, or zeros
+            32 bytes a client's keyed tag, or zeros
             16 bytes checksum
 
 A torn end (a cut while it was appended) is no evidence of anything and is dropped: what it would
-have witnessed was not yet let out. One append has few entries, so more than that is no torn end but
-damage, and is refused.
+have witnessed was not yet let out. One append is about one record, and has at most `MOST_TOGETHER`
+entries; where one of them is there, the store must have its record, and completes the others when
+it is opened. Anything else that cannot be read is no torn end but damage, and is refused: more
+entries than that, more than two at the end that are not simply empty, or more than the store has to
+complete.
 
 Before it appends, a learner looks whether the file is as it left it: the same file under the same
 path, of the same size, with the same last entry. If not, someone else wrote to it (a clone of the
@@ -43,13 +46,15 @@ from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
 
-__all__ = ["ENTRY_BYTES", "Entry", "Witness", "entries_of", "missing_witness"]
+__all__ = ["ENTRY_BYTES", "MOST_TOGETHER", "Entry", "Witness", "entries_of", "missing_witness"]
 
 ENTRY_BYTES = 96
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")
-_MOST_TORN = 2
-"""Entries that one append of a learner may leave torn."""
+MOST_TOGETHER = 256
+"""Entries that a learner appends together at most, so as many may be torn."""
+_TORN_WITH_CONTENT = 2
+"""Of a longer torn end, all but so many are empty: nothing was written there before the cut."""
 _AT_ONCE = 4096
 """Entries that are read and written together."""
 
@@ -62,11 +67,6 @@ class Entry:
     epoch: int
     hash: bytes
     tag: bytes | None
-
-    @classmethod
-    def of(cls, record: Record) -> Entry:
-        """What is worth remembering of a record."""
-        return cls(record.number, record.body.get("epoch", 0), record.hash, record.tag)
 
     def pack(self) -> bytes:
         """As it stands in the file."""
@@ -91,6 +91,8 @@ class Witness:
         self._handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._end = 0
+            self._beyond: Entry | None = None
+            self._torn = 0
             self._size = os.fstat(self._handle).st_size
             self.tag_key = self._checked_start()
             self._last = self._find_end()
@@ -109,6 +111,11 @@ class Witness:
 
     def entries(self) -> Iterator[Entry]:
         """All of them; one in the middle that is damaged is an error."""
+        if self._beyond is not None:
+            raise LedgerError(
+                f"the witness {self.path} was cut in the middle of its last append",
+                "start the learner on its newest store, which completes it",
+            )
         piece = _AT_ONCE * ENTRY_BYTES
         for start in range(ENTRY_BYTES, self._end, piece):
             data = self._read(start, min(piece, self._end - start))
@@ -119,8 +126,37 @@ class Witness:
                 yield entry
 
     def last(self) -> Entry | None:
-        """The newest entry."""
-        return self._last
+        """The newest entry, also if others of its append are torn."""
+        return self._beyond or self._last
+
+    def reached(self) -> tuple[int, int]:
+        """The record of the last entry before anything torn, and how many entries of it there are.
+
+        (0, 0) where there is none.
+        """
+        if self._last is None:
+            return 0, 0
+        found, place = 0, self._end
+        while place > ENTRY_BYTES:
+            size = min(_AT_ONCE * ENTRY_BYTES, place - ENTRY_BYTES)
+            place -= size
+            data = self._read(place, size)
+            for at in range(size - ENTRY_BYTES, -1, -ENTRY_BYTES):
+                entry = Entry.unpack(data[at : at + ENTRY_BYTES])
+                if entry is None or entry.number != self._last.number:
+                    return self._last.number, found
+                found += 1
+        return self._last.number, found
+
+    def check_torn(self, lacking: int) -> None:
+        """Raise `LedgerError` unless a long torn end is of what the store has, and this file lacks.
+
+        Args:
+            lacking: how many entries of the store's newest records are not here.
+
+        """
+        if self._torn > max(_TORN_WITH_CONTENT, lacking):
+            raise self._damaged(f"in its last {self._torn} entries")
 
     def hold(self) -> None:
         """Keep other writers away until `close`, where the file system has locks."""
@@ -155,7 +191,7 @@ class Witness:
         os.fsync(self._handle)
         self._end += len(data)
         self._size = max(self._size, self._end)  # a torn end may be longer than what replaced it
-        self._last = entries[-1]
+        self._last, self._beyond, self._torn = entries[-1], None, 0
 
     def close(self) -> None:
         """Let go of the file."""
@@ -174,16 +210,43 @@ class Witness:
 
     def _find_end(self) -> Entry | None:
         size = os.fstat(self._handle).st_size
-        self._end = size - size % ENTRY_BYTES
-        whole = self._end
-        while self._end > ENTRY_BYTES:
-            if whole - self._end > _MOST_TORN * ENTRY_BYTES:
-                raise self._damaged(f"in its last {(size - self._end) // ENTRY_BYTES} entries")
-            last = Entry.unpack(self._read(self._end - ENTRY_BYTES, ENTRY_BYTES))
-            if last is not None:
-                return last
-            self._end -= ENTRY_BYTES  # torn while it was appended
-        return None
+        whole = size - size % ENTRY_BYTES
+        start = max(ENTRY_BYTES, whole - (MOST_TOGETHER + 1) * ENTRY_BYTES)
+        data = self._read(start, whole - start)
+        pieces = [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
+        found = [Entry.unpack(piece) for piece in pieces]
+        readable = [at for at, entry in enumerate(found) if entry is not None]
+        kept = readable[-1] + 1 if readable else 0
+        torn = pieces[kept:]
+        with_content = sum(any(piece) for piece in torn)
+        if len(torn) > MOST_TOGETHER or with_content > _TORN_WITH_CONTENT:
+            raise self._damaged(f"in its last {len(torn)} entries")
+        if kept:
+            kept = self._before_hole(found[:kept], start)
+        self._end, self._torn = start + kept * ENTRY_BYTES, len(found) - kept
+        return found[kept - 1] if kept else None
+
+    def _before_hole(self, found: list[Entry | None], start: int) -> int:
+        """How many of these entries, whose last is whole, come before any that is torn.
+
+        The last append is about one record: none of an older one can be torn.
+        """
+        last = found[-1]
+        assert last is not None
+        hole = None
+        for at in range(len(found) - 1, -1, -1):
+            entry = found[at]
+            if entry is None:
+                hole = at
+            elif entry.number != last.number:
+                break
+        else:
+            if hole is not None and (start > ENTRY_BYTES or not last.number or not hole):
+                raise self._damaged(f"at byte {start + hole * ENTRY_BYTES}")
+        if hole is None:
+            return len(found)
+        self._beyond = last
+        return hole
 
     def _moved_on(self, how: str) -> LedgerError:
         return LedgerError(
@@ -216,14 +279,15 @@ def missing_witness(path: Path, store: Path, known: Path | None) -> LedgerError:
 
 
 def entries_of(db: Any, record: Record) -> Iterator[Entry]:
-    """What a witness should hold of a record.
+    """What a witness should hold of a record: an entry for each of its clients, or one for none.
 
-    One that carries clients over from a lost store has an entry for each of them.
+    One that carries clients over from a lost store has an entry more.
     """
+    tags: Iterable[bytes | None] = [tag for tag, _ in record.visits] or [None]
     if record.kind == "recovered":
-        for tag in carried_tags(db):
-            yield Entry(record.number, record.body["epoch"], record.hash, tag)
-    yield Entry.of(record)
+        tags = itertools.chain(carried_tags(db), [None])
+    for tag in tags:
+        yield Entry(record.number, record.body.get("epoch", 0), record.hash, tag)
 
 
 def _packed(entries: Iterable[Entry]) -> Iterator[bytes]:

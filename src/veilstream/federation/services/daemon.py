@@ -3,9 +3,9 @@
 `handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
 does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
 request at a time, and the same request again gets the same release. Only releases leave: no loss,
-no count of refused clients; a release has one size whatever the data, and where people call
-(`LiveSource`) it leaves at a time that does not depend on who came (`reply_times`). A round for
-which fewer than `federation.min_clients` wait is not begun: the answer is "absent", nothing is
+no count of refused clients; a release has one size whatever the data, and where people are waited
+for (`WaitingSource`) it leaves at a time that does not depend on who came (`reply_times`). A round
+for which fewer than `federation.min_clients` wait is not begun: the answer is "absent", nothing is
 spent, and the server asks again.
 """
 
@@ -15,11 +15,12 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from veilstream.deployment.learner import Learner
+from veilstream.deployment.learner import Learner, Outcome
 from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
@@ -29,9 +30,9 @@ from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.services.local_account import LocalAccount
 from veilstream.federation.services.reply_times import ReplyTimes, reply_times
 from veilstream.learning.admission import Answer
-from veilstream.learning.tasks import Sample
-from veilstream.streams.intake import ClientSource, LiveSource, SourceBookmark
+from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
+from veilstream.streams.waiting_source import WaitingSource
 
 __all__ = ["Daemon"]
 
@@ -72,7 +73,7 @@ class Daemon:
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
         self._closing = threading.Event()
-        window_s = source.window_s if isinstance(source, LiveSource) else None
+        window_s = source.window_s if isinstance(source, WaitingSource) else None
         if replies == "by source":
             self._replies = reply_times(window_s, None, when_full=False)
         else:
@@ -185,6 +186,7 @@ class Daemon:
                 learner.terms.rounds,
             )  # fmt: skip
         learner.end_epoch()
+        self._let_callers_go()
         self.dismissed = True
         facts = {"epoch": learner.epoch, "round": learner.round}
         return Reply("ended", self._keys.name, answers, facts)
@@ -224,10 +226,13 @@ class Daemon:
             learner.begin_round(r, x, request.acknowledged)
         try:
             self._take_clients(r)
+            if self._closing.is_set():  # what is left of the round is for the next start
+                raise _Closing
             if self.account is not None:
                 self.account.round_ends()
             return learner.finish_round()
         finally:
+            self._let_callers_go()
             self._hold(r, arrived)
 
     def _clients_wait(self) -> bool:
@@ -297,18 +302,20 @@ class Daemon:
         learner = self._learner
         failed: list[Exception] = []
 
-        def observe(
-            tag: str | bytes, sample: Sample, bookmark: SourceBookmark | None = None
-        ) -> Answer:
-            wanted = learner.clients_wanted
+        def told(offered: Offered, outcome: Outcome) -> None:
+            if self.account is not None:
+                self.account.observed(offered.sample, outcome.answer, used=outcome.used)
+
+        def observe(clients: Iterable[Offered]) -> list[Answer]:
+            stream = _UntilItFails(clients)
             try:
-                answer = learner.observe(tag, sample, bookmark)
+                outcomes = learner.take_many(stream, told)
             except Exception as error:
                 failed.append(error)
                 raise
-            if self.account is not None:
-                self.account.observed(sample, answer, used=learner.clients_wanted < wanted)
-            return answer
+            if stream.failure is not None:
+                raise stream.failure
+            return [outcome.answer for outcome in outcomes]
 
         try:
             self._source.serve(r, observe, lambda: learner.clients_wanted)
@@ -319,6 +326,11 @@ class Daemon:
             _log.error("the data source failed (%s); the round goes on without", why)
         if isinstance(self._source, TableSource):
             learner.note_read(self._source.bookmark)
+
+    def _let_callers_go(self) -> None:
+        """Who still waits when the epoch has ended need not wait any longer."""
+        if self._learner.over and isinstance(self._source, WaitingSource):
+            self._source.release()
 
     def _model(self, body: bytes) -> np.ndarray[Any, Any]:
         if len(body) % 4:
@@ -332,12 +344,28 @@ class Daemon:
     def close(self) -> None:
         """Stop answering; what waits for its time does not leave."""
         self._closing.set()
+        if isinstance(self._source, WaitingSource):
+            self._source.close()
         with self._busy:
             self._learner.close()
 
 
 class _Closing(Exception):
     """The daemon is closed while a reply waits for its time."""
+
+
+class _UntilItFails:
+    """A source's records up to its failure, so that those before it count."""
+
+    def __init__(self, clients: Iterable[Offered]) -> None:
+        self._clients = clients
+        self.failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[Offered]:
+        try:
+            yield from self._clients
+        except Exception as error:
+            self.failure = error
 
 
 def _kind(error: Exception) -> str:

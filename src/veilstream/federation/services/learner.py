@@ -26,13 +26,16 @@ from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource, LiveSource
+from veilstream.streams.intake import ClientSource
+from veilstream.streams.iterator_source import IteratorSource
+from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import (
     TableSource,
     check_not_read_before,
     rows_out_of_order,
 )
 from veilstream.streams.tables import open_table
+from veilstream.streams.waiting_source import WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.services.learner_api import LearnerApi
@@ -85,7 +88,7 @@ class LearnerService:
         source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
-        window_s = source.window_s if isinstance(source, LiveSource) else None
+        window_s = source.window_s if isinstance(source, WaitingSource) else None
         times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
         if self.reply_when_full:
             _log.warning("%s", WHEN_FULL)
@@ -101,6 +104,8 @@ class LearnerService:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 self._resume(source, learner, keys.name)
+            elif isinstance(source, IteratorSource):
+                source.resume(learner.bookmarks())
             account = LocalAccount(
                 learner, source, unit=label_unit(self.plan), path=account_path(self.store)
             )

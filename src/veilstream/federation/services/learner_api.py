@@ -2,6 +2,7 @@
 
     POST /observe  {"client": "...", "record": {"age": 41, ...}}      -> {"answer": "taken"}
                    {"client": "...", "features": [...], "target": 1}
+                   [{...}, {...}]                -> {"answers": ["taken", "refused"], "counts": ...}
     POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
     GET /status                                      where it stands, refusals, the local account
     GET /page                                        the same for a person, in a browser
@@ -10,14 +11,20 @@
 It listens on this machine alone, and answers only who shows the access token
 (`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
 no step and learn nothing about a tag. A record is looked at before anybody asks whether its client
-took part; the answer to one that is well-formed is "taken", whatever became of the data. Between
-rounds the answer is 503 with Retry-After, after the last one 410. What is refused is counted by
-reason, here only.
+took part; the answer to one that is well-formed is "taken", whatever became of the data, and comes
+when it is stored.
+
+Records wait in a bounded queue for the next round to take them, also between rounds and while the
+learner pauses. Where the queue is full the answer is 429, where no round came in time 503, both
+with Retry-After, and after the last round 410: then the record is not used, and may be sent again.
+A list is answered by position, with "wait" for those that no round took; one of which every record
+was refused is answered 422. What is refused is counted by reason, here only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import logging
@@ -35,9 +42,12 @@ from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
 from veilstream.federation.services.local_page import PAGE_HEADERS, LocalPage
-from veilstream.learning.admission import Admission
+from veilstream.learning.admission import Admission, Answer
+from veilstream.learning.records import Encoded
 from veilstream.plans.records import schema_of
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.intake import Offered
+from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import WaitingRecord
 
 try:
     from starlette.applications import Starlette
@@ -56,7 +66,11 @@ T = TypeVar("T")
 
 _WAITING = 64  # callers of /observe, or of /predict, whose turn has not come
 _LOG_EVERY_S = 60.0
+_TAKEN_WITHIN_S = 10.0
+_BATCH_RECORDS = 1024
+_BATCH_BYTES = 8 << 20
 _LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
+_ONE_COUNT = threading.Lock()
 _SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -69,6 +83,7 @@ class LearnerApi:
         address: host and port, loopback only; port 0 takes one that is free.
         token: what callers have to show.
         limits: what callers may take.
+        taken_within_s: how long a record waits for a round to take it.
 
     Raises:
         InputError: an address that others can reach, or that is taken.
@@ -82,6 +97,7 @@ class LearnerApi:
         address: tuple[str, int],
         token: str,
         limits: Limits = _LIMITS,
+        taken_within_s: float = _TAKEN_WITHIN_S,
     ) -> None:
         if not is_loopback(address[0]):
             raise InputError(
@@ -97,7 +113,8 @@ class LearnerApi:
         self._logged, self._log_at = 0, 0.0
         self._one_count = threading.Lock()
         self._page = LocalPage(self.status)
-        self._observing, self._predicting = _Turns("observe"), _Turns("predict")
+        self._predicting = _Turns("predict")
+        self._taken_within_s = taken_within_s
         routes = [
             Route("/observe", self._observe, methods=["POST"]),
             Route("/predict", self._predict, methods=["POST"]),
@@ -125,7 +142,6 @@ class LearnerApi:
     def close(self) -> None:
         """Stop answering."""
         self._server.close()
-        self._observing.close()
         self._predicting.close()
 
     @property
@@ -214,21 +230,62 @@ class LearnerApi:
         return HTMLResponse(self._page.html(), headers=headers)
 
     async def _observe(self, request: Request) -> Response:
-        said = await self._read(request)
+        said = await self._read(request, batch=True)
         if self._source is None:
             raise self._refuse(
                 404, "not live", "this learner reads its records itself (--data live takes calls)"
             )
+        if isinstance(said, list):
+            return await self._observe_batch(self._source, said)
         record = self._parsed(self._records.observation, said, counted=True)
-        if (why := self._daemon.ended) is not None:
-            raise self._refuse(410, "ended", why)
-        offer = functools.partial(self._source.offer, record.client, record.sample)
-        answer = await self._turn(self._observing, offer)
+        (answer,) = await self._answers(self._source, [record])
         if answer is None:
             return _json(503, {"answer": "wait"}, {"Retry-After": "1"})
-        if self._daemon.account is not None:
-            self._daemon.account.looked_at(record)
         return _json(200, {"answer": answer.value})
+
+    async def _observe_batch(self, source: LiveSource, said: list[Any]) -> Response:
+        if not 0 < len(said) <= _BATCH_RECORDS:
+            why = f"expected a list of 1 to {_BATCH_RECORDS} records"
+            raise self._refuse(413 if said else 422, "batch", why)
+        answers, reasons = ["refused"] * len(said), Counter[str]()
+        places, records = [], []
+        for place, record in enumerate(said):
+            try:
+                records.append(self._parsed(self._records.observation, record, counted=True))
+                places.append(place)
+            except _Refusal as refusal:
+                reasons[refusal.why] += 1
+        if not records:
+            body = {"answers": answers, "counts": {"refused": len(said)}, "why": dict(reasons)}
+            return _json(422, body)
+        for place, answer in zip(places, await self._answers(source, records), strict=True):
+            answers[place] = "wait" if answer is None else answer.value
+        counts = Counter(answers)
+        body = {"answers": answers, "counts": dict(counts), "why": dict(reasons)}
+        if "taken" not in counts:
+            return _json(503 if counts["wait"] else 422, body, {"Retry-After": "1"})
+        return _json(200, body)
+
+    async def _answers(self, source: LiveSource, records: list[Encoded]) -> list[Answer | None]:
+        """Have them wait for a round; None for those that none took in time."""
+        if (why := self._daemon.ended) is not None:
+            raise self._refuse(410, "ended", why)
+        waiting = _Waiting([Offered(each.client, each.sample) for each in records])
+        if not source.put(waiting.records):
+            why = "too many records wait for a round"
+            raise self._refuse(429, "queue full", why, {"Retry-After": "1"})
+        try:
+            await asyncio.wait_for(asyncio.shield(waiting.all_answered), self._taken_within_s)
+        except TimeoutError:
+            source.withdraw(waiting.records)
+            await waiting.all_answered  # a round that has some just now answers soon
+        if (why := self._daemon.ended) is not None and not any(waiting.answers):
+            raise self._refuse(410, "ended", why)
+        if (account := self._daemon.account) is not None:
+            for record, answer in zip(records, waiting.answers, strict=True):
+                if answer is not None:
+                    account.looked_at(record)
+        return waiting.answers
 
     async def _predict(self, request: Request) -> Response:
         said = await self._read(request)
@@ -245,21 +302,25 @@ class LearnerApi:
             raise self._refuse(503, "too many at once", "ask again", {"Retry-After": "1"})
         return await turns.take(call)
 
-    async def _read(self, request: Request) -> dict[str, Any]:
+    async def _read(self, request: Request, *, batch: bool = False) -> Any:
+        """The JSON object of a request; with ``batch``, or the list."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise self._refuse(415, "Content-Type", "expected Content-Type: application/json")
         length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 12 or int(length) > self._largest:
+        most = max(self._largest, _BATCH_BYTES) if batch else self._largest
+        if not length.isdecimal() or len(length) > 12 or int(length) > most:
             raise self._too_large()
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > self._largest:
+            is_list = batch and body.lstrip(b" \t\r\n")[:1] == b"["
+            if max(len(body), int(length)) > (most if is_list else self._largest):
                 raise self._too_large()
         said = self._parsed(read_json, bytes(body))
-        if not isinstance(said, dict):
-            raise self._refuse(400, "JSON", "expected one JSON object")
+        if not isinstance(said, (dict, list) if batch else dict):
+            kinds = "one JSON object, or a list of them" if batch else "one JSON object"
+            raise self._refuse(400, "JSON", f"expected {kinds}")
         return said
 
     def _parsed(self, parse: Callable[[Any], T], said: Any, *, counted: bool = False) -> T:
@@ -287,7 +348,35 @@ class LearnerApi:
         """Counted; the connection ends, since the rest of the request is not read."""
         self._count(reason)
         more = {"Connection": "close", **(headers or {})}
-        return _Refusal(_json(status, {"answer": "refused", "why": why}, more))
+        return _Refusal(_json(status, {"answer": "refused", "why": why}, more), why)
+
+
+class _Waiting:
+    """Records of one request in the queue, and what they were answered with."""
+
+    def __init__(self, offered: list[Offered]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.all_answered: asyncio.Future[None] = self._loop.create_future()
+        self.answers: list[Answer | None] = [None] * len(offered)
+        self._left = len(offered)
+        self.records = [
+            WaitingRecord(each, functools.partial(self._answered, place))
+            for place, each in enumerate(offered)
+        ]
+
+    def _answered(self, place: int, answer: Answer | None) -> None:
+        """From the learner's thread, or from the one that withdraws what still waits."""
+        self.answers[place] = answer
+        with _ONE_COUNT:
+            self._left -= 1
+            done = not self._left
+        if done:
+            with contextlib.suppress(RuntimeError):  # the server has been closed meanwhile
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if not self.all_answered.done():
+            self.all_answered.set_result(None)
 
 
 class _Turns:
@@ -311,9 +400,9 @@ class _Turns:
 class _Refusal(Exception):
     """An answer that ends a request."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: Response, why: str) -> None:
         super().__init__()
-        self.response = response
+        self.response, self.why = response, why
 
 
 def _refused(_: Request, error: Exception) -> Response:

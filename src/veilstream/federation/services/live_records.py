@@ -123,6 +123,8 @@ class LiveRecords:
             RefusedRequest: with the field and the rule.
 
         """
+        if not isinstance(said, Mapping):
+            raise RefusedRequest("expected a JSON object for each record")
         if unknown := set(said) - _FIELDS:
             raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
         if "tag" in said and "client" in said:

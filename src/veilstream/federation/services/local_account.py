@@ -130,7 +130,7 @@ class LocalAccount:
     def _predict(self) -> None:
         """What the round's model says of the records that were used since; then they are gone."""
         waiting, self._waiting = self._waiting, []
-        model, task = self._learner.newest_model, self._learner.task
+        model, task = self._learner.model, self._learner.task
         if model is None or not waiting:
             return
         with contextlib.suppress(Exception), np.errstate(all="ignore"):

@@ -1,0 +1,107 @@
+"""Whatever Python can iterate over, as a deployed learner's clients.
+
+    def records(consumed):                 # of mymodule.py: --data mymodule:records
+        for message in broker.after(consumed):
+            yield message.person, vs.Sample(message.features, message.label)
+
+``consumed`` is how many records this learner has consumed in all its lives, as its ledger has it: a
+stream that can be read again yields from there on. One that deletes what it hands out (a queue, a
+consumer group that commits before it yields) needs no such number, and may ignore it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from veilstream.errors import InputError
+from veilstream.streams.intake import Offered, SourceBookmark
+from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
+
+__all__ = ["IteratorSource"]
+
+_log = logging.getLogger(__name__)
+_READ_AHEAD = 1024
+
+
+class IteratorSource(WaitingSource):
+    """An iterator that is read ahead by a thread of its own; it may block as long as it likes.
+
+    Args:
+        make: called once, with how many records were consumed before; gives (tag, sample) pairs.
+        name: under which the learner remembers how far it was read.
+        patience_s: how long a round waits for records.
+        read_ahead: how many records are held at most.
+
+    """
+
+    def __init__(
+        self, make: Callable[[int], Iterator[tuple[Any, Any]]], *, name: str, patience_s: float,
+        read_ahead: int = _READ_AHEAD,
+    ) -> None:  # fmt: skip
+        super().__init__(patience_s, read_ahead)
+        self.name = name
+        self._make, self._consumed = make, 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the iterator has ended, and nothing of it waits."""
+        return self._no_more and not self._queue
+
+    def resume(self, bookmarks: list[SourceBookmark]) -> None:
+        """Go on behind what was consumed under this name; before the first record is asked for.
+
+        Raises:
+            InputError: a bookmark under this name that is not of an iterator.
+
+        """
+        for mark in bookmarks:
+            if mark.source == self.name:
+                if not mark.text.isdecimal():
+                    raise InputError(
+                        "data", self.name, "the name of an iterator; the ledger knows a table "
+                        "under it", "give the iterator another name",
+                    )  # fmt: skip
+                self._consumed = int(mark.text)
+
+    def ready(self, minimum: int, most: int, may_take: Callable[[str | bytes], bool]) -> bool:
+        """Whether at least so many people wait who can be taken; waits for them in the window."""
+        self._start()
+        return super().ready(minimum, most, may_take)
+
+    def serve(self, round_: int, observe: Any, wanted: Callable[[], int]) -> None:
+        """Whatever the iterator gives while the window is open."""
+        self._start()
+        super().serve(round_, observe, wanted)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._read, name=f"data {self.name}", daemon=True
+            )
+            self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for tag, sample in self._make(self._consumed):
+                self._consumed += 1
+                bookmark = SourceBookmark(self.name, str(self._consumed))
+                if not self._put_when_there_is_room(WaitingRecord(Offered(tag, sample, bookmark))):
+                    return
+        except Exception as error:  # its text might quote data
+            _log.error("the data source %s failed (%s)", self.name, type(error).__name__)
+        with self._changed:
+            self._no_more = True
+            self._changed.notify_all()
+
+    def _put_when_there_is_room(self, record: WaitingRecord) -> bool:
+        """False once the source is closed."""
+        while not self.put([record]):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.waiting < self._capacity)
+                if self._closed:
+                    return False
+        return True

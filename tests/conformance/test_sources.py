@@ -1,0 +1,234 @@
+"""What every source of clients must do; for one of your own, add a maker to `SOURCES`.
+
+A maker gets a folder and people's names, and gives a source that offers one record of each, in that
+order, and then nobody. What a record holds does not matter here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.federation import DIM, table_plan_of
+from veilstream.learning.admission import Answer
+from veilstream.learning.tasks import Sample
+from veilstream.plans.data_source import open_source
+from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
+from veilstream.streams.iterator_source import IteratorSource
+from veilstream.streams.live_source import LiveSource
+from veilstream.streams.table_source import TableSource
+from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
+
+PEOPLE = [f"p{i}" for i in range(10)]
+
+
+def sample_of(name: str) -> Sample:
+    return Sample(np.full(DIM, int(name[1:]) / 100, np.float32), 1.0)
+
+
+def a_file(folder: Path, people: list[str]) -> ClientSource:
+    header = ",".join(["person", "y", *(f"x{i}" for i in range(DIM))])
+    lines = [",".join([name, "yes", *["0.5"] * DIM]) for name in people]
+    (folder / "records.csv").write_text("\n".join([header, *lines]) + "\n")
+    return open_source(str(folder / "records.csv"), table_plan_of(), whole=True)
+
+
+def a_table(folder: Path, people: list[str]) -> ClientSource:
+    import sqlite3
+
+    columns = ["person", "y", *(f"x{i}" for i in range(DIM))]
+    path = folder / "records.sqlite"
+    path.unlink(missing_ok=True)
+    with sqlite3.connect(path) as db:
+        db.execute(f"CREATE TABLE records ({', '.join(columns)})")
+        marks = ", ".join("?" * len(columns))
+        rows = [(name, "yes", *[0.5] * DIM) for name in people]
+        db.executemany(f"INSERT INTO records VALUES ({marks})", rows)
+    db.close()
+    plan = table_plan_of(data={"query": "SELECT * FROM records ORDER BY rowid"})
+    return open_source(str(path), plan, whole=True)
+
+
+def an_iterator(folder: Path, people: list[str]) -> ClientSource:
+    def records(consumed: int) -> Iterator[tuple[str, Sample]]:
+        for name in people[consumed:]:
+            yield name, sample_of(name)
+
+    return IteratorSource(records, name="here:records", patience_s=0.2)
+
+
+def people_who_call(folder: Path, people: list[str]) -> ClientSource:
+    source = LiveSource(0.2)
+    assert source.put([WaitingRecord(Offered(name, sample_of(name))) for name in people])
+    return source
+
+
+SOURCES: dict[str, Callable[[Path, list[str]], ClientSource]] = {
+    "file": a_file, "table": a_table, "iterator": an_iterator, "live": people_who_call,
+}  # fmt: skip
+
+
+@pytest.fixture(params=SOURCES)
+def make(request, tmp_path):
+    made: list[ClientSource] = []
+
+    def make(people: list[str] = PEOPLE) -> ClientSource:
+        made.append(SOURCES[request.param](tmp_path, list(people)))
+        return made[-1]
+
+    yield make
+    for source in made:
+        if isinstance(source, WaitingSource):
+            source.close()
+
+
+class Round:
+    """What a learner does with a source, and all that it was handed."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.got: list[Offered] = []
+
+    def observe(self, clients) -> list[Answer]:
+        """Consume no more than the round can use."""
+        fresh = [Offered(*given) for given in islice(iter(clients), self.wanted - len(self.got))]
+        self.got += fresh
+        return [Answer.TAKEN] * len(fresh)
+
+    def serve(self, source: ClientSource, r: int = 0) -> list[str]:
+        source.serve(r, self.observe, lambda: self.wanted - len(self.got))
+        return [str(offered.tag) for offered in self.got]
+
+
+def everybody(_: str | bytes) -> bool:
+    return True
+
+
+def test_records_come_in_order_each_once_over_many_rounds(make):
+    source, came = make(), []
+    for r in range(5):
+        assert source.ready(1, 3, everybody) == (r < 4)
+        came += Round(3).serve(source, r)
+    assert came == PEOPLE
+
+
+def test_a_round_gets_no_more_than_it_wants_and_the_rest_is_not_lost(make):
+    source = make()
+    assert Round(4).serve(source) == PEOPLE[:4]
+    assert Round(4).serve(source, 1) == PEOPLE[4:8]
+
+
+def test_being_asked_whether_it_is_ready_uses_nothing(make):
+    source = make()
+    for _ in range(3):
+        assert source.ready(2, 4, everybody)
+    assert Round(10).serve(source) == PEOPLE
+
+
+def test_it_is_ready_only_for_as_many_people_as_may_be_taken(make):
+    source = make([*PEOPLE[:3], *PEOPLE[:3]])
+    assert source.ready(3, 6, everybody)
+    assert not source.ready(4, 6, everybody)  # three people, twice each
+    assert not make(PEOPLE[:3]).ready(3, 6, lambda tag: tag != "p1")
+
+
+def test_nobody_is_offered_after_the_end_and_it_is_not_ready(make):
+    source = make(PEOPLE[:2])
+    assert Round(5).serve(source) == PEOPLE[:2]
+    assert not source.ready(1, 5, everybody)
+    assert Round(5).serve(source, 1) == []
+
+
+def test_what_was_handed_over_does_not_come_again_after_a_restart(make):
+    """Behind the bookmark of the last record that was stored; one that has none forgets."""
+    first = Round(4)
+    first.serve(make())
+    marks = [offered.bookmark for offered in first.got if offered.bookmark is not None]
+    again = make()
+    if isinstance(again, LiveSource):
+        assert marks == []  # callers who were not answered call again
+        return
+    assert isinstance(again, TableSource | IteratorSource)
+    assert len(marks) == 4
+    again.resume(marks[-1:])
+    assert Round(10).serve(again) == PEOPLE[4:]
+
+
+def test_bookmarks_of_other_sources_mean_nothing(make):
+    source = make()
+    if isinstance(source, TableSource | IteratorSource):
+        source.resume([SourceBookmark("another", "7")])
+    assert Round(10).serve(source) == PEOPLE
+
+
+def test_a_failure_of_the_learner_goes_through_and_its_records_are_consumed(make):
+    source = make()
+
+    def failing(clients) -> list[Answer]:
+        list(islice(iter(clients), 2))
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        source.serve(0, failing, lambda: 2)
+    assert Round(10).serve(source, 1) == PEOPLE[2:]
+
+
+# --- those that wait for people ------------------------------------------------------------------
+
+
+def test_people_who_call_wait_for_their_answer():
+    source = LiveSource(patience_s=5.0)
+    assert source.offer("early", sample_of("p0"), timeout_s=0.05) is None  # no round came
+    assert source.waiting == 0
+    here = Round(3)
+    serving = threading.Thread(target=here.serve, args=(source,))
+    serving.start()
+    for name in PEOPLE[:3]:
+        assert source.offer(name, sample_of(name)) is Answer.TAKEN
+    serving.join(5)
+    assert [offered.tag for offered in here.got] == PEOPLE[:3]
+
+
+def test_whoever_is_in_a_group_that_fails_is_not_told_that_it_was_taken():
+    source, told = LiveSource(patience_s=0.1), []
+    source.put([WaitingRecord(Offered(name, sample_of(name)), told.append) for name in PEOPLE])
+
+    def failing(clients) -> list[Answer]:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        source.serve(0, failing, lambda: 3)
+    assert told == [None] * 3
+    source.close()
+    assert told == [None] * 10
+
+
+def test_an_iterator_that_blocks_holds_up_no_round_beyond_its_patience():
+    here = threading.Event()
+
+    def records(consumed: int) -> Iterator[tuple[str, Sample]]:
+        yield "p0", sample_of("p0")
+        here.wait(20)
+
+    source = IteratorSource(records, name="slow", patience_s=0.1)
+    assert Round(2).serve(source) == ["p0"]
+    assert not source.ready(1, 2, everybody)
+    assert not source.exhausted
+    here.set()
+
+
+def test_an_iterator_that_fails_ends_and_its_error_is_logged_without_its_text(caplog):
+    def records(consumed: int) -> Iterator[tuple[str, Sample]]:
+        yield "p0", sample_of("p0")
+        raise ValueError("secret 1234")
+
+    source = IteratorSource(records, name="bad", patience_s=5.0)
+    assert Round(2).serve(source) == ["p0"]
+    assert source.exhausted
+    assert "ValueError" in caplog.text
+    assert "1234" not in caplog.text
