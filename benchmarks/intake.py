@@ -141,7 +141,7 @@ def over_http(folder: Path, dim: int, seconds: float) -> list[dict[str, Any]]:
     from veilstream.federation.services.learner_api import LearnerApi
 
     rows = []
-    for callers, size in ((8, 1), (32, 1), (8, 16), (4, 64)):
+    for callers, size in ((4, 1), (8, 1), (4, 16), (8, 16)):
         place = folder / f"http-{callers}-{size}"
         place.mkdir()
         source = LiveSource(3600.0)
