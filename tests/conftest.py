@@ -8,7 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# No example has a time limit: on a busy machine that tells of the machine alone.
+hypothesis.settings.register_profile("veilstream", deadline=None)
+hypothesis.settings.load_profile("veilstream")
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
