@@ -247,9 +247,10 @@ def _deployable(plan: Plan) -> MethodPlan:
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "a learner runs one; keep comparisons for simulation",
         )  # fmt: skip
-    if plan.learning.clients_per_step != 1 or not private[0].method.local_updates:
+    _, clients = plan.steps_and_clients(private[0])
+    if clients != 1 or plan.learning.clients_per_step != 1:
         raise InputError(
-            "learning.clients_per_step", plan.learning.clients_per_step, "1",
+            "clients_per_step", max(clients, plan.learning.clients_per_step), "1",
             "a deployed learner takes one client a step",
         )  # fmt: skip
     return private[0]

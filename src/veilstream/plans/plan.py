@@ -7,6 +7,7 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -200,6 +201,9 @@ class MethodPlan(PlanTable):
     still start from the latest one. Post-processing: it costs nothing of the promise."""
     clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g of this method, if not the plan's; its noise is calibrated to it."""
+    clients_per_step: int | None = value(default=None, ge=1, hint="leave it out for the plan's")
+    """How many of a round's clients a step of this method averages, if not the plan's: fewer and
+    larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
     epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
     delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
     accounting: Literal["exact", "zcdp"] | None = None
@@ -319,6 +323,13 @@ class Plan(PlanTable):
             raise PlanError(
                 f"{where}.objective", plan.objective, "only with mechanism = optimal", "remove it"
             )
+        met = self.learning.local_steps * self.learning.clients_per_step
+        if plan.clients_per_step is not None and met % plan.clients_per_step:
+            raise PlanError(
+                f"{where}.clients_per_step", plan.clients_per_step,
+                f"a divisor of {met}, the clients that a learner meets in a round",
+                f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
+            )  # fmt: skip
         one = self.learning.learners == 1 and self.learning.local_steps == 1
         if method.one_machine and not one:
             raise PlanError(
@@ -338,6 +349,15 @@ class Plan(PlanTable):
                 f"add [privacy] with {missing}, or {missing} to the method",
             )  # fmt: skip
         return Budget(epsilon, delta)
+
+    def steps_and_clients(self, plan: MethodPlan) -> tuple[int, int]:
+        """A method's steps in a round and clients in a step; together the clients of a round."""
+        steps, clients = plan.method.steps_and_clients(
+            self.learning.local_steps, self.learning.clients_per_step
+        )
+        if plan.clients_per_step is None:
+            return steps, clients
+        return steps * clients // plan.clients_per_step, plan.clients_per_step
 
     def clip_norm_of(self, plan: MethodPlan) -> float:
         """The method's own B_g, or the plan's."""

@@ -52,9 +52,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     Averaging c clients in a step divides what one of them can move by c.
     """
     learning = plan.learning
-    steps, clients = method.method.steps_and_clients(
-        learning.local_steps, learning.clients_per_step
-    )
+    steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
     rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps)

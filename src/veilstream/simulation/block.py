@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "Block", "ModelArrays", "Schedule"]
 
 METRICS = ("loss", "accuracy", "noise", "distance")
-"""Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
-averaged release, distance of x^r to that of the same method without noise."""
+"""Per round: prequential loss and accuracy, on the round's clients, of the model that was published
+before it (x^r, or the average where a method publishes one); norm of the noise in the averaged
+release; distance of x^r to that of the same method without noise."""
 
 
 class ModelArrays(NamedTuple):
@@ -113,7 +114,7 @@ class Block:
         import jax.numpy as jnp
 
         x = models.current
-        loss, accuracy = self._measure(x, clients)
+        loss, accuracy = self._measure(models.average, clients)
         noise = self._noise(unit_noise, noise_std, x)
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array) -> Array:
@@ -176,7 +177,7 @@ class Block:
         return jnp.stack(each)
 
     def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:
-        """Loss and accuracy of x^r on the round's clients, (methods, seeds)."""
+        """Loss and accuracy of published models on the round's clients, (methods, seeds)."""
         import jax
         import jax.numpy as jnp
 

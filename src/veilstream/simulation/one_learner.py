@@ -161,7 +161,7 @@ def _one_method(plan: Plan) -> MethodPlan:
                 f"{key} = 1; `veilstream run` simulates whole federations",
             )  # fmt: skip
     private = [m for m in plan.methods if m.method.private]
-    if len(private) != 1 or not private[0].method.local_updates:
+    if len(private) != 1 or plan.steps_and_clients(private[0])[1] != 1:
         raise InputError(
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "`veilstream run` compares several",
