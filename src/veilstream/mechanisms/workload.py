@@ -178,6 +178,11 @@ class Workload:
         return self.averaging is not None or self.newest_weight is not None
 
     @property
+    def forgetting_per_step(self) -> float:
+        """ρ spread over a round's steps."""
+        return float(self.forgetting ** (1.0 / self.local_steps))
+
+    @property
     def plain(self) -> bool:
         """Whether it is prefix sums at round ends and nothing else."""
         constant = not self.step_decay and self.step_sizes is None

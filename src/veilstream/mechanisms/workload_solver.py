@@ -30,8 +30,6 @@ __all__ = ["MatrixProblem", "WorkloadProblem"]
 
 Floats = NDArray[np.float64]
 
-_POLES = 64
-
 
 @dataclass(frozen=True, eq=False)
 class WorkloadProblem:
@@ -45,49 +43,56 @@ class WorkloadProblem:
 
     def diagonal(self, u: Floats, v: Floats) -> Floats:
         """Diag X."""
-        chains = self.chains(v)
+        posterior = self._posterior(v)
         diagonal = np.empty(len(v))
-        covariance = chains.start
+        # The covariance as a root as well: y is a small difference of large numbers of ζ.
+        root = _triangular(posterior.fresh[-1].transpose(0, 2, 1))
         for t in range(len(v) - 1, -1, -1):
-            w = chains.weights[t]
-            diagonal[t] = np.einsum("mi,mij,mj->", w, covariance, w)
+            y = root @ self.system.entry[t]
+            diagonal[t] = posterior.weights @ np.einsum("mi,mi->m", y, y)
             if t:
-                D = chains.decay[t]
-                covariance = D @ covariance @ D.transpose(0, 2, 1) + chains.fresh[t]
+                moved = root @ posterior.decay[t].transpose(0, 2, 1)
+                fresh = posterior.fresh[t - 1].transpose(0, 2, 1)
+                root = _triangular(np.concatenate([moved, fresh], axis=1))
         return diagonal
 
     def chains(self, v: Floats) -> BlockChains:
         """X as the covariance of a weighted sum of Markov chains."""
+        posterior = self._posterior(v)
+        covariance = posterior.fresh @ posterior.fresh.transpose(0, 1, 3, 2)
+        seen = np.sqrt(posterior.weights)[None, :, None] * self.system.entry[:, None, :]
+        fresh = np.concatenate([np.zeros_like(covariance[:1]), covariance[:-1]])
+        return BlockChains(seen, covariance[-1], posterior.decay, fresh)
+
+    def _posterior(self, v: Floats) -> _Posterior:
         F, b = self.system.transition, self.system.entry
-        shifts, weights = resolvents(*self._spectrum_bounds(v), _POLES)
+        shifts, weights = resolvents(*self._spectrum_bounds(v))
         T, n = b.shape
         m = len(shifts)
-        decay, fresh = np.zeros((T, m, n, n)), np.zeros((T, m, n, n))
+        decay = np.zeros((T, m, n, n))
+        fresh = np.zeros((T, m, n, max(n, len(self.system.rows))))
         seen = np.sqrt(np.outer(v, shifts))  # s·√v of every step and pole
         R = np.zeros((m, n, n))
-        start = np.zeros((m, n, n))
         for t in range(T):
             stacked = np.empty((m, n + 1, n))
             stacked[:, :n] = R @ F[t].T
             stacked[:, n] = seen[t][:, None] * b[t]
-            R, shrink, added = self._outputs(t, stacked)
+            R, shrink = self._outputs(t, stacked, fresh[t])
             if t + 1 < T:
                 decay[t + 1] = shrink @ F[t + 1].T
-                fresh[t + 1] = added
-            else:
-                start = added
-        looked_at = np.sqrt(weights)[None, :, None] * b[:, None, :]
-        return BlockChains(looked_at, start, decay, fresh)
+        return _Posterior(weights, decay, fresh)
 
-    def _outputs(self, t: int, root: Floats) -> tuple[Floats, Floats, Floats]:
-        """What the rows of step t do: R after them, how ζ is drawn in, and what is added to it."""
+    def _outputs(self, t: int, root: Floats, fresh: Floats) -> tuple[Floats, Floats]:
+        """What the rows of step t do: R after them, and how ζ is drawn in.
+
+        What each of them adds to ζ goes into a column of ``fresh``.
+        """
         m, _, n = root.shape
         shrink = np.broadcast_to(np.eye(n), (m, n, n))
-        added = np.zeros((m, n, n))
         R = root
-        for row in self.system.rows:
+        for i, row in enumerate(self.system.rows):
             u, c = float(row.weights[t]), row.coordinate
-            order = [c, *(i for i in range(n) if i != c)]
+            order = [c, *(j for j in range(n) if j != c)]
             R = _triangular(R[:, :, order])
             factor = 1.0 / (1.0 + u * R[:, 0, 0] ** 2)
             pull = np.zeros((m, n))
@@ -96,22 +101,24 @@ class WorkloadProblem:
             here = np.repeat(np.eye(n)[None], m, axis=0)
             here[:, c] = pull
             # Rows act one after the other: what this one adds, those before it draw in.
-            entered = np.zeros((m, n, n))
-            entered[:, c, c] = u * factor
-            added = added + shrink @ entered @ shrink.transpose(0, 2, 1)
+            fresh[:, :, i] = shrink[:, :, c] * np.sqrt(u * factor)[:, None]
             shrink = shrink @ here
             R[:, 0] *= np.sqrt(factor)[:, None]
             R = R[:, :, np.argsort(order)]
-        return R, shrink, added
+        return R, shrink
 
     def _spectrum_bounds(self, v: Floats) -> tuple[float, float]:
         """Bounds on the eigenvalues of K = (V^½ H V^½)⁻¹."""
         largest, inverse = self._traces
-        return 1.0 / float(v @ largest), float((inverse / v).sum())
+        # Back from x, a gradient is a sum of at most three of its values, and x_t is in at most
+        # three of them: no row of K has more than nine entries, none above the largest on the
+        # diagonal. A tight bound keeps the shifts small, and with them what rounding costs.
+        entries = inverse / v
+        return 1.0 / float(v @ largest), min(float(entries.sum()), 9.0 * float(entries.max()))
 
     @cached_property
     def _traces(self) -> tuple[Floats, Floats]:
-        """Diag H, and a bound on diag H⁻¹: of the map back from the first row alone."""
+        """Diag H, and a bound on diag H⁻¹: of the map back from the last row alone."""
         F, b, rows = self.system.transition, self.system.entry, self.system.rows
         T, n = b.shape
         gram = np.zeros((n, n))
@@ -122,7 +129,7 @@ class WorkloadProblem:
             diagonal[t] = b[t] @ gram @ b[t]
             gram = F[t].T @ gram @ F[t]
         # H >= WᵀUW of the row of x, which is looked at after every step.
-        c = next(row for row in rows if row.weights.all())
+        c = rows[-1]
         back = np.empty(T)
         covariance = np.zeros((n, n))
         for t in range(T):
@@ -134,6 +141,15 @@ class WorkloadProblem:
             keep = F[t] - np.outer(gain, now)
             covariance = keep @ covariance @ keep.T + variance * np.outer(gain, gain)
         return diagonal, back
+
+
+@dataclass(frozen=True, eq=False)
+class _Posterior:
+    """ζ of every pole as a chain that runs backwards."""
+
+    weights: Floats  # ω, (m,)
+    decay: Floats  # (T, m, n, n); row t leads from t to t-1, row 0 is not used
+    fresh: Floats  # (T, m, n, columns): a root of the covariance of what enters at t
 
 
 @dataclass(frozen=True, eq=False)
