@@ -63,7 +63,9 @@ def dense(w: m.Workload) -> tuple[np.ndarray, np.ndarray]:
 def weighted_rows(w: m.Workload) -> tuple[np.ndarray, float]:
     """Rows of all that counts, each times the root of its weight, and the total weight."""
     published, by_step = dense(w)
-    hidden = by_step if w.averages else np.delete(by_step, np.s_[w.local_steps - 1 :: w.local_steps], 0)
+    hidden = (
+        by_step if w.averages else np.delete(by_step, np.s_[w.local_steps - 1 :: w.local_steps], 0)
+    )
     rows = np.vstack([published, np.sqrt(w.interior_weight) * hidden])
     return rows, len(published) + w.interior_weight * len(hidden)
 

@@ -41,7 +41,7 @@ class LinearSystem:
     @property
     def order(self) -> int:
         """n, numbers of the state."""
-        return self.entry.shape[1]
+        return int(self.entry.shape[1])
 
     @property
     def total_weight(self) -> float:

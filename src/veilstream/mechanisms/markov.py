@@ -42,7 +42,6 @@ class BackwardChains:
     decay: Floats  # (T, m); row t leads from t to t-1, row 0 is not used
     fresh: Floats  # (T, m); likewise
 
-
     @property
     def shape(self) -> tuple[int, int]:
         """Steps, and numbers of all chains together."""
@@ -58,15 +57,17 @@ class BackwardChains:
 
     def carry(self, t: int, columns: Floats) -> Floats:
         """decay_t times columns."""
-        return self.decay[t][:, None] * columns
+        carried: Floats = self.decay[t][:, None] * columns
+        return carried
 
     def carry_back(self, t: int, columns: Floats) -> Floats:
         """The transpose of decay_t times columns."""
-        return self.decay[t][:, None] * columns
+        return self.carry(t, columns)
 
     def carry_rows(self, t: int, rows: Floats) -> Floats:
         """Rows times the transpose of decay_t."""
-        return rows * self.decay[t]
+        carried: Floats = rows * self.decay[t]
+        return carried
 
     def move_covariance(self, t: int, covariance: Floats) -> Floats:
         """From t to t-1."""
@@ -92,7 +93,8 @@ class BlockChains:
         return T, m * n
 
     def seen_by(self, t: int) -> Floats:  # noqa: D102
-        return self.weights[t].ravel()
+        seen: Floats = self.weights[t].ravel()
+        return seen
 
     def first_covariance(self) -> Floats:  # noqa: D102
         return self._add_blocks(np.zeros((self.shape[1],) * 2), self.start)

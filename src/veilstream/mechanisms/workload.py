@@ -206,7 +206,8 @@ class Workload:
         """s_r of every round."""
         if self.step_sizes is not None:
             return np.array(self.step_sizes)
-        return (1.0 + np.arange(self.rounds)) ** -float(self.step_decay)
+        factors: Floats = (1.0 + np.arange(self.rounds, dtype=np.float64)) ** -self.step_decay
+        return factors
 
     def system(self) -> LinearSystem:
         """The map as a recurrence; the state is x, then m and a where there are any."""
@@ -270,7 +271,7 @@ class Workload:
         return PublishedError(published, variance[:, 0].copy(), self.interior_weight)
 
     def weighted_error(self, mechanism: Factorization) -> float:
-        """What `optimal` minimises: the mean over published models and, at less weight, the rest."""
+        """What `optimal` minimises: the mean over published models and, at less, the others."""
         system = self.system()
         variance = analysis.system_variances(mechanism.program, system)
         total = sum(float(row.weights @ variance[:, row.coordinate]) for row in system.rows)

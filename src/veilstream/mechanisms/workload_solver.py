@@ -164,7 +164,8 @@ class MatrixProblem:
 
     def diagonal(self, u: Floats, v: Floats) -> Floats:
         """Diag X."""
-        return np.einsum("tj,tj->j", *(self._root(v),) * 2)
+        diagonal: Floats = (self._root(v) ** 2).sum(axis=0)
+        return diagonal
 
     def _root(self, v: Floats) -> Floats:
         """Z with ZᵀZ = X."""
@@ -177,8 +178,8 @@ class MatrixProblem:
 
     def strategy_matrix(self, v: Floats) -> Floats:
         """C, lower triangular with CᵀC = X."""
-        R = np.linalg.qr(self._root(v)[:, ::-1], mode="r")
-        C: Floats = R[::-1, ::-1]
+        R: Floats = np.linalg.qr(self._root(v)[:, ::-1]).R
+        C = R[::-1, ::-1]
         return C * np.sign(C.diagonal())[:, None]
 
 
