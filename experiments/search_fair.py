@@ -93,6 +93,7 @@ class Study:
     measures: tuple[str, ...]
     mechanisms: tuple[str, ...] = MECHANISMS
     floats_a_client: int = 1000
+    memory_mib: int = 8_000
 
     def grid(self, releases: int) -> Iterator[Setting]:
         """All that is tried at this number of releases."""
@@ -117,7 +118,7 @@ class Study:
             "data": data | {"held_out": 2_000 if self.task == "logistic" else 10_000},
             "privacy": {"epsilon": self.epsilons[0], "delta": DELTA},
             "run": {
-                "evaluate_every": releases, "memory_mib": 60_000, "noise": "device",
+                "evaluate_every": releases, "memory_mib": self.memory_mib,
                 "regret": False,
             },
             "methods": [s.method(str(i), self.learners, met) for i, s in enumerate(settings)],
@@ -148,23 +149,23 @@ class Study:
 STUDIES = {
     "logistic": Study(
         name="logistic", task="logistic", learners=20, clients=4000, searched=4000,
-        epsilons=(2.0, 0.5), releases=(1000, 200, 50, 20), steps=(4, 2, 1),
-        clip_norms=(0.05, 0.1, 0.2, 0.5, 1.0), averaging=(None, 1.0, 3.0),
-        moves=tuple(0.0125 * 2**k for k in range(9)), measures=("loss", "accuracy"),
+        epsilons=(2.0, 0.5), releases=(1000, 200, 50, 20), steps=(4, 1),
+        clip_norms=(0.1, 0.2, 1.0), averaging=(None, 3.0),
+        moves=tuple(0.025 * 2**k for k in range(7)), measures=("loss", "accuracy"),
     ),
     "edge": Study(
         name="edge", task="edge_features", learners=10, clients=6000, searched=5000,
         epsilons=(2.0,), releases=(600, 300, 100, 60, 20), steps=(1,),
         clip_norms=(0.03, 0.1, 0.3), averaging=(None, 3.0, 8.0),
         moves=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0), measures=("accuracy",),
-        floats_a_client=10_000,
+        floats_a_client=10_000, memory_mib=60_000,
     ),
     "cnn": Study(
         name="cnn", task="cnn", learners=10, clients=6000, searched=5000,
         epsilons=(2.0,), releases=(100, 50), steps=(1,),
         clip_norms=(0.1, 0.3), averaging=(3.0, 8.0), moves=(0.1, 0.3, 1.0, 3.0),
         mechanisms=("independent", "toeplitz_normalised", "optimal", "matched"),
-        measures=("accuracy",), floats_a_client=200_000,
+        measures=("accuracy",), floats_a_client=200_000, memory_mib=60_000,
     ),
 }  # fmt: skip
 
