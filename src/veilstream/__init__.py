@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from veilstream.learning import models, tasks
     from veilstream.learning.admission import Answer
     from veilstream.learning.tasks import Sample
-    from veilstream.mechanisms import Factorization, Participation
+    from veilstream.mechanisms import Factorization, Participation, Workload
     from veilstream.plans.plan import Plan
     from veilstream.plans.run_folder import Run
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
@@ -42,6 +42,7 @@ __all__ = [
     "Run",
     "Sample",
     "VeilstreamError",
+    "Workload",
     "__version__",
     "audit",
     "calibrate",
@@ -82,6 +83,7 @@ _NAMES = {
     "Run": "veilstream.plans.run_folder",
     "Sample": "veilstream.learning.tasks",
     "VeilstreamError": "veilstream.errors",
+    "Workload": "veilstream.mechanisms",
     "calibrate": "veilstream.privacy",
     "clip": "veilstream.privacy",
     "decode": "veilstream.deployment.release",

@@ -408,6 +408,8 @@ def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
         {"method": {"averaging": 3.0}}, {"method": {"step_decay": 0.5}},
         {"method": {"server_step_size": 1.0}}, {"method": {"epsilon": 3.0}},
         {"learning": {"model_norm_cap": 5.0}}, {"learners": 2},
+        {"method": {"momentum": 0.5}}, {"method": {"forgetting": 0.99}},
+        {"method": {"newest_weight": 0.1}}, {"method": {"interior_weight": 0.5}},
     ]  # fmt: skip
     for change in changes:
         other = Terms.of(plan_of(**change), DIM).settings

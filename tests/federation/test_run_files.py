@@ -28,8 +28,8 @@ class Cut(BaseException):
 class World:
     """A server without a network: what learners send is a function of name and round."""
 
-    def __init__(self, folder: Path, averaging: float | None = None) -> None:
-        self.plan = plan_of(rounds=ROUNDS, method={"averaging": averaging})
+    def __init__(self, folder: Path, method: dict | None = None) -> None:
+        self.plan = plan_of(rounds=ROUNDS, method=method or {})
         self.terms = Terms.of(self.plan, DIM)
         self.folder = folder
 
@@ -90,18 +90,20 @@ def cut_after(count: int, monkeypatch, keep: float) -> list[str]:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("averaging", [None, 1.0])
+@pytest.mark.parametrize(
+    "method", [{}, {"averaging": 1.0}, {"momentum": 0.5, "forgetting": 0.9, "newest_weight": 0.5}]
+)
 def test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits(
-    tmp_path, monkeypatch, averaging, keep
+    tmp_path, monkeypatch, method, keep
 ):
-    whole = World(tmp_path / "whole", averaging)
+    whole = World(tmp_path / "whole", method)
     with monkeypatch.context() as patch:
         done = cut_after(10**9, patch, keep)
         whole.go()
         writes = len(done)
     assert writes > 6 * ROUNDS
     for count in range(writes):
-        world = World(tmp_path / "cut", averaging)
+        world = World(tmp_path / "cut", method)
         with monkeypatch.context() as patch:
             cut_after(count, patch, keep)
             with pytest.raises(Cut):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -38,8 +39,8 @@ def entry(mechanism: str, **more) -> dict:
     return base | more
 
 
-def simulate(plan: Plan, seeds=(0, 1)) -> Simulation:
-    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], seeds)
+def simulate(plan: Plan, seeds=(0, 1), **options) -> Simulation:
+    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], seeds, **options)
     while not simulation.done:
         simulation.advance()
     return simulation
@@ -50,10 +51,13 @@ def host_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
     return draws(T, width, noise_seed(seed, mechanism))
 
 
-def algorithm_1(plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=None) -> np.ndarray:
+def algorithm_1(
+    plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=None, start=None
+) -> np.ndarray:
     """Lines 1 to 18 of the paper's listing, in float64, one learner and one client at a time.
 
     ``xi_of(T, n·d, seed, mechanism)`` are the draws; a place without a client has gradient zero.
+    Around it the server's momentum and forgetting, which the paper has not.
     """
     method = plan.methods[index]
     R, tau, n = plan.learning.rounds, plan.learning.local_steps, plan.learning.learners
@@ -68,7 +72,8 @@ def algorithm_1(plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=N
         xi = prepared.noise_std * np.asarray(xi, np.float64).reshape(R * tau, n, d)
     stream = stream_of(plan) if stream is None else stream
     clip_norm = plan.clip_norm_of(method) if method.method.clips else np.inf
-    x = np.zeros(d)
+    x = np.zeros(d) if start is None else start.astype(float)
+    x0, velocity = x.copy(), np.zeros(d)
     eta_tilde = eta * eta_g * tau
     gradients_so_far = np.zeros((n, d))
     last_sum = np.zeros((n, d))  # S_i^{r,t-1}; b^{0,-1} = 0
@@ -91,7 +96,8 @@ def algorithm_1(plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=N
                 z = z - eta * (S - last_sum[i])
                 last_sum[i] = S
             g_hat[i] = (x - z) / (eta * tau)
-        x = x - eta_tilde * g_hat.mean(axis=0)
+        velocity = method.momentum * velocity + g_hat.mean(axis=0)
+        x = x0 + method.forgetting * (x - x0) - eta_tilde * velocity
     return x
 
 
@@ -110,6 +116,66 @@ def test_engine_is_algorithm_1_for_every_mechanism(tau):
             np.testing.assert_allclose(
                 models[index, s], expected, atol=1e-5 * scale, err_msg=method.name
             )
+
+
+MEMORIES = {
+    "momentum": {"momentum": 0.7},
+    "forgetting": {"forgetting": 0.8},
+    "both": {"momentum": 0.4, "forgetting": 0.9},
+    "other": {
+        "momentum": 0.6,
+        "forgetting": 0.7,
+        "objective": "published",
+        "mechanism": "buffered",
+    },
+}
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_momentum_and_forgetting_are_the_servers_and_leave_other_methods_alone(tau, place):
+    """From a start that is not zero: what is forgotten is the distance to it."""
+    plain = entry("optimal")
+    methods = [plain] + [
+        entry("optimal", name=name, objective="published") | more for name, more in MEMORIES.items()
+    ]
+    plan = plan_of(tau, methods)
+    start = np.linspace(-1.0, 1.0, 6).astype(np.float32)
+    options = {"start": start, "block_rounds": 4}
+    if place == "device":
+        plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, noise="device"))
+    found = simulate(plan, **options).models()
+    if place == "host":
+        for index, method in enumerate(plan.methods):
+            expected = algorithm_1(plan, index, 1, start=start)
+            np.testing.assert_allclose(found[index, 1], expected, atol=2e-5, err_msg=method.name)
+    alone = dataclasses.replace(plan, methods=plan.methods[:1])
+    np.testing.assert_array_equal(simulate(alone, **options).models()[0], found[0])
+
+
+def test_momentum_and_forgetting_go_on_from_a_checkpoint():
+    plan = plan_of(2, [entry("optimal", name=name) | more for name, more in MEMORIES.items()])
+    prepared = [prepare(plan, m) for m in plan.methods]
+    begun = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    begun.advance()
+    resumed = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    resumed.restore(begun.state())
+    begun.close()
+    while not resumed.done:
+        resumed.advance()
+    np.testing.assert_array_equal(resumed.models(), simulate(plan, block_rounds=2).models())
+
+
+def test_an_exponential_average_is_published():
+    plan = plan_of(1, [entry("optimal", newest_weight=0.3), entry("optimal", name="raw")])
+    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], (0,), block_rounds=1)
+    average = None
+    for r in range(7):
+        simulation.advance()
+        published, raw = simulation.models()[:, 0]
+        share = max(0.3, 1 / (r + 1))
+        average = raw if average is None else (1 - share) * average + share * raw
+        np.testing.assert_allclose(published, average, atol=1e-6)
 
 
 def test_several_clients_in_a_step_and_a_small_clip_norm():

@@ -166,6 +166,36 @@ def test_a_client_is_there_or_not_never_in_part(tmp_path):
         vs.run(own_plan([TREE]), tmp_path / "out", task=Logistic(DIM), stream=Twofold())
 
 
+# --- several clients in a step -------------------------------------------------------------------
+
+
+def test_a_method_may_average_a_rounds_clients_in_fewer_steps_than_others():
+    """The same as a plan whose steps are so large, beside methods that take them one by one."""
+    own = TREE | {"name": "own", "clients_per_step": 4}
+    mixed = own_plan([TREE, own, FREE | {"clients_per_step": 2}], tau=4)
+    alone = own_plan([TREE], tau=1, clients=4)
+    assert [prepare(mixed, m).shape[:2] for m in mixed.methods] == [(4, 1), (1, 4), (2, 2)]
+    ours, other = prepare(mixed, mixed.methods[1]), prepare(alone, alone.methods[0])
+    assert ours.noise_std == other.noise_std
+    assert ours.guarantee == other.guarantee
+    stream = pool((24, 24, 24), 4)
+    found = {}
+    for name, plan in (("mixed", mixed), ("alone", alone)):
+        prepared = [prepare(plan, m) for m in plan.methods]
+        simulation = Simulation(plan, prepared, (0,), task=Logistic(DIM), stream=stream)
+        while not simulation.done:
+            simulation.advance()
+        simulation.close()
+        found[name] = simulation.models()
+    np.testing.assert_allclose(found["mixed"][1], found["alone"][0], atol=1e-6)
+    assert np.abs(found["mixed"][1] - found["mixed"][0]).max() > 1e-3
+
+
+def test_a_step_takes_a_whole_part_of_a_rounds_clients():
+    with pytest.raises(InputError, match=r"methods\[0\].clients_per_step = 3: .* divisor of 4"):
+        own_plan([TREE | {"clients_per_step": 3}], tau=4)
+
+
 # --- averaging ---------------------------------------------------------------------------------
 
 
@@ -190,7 +220,13 @@ def test_published_models_are_polynomial_averages_of_the_trained_ones(power):
         weights = np.exp(gammaln(k + power) - gammaln(k))
         expected = (weights / weights.sum()) @ np.array(x[:K])
         np.testing.assert_allclose(published[K - 1], expected, atol=1e-5)
-    np.testing.assert_array_equal(simulation.history["loss"][0], simulation.history["loss"][1])
+    for r in range(1, ROUNDS):  # prequential: of what was published before the round
+        met, model = stream.round(0, r), published[r - 1].astype(float)
+        there = met.present.ravel() > 0
+        margins = (met.target.ravel() * (met.features.reshape(-1, DIM) @ model))[there]
+        losses = np.logaddexp(0.0, -margins)
+        assert simulation.history["loss"][1, 0, r] == pytest.approx(losses.mean(), rel=1e-5)
+        assert simulation.history["accuracy"][1, 0, r] == pytest.approx((margins > 0).mean())
     np.testing.assert_allclose(x[-1], algorithm_1(plan, 0, 0, stream=stream), atol=1e-5)
     held_out = simulation.held_out_accuracy
     assert held_out.shape == (3, 1, 4)

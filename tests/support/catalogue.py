@@ -18,10 +18,16 @@ VARIANTS = {
     "optimal-rounds": lambda T: m.optimal(
         T, objective="rounds", local_steps=next(t for t in (4, 3, 2, 1) if T % t == 0)
     ),
+    "optimal-averaged": lambda T: m.optimal(T, workload=m.Workload(horizon=T, averaging=3.0)),
+    "optimal-momentum": lambda T: m.optimal(
+        T, workload=m.Workload(horizon=T, momentum=0.5, forgetting=0.99, step_decay=0.5)
+    ),
     "toeplitz": m.toeplitz,
+    "toeplitz-forgetting": lambda T: m.toeplitz(T, workload=m.Workload(horizon=T, forgetting=0.9)),
     "toeplitz_normalised": m.toeplitz_normalised,
     "buffered": m.buffered,
     "buffered-plain-2": partial(m.buffered, buffers=2, normalise=False),
+    "buffered-averaged": lambda T: m.buffered(T, workload=m.Workload(horizon=T, averaging=3.0)),
     "banded": partial(m.banded, bands=6),
     "banded-plain": partial(m.banded, bands=4, normalise=False),
     "banded-inverse": partial(m.banded, bands=6, inverse=True),

@@ -134,7 +134,10 @@ def _law(plan: Plan) -> Law:
 
 def _alone(plan: Plan) -> Plan:
     """One learner that publishes each model as it is."""
-    method = dataclasses.replace(Terms.of(plan, 1).method, averaging=None, step_decay=0.0)
+    method = dataclasses.replace(
+        Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, momentum=0.0,
+        forgetting=1.0,
+    )  # fmt: skip
     learning = dataclasses.replace(plan.learning, learners=1, projection_radius=None)
     run = dataclasses.replace(plan.run, evaluate_every=learning.rounds, regret=False)
     return dataclasses.replace(plan, learning=learning, run=run, methods=(method,))
@@ -145,7 +148,8 @@ def _releases(
 ) -> tuple[Floats, Floats]:
     """(seeds, R, d): prefix sums of noisy steps, and the models that each round began with."""
     alone = _alone(plan)
-    prepared = prepare(alone, alone.methods[0])
+    # The noise of the plan's own method, which may be made for what that one publishes.
+    prepared = dataclasses.replace(prepare(alone, terms.method), plan=alone.methods[0])
     count, _, dim = gradients.shape
     clients = _Clients(gradients, loud, terms.local_steps, first_seed)
     seeds = range(first_seed, first_seed + count)

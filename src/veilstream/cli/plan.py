@@ -153,7 +153,7 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
             "add one with a mechanism",
         )  # fmt: skip
     budget, learning, often = plan.budget_of(method), plan.learning, plan.participation
-    steps, _ = method.method.steps_and_clients(learning.local_steps, learning.clients_per_step)
+    steps, _ = plan.steps_and_clients(method)
     return {
         "epsilon": budget.epsilon, "delta": budget.delta, "rounds": learning.rounds,
         "local_steps": steps, "clip_norm": plan.clip_norm_of(method),

@@ -8,6 +8,7 @@ The settings themselves are there to say in words what differs.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -125,6 +126,7 @@ class Terms:
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }
+        settings |= _memory(self.method)
         as_stored: dict[str, Any] = json.loads(json.dumps(settings))
         as_stored["digest"] = _digest(as_stored)
         as_stored[_ADMITS] = self._admits()
@@ -142,6 +144,17 @@ class Terms:
 
 
 _ADMITS = "admits"
+
+
+def _memory(method: MethodPlan) -> dict[str, Any]:
+    """What the server remembers beside x, and what noise is made for; nothing where it is nothing.
+
+    A store that was begun before these settings existed stays what it was.
+    """
+    kept = ("newest_weight", "momentum", "forgetting", "interior_weight")
+    defaults = {field.name: field.default for field in dataclasses.fields(MethodPlan)}
+    told = {name: getattr(method, name) for name in kept}
+    return {name: given for name, given in told.items() if given != defaults[name]}
 
 
 def _admission(task: Task | None) -> Admission | None:
@@ -247,9 +260,10 @@ def _deployable(plan: Plan) -> MethodPlan:
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "a learner runs one; keep comparisons for simulation",
         )  # fmt: skip
-    if plan.learning.clients_per_step != 1 or not private[0].method.local_updates:
+    _, clients = plan.steps_and_clients(private[0])
+    if clients != 1 or plan.learning.clients_per_step != 1:
         raise InputError(
-            "learning.clients_per_step", plan.learning.clients_per_step, "1",
+            "clients_per_step", max(clients, plan.learning.clients_per_step), "1",
             "a deployed learner takes one client a step",
         )  # fmt: skip
     return private[0]

@@ -2,8 +2,8 @@
 
 Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
 and its server (`deployment.local_rounds`, `federation.protocol.fold`) clip, round and sum on
-whole numbers, where rounding is part of the promise; how sizes fall (`step_size`, `blend`) and how
-a model moves (`moved`) they take from here, with NumPy arrays instead of JAX's.
+whole numbers, where rounding is part of the promise; how sizes fall (`step_size`) and how models
+move (`moved`, `next_model`) they take from here, with NumPy arrays instead of JAX's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "LARGE",
     "StepRule",
-    "blend",
     "local_round",
     "local_step",
     "moved",
+    "next_model",
     "server_update",
+    "server_update_with_memory",
     "step_size",
 ]
 
@@ -59,14 +60,6 @@ def step_size(size: float, decay: float, round_: Any) -> Any:
     return size * (1.0 + round_) ** -decay
 
 
-def blend(power: float | None, round_: Any) -> Any:
-    """Weight of the model that a round ends with in the average that is published; 1 is no average.
-
-    Model r then weighs about r^power.
-    """
-    return 1.0 if power is None else (power + 1.0) / (power + round_ + 1.0)
-
-
 def moved(x: Any, direction: Any, size: Any, projection_radius: float | None) -> Any:
     """X - size·direction, kept in the ball; of NumPy or JAX arrays."""
     after = x - size * direction
@@ -78,6 +71,31 @@ def moved(x: Any, direction: Any, size: Any, projection_radius: float | None) ->
         import jax.numpy as xp
     length = xp.sqrt((after**2).sum())
     return after * xp.minimum(1.0, projection_radius / xp.where(length > 0.0, length, 1.0))
+
+
+def next_model(
+    x: Any,
+    direction: Any,
+    size: Any,
+    projection_radius: float | None = None,
+    *,
+    velocity: Any = None,
+    momentum: Any = 0.0,
+    start: Any = None,
+    forgetting: Any = 1.0,
+) -> tuple[Any, Any]:
+    """x^{r+1} and the velocity after it: what a `Workload` with momentum and forgetting describes.
+
+        m <- momentum·m + direction,    x <- x⁰ + forgetting·(x - x⁰) - size·m
+
+    Without a ``velocity`` there is no momentum, without a ``start`` x⁰ nothing is forgotten: then
+    this is `moved`, to the bit. Of NumPy or JAX arrays.
+    """
+    if velocity is not None:
+        direction = velocity = momentum * velocity + direction
+    if start is not None:
+        x = start + forgetting * (x - start)
+    return moved(x, direction, size, projection_radius), velocity
 
 
 def local_step(
@@ -134,6 +152,14 @@ def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size
     """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
     after: Array = moved(x, _mean(releases), effective_step_size, rule.projection_radius)
     return after
+
+
+def server_update_with_memory(
+    rule: StepRule, x: Array, releases: Array, effective_step_size: Array, **memory: Any
+) -> tuple[Array, Array | None]:
+    """`server_update` with the momentum and forgetting of `next_model`."""
+    direction = _mean(releases)
+    return next_model(x, direction, effective_step_size, rule.projection_radius, **memory)
 
 
 def _mean(vectors: Array, present: Array | None = None) -> Array:

@@ -17,6 +17,7 @@ from veilstream.mechanisms.registry import MECHANISMS, build
 from veilstream.mechanisms.steps import ConstantSteps
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
+from veilstream.mechanisms.workload import MatrixWorkload, PublishedError, Workload
 
 if TYPE_CHECKING:
     from veilstream.mechanisms.keystream import NoiseKey
@@ -27,12 +28,15 @@ __all__ = [
     "ONCE",
     "ConstantSteps",
     "Factorization",
+    "MatrixWorkload",
     "NoiseKey",
     "NoiseProgram",
     "NoiseStream",
     "OptimalFactorization",
     "Participation",
+    "PublishedError",
     "Sensitivity",
+    "Workload",
     "banded",
     "buffered",
     "build",

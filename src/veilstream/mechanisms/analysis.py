@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.mechanisms.linear_system import LinearSystem
 from veilstream.mechanisms.program import NoiseProgram
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "rounding_gains",
     "row_norms_squared",
     "strategy_matrix",
+    "system_variances",
 ]
 
 Floats = NDArray[np.float64]
@@ -96,6 +98,44 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
             covariance = move[i] @ covariance @ move[i].T + added[i]
     norms.setflags(write=False)
     return norms
+
+
+def system_variances(program: NoiseProgram, system: LinearSystem) -> Floats:
+    """Variance of every coordinate of a linear system that the increments drive, (T, n).
+
+    `row_norms_squared` is this for the running sum. It costs O(T·(k + n)²).
+    """
+    k, n = program.state_size, system.order
+    variances = np.empty((program.horizon, n))
+    covariance = np.zeros((k + n, k + n))  # of [S; q]
+    for first, M in _batches(program):
+        count, length = len(M), M.shape[1] - k
+        start = program.span(first)[0]
+        steps = slice(start, start + count * length)
+        F = system.transition[steps].reshape(count, length, n, n)
+        b = system.entry[steps].reshape(count, length, n)
+        # Rows of q after each step, as functions of [S; q] before the block and of its draws.
+        q = np.zeros((count, n, k + n + length))
+        q[:, :, k : k + n] = np.eye(n)
+        after = np.empty((count, length, n, k + n + length))
+        for t in range(length):
+            q = F[:, t] @ q
+            q[:, :, :k] += b[:, t, :, None] * M[:, t, None, :k]
+            q[:, :, k + n :] += b[:, t, :, None] * M[:, t, None, k:]
+            after[:, t] = q
+        fresh = np.einsum("btnz,btnz->btn", after[..., k + n :], after[..., k + n :])
+        move = np.zeros((count, k + n, k + n))
+        move[:, :k, :k] = M[:, length:, :k]
+        move[:, k:] = q[:, :, : k + n]
+        entry = np.concatenate([M[:, length:, k:], q[:, :, k + n :]], axis=1)
+        added = entry @ entry.transpose(0, 2, 1)
+        for i in range(count):
+            rows = after[i, :, :, : k + n].reshape(length * n, k + n)
+            carried = np.einsum("tk,tk->t", rows @ covariance, rows).reshape(length, n)
+            at = start + i * length
+            variances[at : at + length] = fresh[i] + carried
+            covariance = move[i] @ covariance @ move[i].T + added[i]
+    return variances
 
 
 @dataclass(frozen=True)

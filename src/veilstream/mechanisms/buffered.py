@@ -11,14 +11,17 @@ Algorithm for Private Learning in Practice", optimise the same family by other m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.errors import InputError
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
+from veilstream.mechanisms.workload import Workload, check_workload
 from veilstream.progress import progress
 
 __all__ = ["buffered"]
@@ -26,10 +29,16 @@ __all__ = ["buffered"]
 Floats = NDArray[np.float64]
 
 _STARTS = 6
+_WORKLOAD_LIMIT = 4096
 
 
 def buffered(
-    horizon: int, buffers: int = 5, *, normalise: bool = True, cache: bool = True
+    horizon: int,
+    buffers: int = 5,
+    *,
+    normalise: bool = True,
+    workload: Workload | None = None,
+    cache: bool = True,
 ) -> Factorization:
     """BLT with ``buffers`` states, columns scaled to norm one unless ``normalise`` is False.
 
@@ -40,28 +49,47 @@ def buffered(
         horizon: number of steps T = R·τ.
         buffers: k, how many state vectors the noise has.
         normalise: scale columns of C to norm one.
+        workload: what is published, if not prefix sums, for horizons up to 4096; the buffers are
+            then tuned for the mean error of it.
         cache: keep the tuned parameters in the user's cache directory.
 
     Returns:
         The factorization, with its noise program.
 
     Raises:
-        InputError: for a horizon or a number of buffers that is not a whole number from 1.
+        InputError: for a horizon or a number of buffers that is not a whole number from 1, or a
+            workload that does not fit.
 
     """
     T = checked_horizon(horizon)
     k = positive_integer("buffers", buffers, "2 to 8 are useful")
     k = min(k, max(1, T - 1))
+    recipe: dict[str, object] = {
+        "mechanism": "buffered", "version": 1, "horizon": T, "buffers": k
+    }  # fmt: skip
+    if workload is not None:
+        _check_workload(workload, T)
+    if workload is not None and not workload.plain:
+        recipe["workload"] = workload.as_dict()
 
     def solution() -> dict[str, Floats]:
         with progress(f"buffered({T}, {k}): tuning", total=_STARTS) as tick:
-            decays, weights = _tune(T, k, tick)
+            decays, weights = _tune(T, k, _row_error(T, workload), tick)
         return {"decays": decays, "weights": weights}
 
-    recipe = {"mechanism": "buffered", "version": 1, "horizon": T, "buffers": k}
     found = solution_cache.load_or_solve(recipe, {"decays": 1, "weights": 1}, solution, use=cache)
     plain = Factorization("buffered", T, exponential_sum(found["decays"], found["weights"]))
     return normalised(plain, "buffered") if normalise else plain
+
+
+def _check_workload(workload: Workload, T: int) -> None:
+    check_workload(workload, T)
+    if not isinstance(workload, Workload) or T > _WORKLOAD_LIMIT:
+        raise InputError(
+            "workload", f"{type(workload).__name__} of {T} steps",
+            f"a Workload of at most {_WORKLOAD_LIMIT} steps for buffered",
+            "`optimal` takes matrices; longer horizons: `toeplitz` with its forgetting",
+        )  # fmt: skip
 
 
 def _geometric(rates: Floats, count: int) -> tuple[Floats, Floats]:
@@ -76,8 +104,65 @@ def _geometric(rates: Floats, count: int) -> tuple[Floats, Floats]:
     return np.where(at_zero, float(count), total), np.where(at_zero, limit, slope)
 
 
-def _log_error(parameters: Floats, T: int) -> tuple[float, Floats]:
-    """Log of max error at sensitivity one, of the plain Toeplitz matrix, and its gradient.
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """A value and its derivatives by the rates -ln λ and the weights w."""
+
+    value: float
+    by_rate: Floats
+    by_weight: Floats
+
+
+RowError = Callable[[Floats, Floats, Floats], _Slopes]
+"""Error of the plain Toeplitz matrix at noise one, from rates, decays and weights."""
+
+
+def _row_error(T: int, workload: Workload | None) -> RowError:
+    # Toeplitz noise cannot tell round ends from the inside of a round.
+    if workload is None or workload.plain:
+        return lambda rate, decay, weight: _last_row(T, rate, decay, weight)
+    return _mean_row(workload)
+
+
+def _last_row(T: int, rate: Floats, decay: Floats, weight: Floats) -> _Slopes:
+    """‖b_{T-1}‖² with b_j = rest + Σ reach·λ^j, reach = w/(1-λ), rest = 1 - Σ reach."""
+    gain = -1.0 / np.expm1(-rate)
+    terms = np.append(weight * gain, 1.0 - weight @ gain)
+    G, dG = _geometric(np.append(rate, 0.0), T)
+    row = terms @ G @ terms
+    by_term = 2.0 * (G @ terms)
+    by_reach = by_term[:-1] - by_term[-1]
+    by_rate = 2.0 * (terms * (dG @ terms))[:-1] - by_reach * weight * decay * gain**2
+    return _Slopes(float(row), by_rate, by_reach * gain)
+
+
+def _mean_row(workload: Workload) -> RowError:
+    """Weighted mean of ‖w_s·N‖² over all rows of the workload.
+
+    For N with the kernel ν it is νᵀMν, M_ij = Σ_s H_{s+i,s+j} for the workload's H = Σ WᵀUW.
+    """
+    system = workload.system()
+    M = system.gram() / system.total_weight
+    T = len(M)
+    for lag in range(T):
+        sums = np.cumsum(np.diagonal(M, lag)[::-1])[::-1]
+        M[np.arange(T - lag), np.arange(lag, T)] = sums
+        M[np.arange(lag, T), np.arange(T - lag)] = sums
+    power = np.arange(T - 1)[:, None]
+
+    def error(rate: Floats, decay: Floats, weight: Floats) -> _Slopes:
+        terms = np.exp(-power * rate)
+        kernel = np.append(1.0, -(terms @ weight))
+        pull = M @ kernel
+        slope = 2.0 * pull[1:]
+        by_rate = weight * ((power * terms).T @ slope)
+        return _Slopes(float(kernel @ pull), by_rate, -(terms.T @ slope))
+
+    return error
+
+
+def _log_error(parameters: Floats, T: int, row_error: RowError) -> tuple[float, Floats]:
+    """Log of an error at sensitivity one, of the plain Toeplitz matrix, and its gradient.
 
     ``parameters`` are the logs of the rates -ln λ and of the weights w.
     """
@@ -108,20 +193,11 @@ def _log_error(parameters: Floats, T: int) -> tuple[float, Floats]:
     column_by_rate = by_matrix.diagonal() * -decay
     column_by_weight = (by_matrix @ r + U @ (by_a * g)) / r
 
-    # ‖b_{T-1}‖² with b_j = rest + Σ reach·λ^j, reach = w/(1-λ), rest = 1 - Σ reach
-    gain = -1.0 / np.expm1(-rate)
-    terms = np.append(weight * gain, 1.0 - weight @ gain)
-    G, dG = _geometric(np.append(rate, 0.0), T)
-    row = terms @ G @ terms
-    by_term = 2.0 * (G @ terms)
-    by_reach = by_term[:-1] - by_term[-1]
-    row_by_rate = 2.0 * (terms * (dG @ terms))[:-1] - by_reach * weight * decay * gain**2
-    row_by_weight = by_reach * gain
-
-    by_rate = column_by_rate / column + row_by_rate / row
-    by_weight = column_by_weight / column + row_by_weight / row
+    row = row_error(rate, decay, weight)
+    by_rate = column_by_rate / column + row.by_rate / row.value
+    by_weight = column_by_weight / column + row.by_weight / row.value
     gradient = np.concatenate([by_rate * rate, by_weight * weight])
-    return float(np.log(column) + np.log(row)), gradient
+    return float(np.log(column) + np.log(row.value)), gradient
 
 
 def _spread(T: int, k: int) -> Floats:
@@ -142,7 +218,9 @@ def _truncated(T: int, k: int) -> Floats:
     return start
 
 
-def _tune(T: int, k: int, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
+def _tune(
+    T: int, k: int, row_error: RowError, tick: Callable[[int], None]
+) -> tuple[Floats, Floats]:
     """Multistart minimisation."""
     from scipy.optimize import minimize
 
@@ -154,10 +232,10 @@ def _tune(T: int, k: int, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
         starts.append(starts[len(starts) % 2] + 0.3 * rng.standard_normal(2 * k))
     best, best_value = starts[0], np.inf
     for guess in starts:
-        while _log_error(guess, T)[0] >= 1e3:
+        while _log_error(guess, T, row_error)[0] >= 1e3:
             guess[k:] -= 0.1
         found = minimize(
-            _log_error, guess, args=(T,), jac=True, method="BFGS",
+            _log_error, guess, args=(T, row_error), jac=True, method="BFGS",
             options={"gtol": 1e-9, "maxiter": 1500},
         )  # fmt: skip
         if found.fun < best_value:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from veilstream.errors import SolverError
 from veilstream.mechanisms.markov import BackwardChains
 
-__all__ = ["Optimum", "chains_of", "solve"]
+__all__ = ["Optimum", "PrefixProblem", "Problem", "chains_of", "resolvents", "solve"]
 
 Floats = NDArray[np.float64]
 RowWeights = Callable[[Floats], Floats]
@@ -55,17 +56,16 @@ class Optimum:
     """(upper - lower) / lower, before rounding to a program."""
 
 
-def _resolvents(u: Floats, v: Floats) -> tuple[Floats, Floats]:
-    """Shifts s_m² and weights ω_m with X = Σ ω_m (D U⁻¹ Dᵀ + s_m² V)⁻¹."""
+def resolvents(low: float, high: float, poles: int = _POLES) -> tuple[Floats, Floats]:
+    """Shifts s_m² and weights ω_m with K^-½ = Σ ω_m (K + s_m²)⁻¹ for a spectrum in [low, high]."""
     from scipy.special import ellipj, ellipkm1
 
-    low, high = _spectrum_bounds(u, v)
     modulus = low / high
     quarter = ellipkm1(modulus)
-    points = (np.arange(_POLES) + 0.5) * quarter / _POLES
+    points = (np.arange(poles) + 0.5) * quarter / poles
     sn, cn, dn, _ = ellipj(points, 1.0 - modulus)
     shifts: Floats = np.asarray(low * (sn / cn) ** 2, dtype=np.float64)
-    weights: Floats = 2.0 * quarter * np.sqrt(low) / (np.pi * _POLES) * dn / cn**2
+    weights: Floats = 2.0 * quarter * np.sqrt(low) / (np.pi * poles) * dn / cn**2
     return shifts, weights
 
 
@@ -82,7 +82,7 @@ def _spectrum_bounds(u: Floats, v: Floats) -> tuple[float, float]:
 
 def chains_of(u: Floats, v: Floats) -> BackwardChains:
     """X as the covariance of a weighted sum of Markov chains."""
-    shifts, weights = _resolvents(u, v)
+    shifts, weights = resolvents(*_spectrum_bounds(u, v))
     T, m = len(v), len(shifts)
     decay = np.zeros((T, m))
     fresh = np.zeros((T, m))
@@ -109,18 +109,47 @@ def _diagonal(u: Floats, v: Floats) -> Floats:
     return diagonal
 
 
+class Problem(Protocol):
+    """A workload at one horizon: what the fixed point asks of it."""
+
+    def row_weights(self, v: Floats) -> Floats:
+        """U: weights of the rows, for these multipliers."""
+
+    def diagonal(self, u: Floats, v: Floats) -> Floats:
+        """Diag X."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixProblem:
+    """Prefix sums, with weights on the rows that may depend on the multipliers."""
+
+    weights_of: RowWeights
+
+    def row_weights(self, v: Floats) -> Floats:  # noqa: D102
+        return self.weights_of(v)
+
+    def diagonal(self, u: Floats, v: Floats) -> Floats:  # noqa: D102
+        return _diagonal(u, v)
+
+
 def solve(
     horizon: int,
-    row_weights: Callable[[int], RowWeights],
+    problem: Callable[[int], Problem],
     *,
+    multiple_of: int = 1,
+    from_shorter: bool = True,
     tolerance: float = 1e-9,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Optimum:
-    """Certified optimum; ``row_weights(T)`` maps multipliers at horizon T to row weights."""
+    """Certified optimum; ``problem(T)`` is the same at another horizon.
+
+    Unless ``from_shorter`` is False, the solution at half the horizon is the start; shorter
+    horizons are multiples of ``multiple_of``.
+    """
     v = np.ones(1)
     horizons = [horizon]
-    while horizons[-1] > 16:
-        horizons.append((horizons[-1] + 1) // 2)
+    while from_shorter and horizons[-1] > 16 * multiple_of:
+        horizons.append((horizons[-1] // multiple_of + 1) // 2 * multiple_of)
     optimum = None
     for T in reversed(horizons):
         # Boundary layers are self-similar: relative position carries v from T/2 to T.
@@ -128,7 +157,7 @@ def solve(
         new = (np.arange(T) + 0.5) / T
         v = np.exp(np.interp(new, old, np.log(v))) * len(v) / T
         last = horizon == T
-        optimum = _fixed_point(v, row_weights(T), tolerance if last else 1e-5, tick)
+        optimum = _fixed_point(v, problem(T), tolerance if last else 1e-5, tick)
         v = optimum.multipliers
     assert optimum is not None
     if not optimum.gap <= 1e-6:
@@ -140,7 +169,7 @@ def solve(
 
 
 def _fixed_point(
-    v: Floats, weights_of: RowWeights, tolerance: float, tick: Callable[[int], None]
+    v: Floats, problem: Problem, tolerance: float, tick: Callable[[int], None]
 ) -> Optimum:
     """Anderson-accelerated v <- v ∘ diag X on log v."""
     x = np.log(v)
@@ -149,8 +178,8 @@ def _fixed_point(
     best: Optimum | None = None
     for _ in range(_ITERATIONS):
         v = np.exp(x)
-        u = weights_of(v)
-        diagonal = _diagonal(u, v)
+        u = problem.row_weights(v)
+        diagonal = problem.diagonal(u, v)
         trace = float(v @ diagonal)
         lower = trace**2 / float(v.sum() * u.sum())
         gap = float(diagonal.max()) * float(v.sum()) / trace - 1.0

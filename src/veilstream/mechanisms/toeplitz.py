@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from veilstream.mechanisms.checks import checked_horizon
 from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.steps import ConstantSteps
+from veilstream.mechanisms.workload import Workload, check_workload
 
 __all__ = ["exponential_sum", "relaxation", "toeplitz", "toeplitz_normalised"]
 
@@ -29,38 +30,46 @@ Floats = NDArray[np.float64]
 _EXACT = 1e-9
 
 
-def toeplitz(horizon: int) -> Factorization:
+def toeplitz(horizon: int, *, workload: Workload | None = None) -> Factorization:
     """Square-root Toeplitz factorization, exact to float32: C = B, ‖c_0‖² = Σ h(j)².
 
     Args:
         horizon: number of steps T = R·τ.
+        workload: what is published, if not prefix sums. Of it only the forgetting is taken: with ρ
+            a step, C is the square root of Σ ρ^j x^j, its coefficients h(j)·ρ^j.
 
     Returns:
         The factorization, with its noise program.
 
     Raises:
-        InputError: for a horizon that is not a whole number from 1.
+        InputError: for a horizon that is not a whole number from 1, or a workload of another one.
 
     """
     T = checked_horizon(horizon)
     decays, weights = relaxation(T, _EXACT)
+    if workload is not None:
+        check_workload(workload, T)
+        rate = getattr(workload, "forgetting_per_step", 1.0)
+        # (1-ρx)^½ has the coefficients c_j·ρ^j = Σ (w·ρ)·(λ·ρ)^(j-1).
+        decays, weights = rate * decays, rate * weights
     return Factorization("toeplitz", T, exponential_sum(decays, weights))
 
 
-def toeplitz_normalised(horizon: int) -> Factorization:
+def toeplitz_normalised(horizon: int, *, workload: Workload | None = None) -> Factorization:
     """`toeplitz` with every column of C scaled to norm one: better in max and in mean error.
 
     Args:
         horizon: number of steps T = R·τ.
+        workload: as for `toeplitz`.
 
     Returns:
         The factorization, with its noise program.
 
     Raises:
-        InputError: for a horizon that is not a whole number from 1.
+        InputError: as for `toeplitz`.
 
     """
-    return normalised(toeplitz(horizon), "toeplitz_normalised")
+    return normalised(toeplitz(horizon, workload=workload), "toeplitz_normalised")
 
 
 def exponential_sum(decays: Floats, weights: Floats) -> ConstantSteps:

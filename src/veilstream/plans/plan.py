@@ -7,6 +7,7 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, Literal
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.methods import METHODS, Method, method_of
-from veilstream.mechanisms import MECHANISMS
+from veilstream.mechanisms import MECHANISMS, Workload
+from veilstream.mechanisms.workload import published_blend
 from veilstream.plans.records import FeaturePlan, check_own_records, schema_of
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
@@ -46,6 +48,10 @@ _OF_TABLES = (
     "returning",
 )  # fmt: skip
 """Keys of [data] that only records of a table have."""
+
+
+_FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
+"""Mechanisms that can be made for what a method publishes."""
 
 
 class PrivacyPlan(PlanTable):
@@ -198,18 +204,39 @@ class MethodPlan(PlanTable):
     averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
     """Publish an average of the models so far, in which model r weighs about r^averaging. Learners
     still start from the latest one. Post-processing: it costs nothing of the promise."""
+    newest_weight: float | None = value(default=None, gt=0, le=1, hint="leave it out; try 0.01")
+    """Publish an exponential average instead, in which the newest model has this weight."""
+    momentum: float = value(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
+    """Of the server: m <- momentum·m + direction, and x moves along m."""
+    forgetting: float = value(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
+    """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
     clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g of this method, if not the plan's; its noise is calibrated to it."""
+    clients_per_step: int | None = value(default=None, ge=1, hint="leave it out for the plan's")
+    """How many of a round's clients a step of this method averages, if not the plan's: fewer and
+    larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
     epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
     delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
     accounting: Literal["exact", "zcdp"] | None = None
-    objective: Literal["mean", "max", "rounds"] | None = None
-    """For the mechanism `optimal`."""
+    objective: Literal["mean", "max", "rounds", "published"] | None = None
+    """What the mechanism is best for. "published" is the noise in what this method publishes, by
+    its steps, averaging, momentum and forgetting, at round ends; the others are for `optimal`."""
+    interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
+    """For "published" and "rounds": what noise in models that are not published counts beside."""
 
     @property
     def method(self) -> Method:
         """Whose method this is."""
         return method_of(self.kind)
+
+    def blend(self, round_: Any) -> Any:
+        """Weight of the model that a round ends with in the average that is published."""
+        return published_blend(self.averaging, self.newest_weight, round_)
+
+    @property
+    def memory(self) -> tuple[bool, bool]:
+        """Whether the server has momentum, and whether it forgets."""
+        return self.momentum > 0.0, self.forgetting < 1.0
 
     @property
     def mechanism_name(self) -> str | None:
@@ -315,10 +342,24 @@ class Plan(PlanTable):
                 f"{where}.mechanism", plan.mechanism, f"{method.default_mechanism} for {plan.kind}",
                 'kind = "ours" takes any',
             )  # fmt: skip
-        if plan.objective is not None and plan.mechanism_name != "optimal":
+        fitting = _FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
+        if plan.objective is not None and plan.mechanism_name not in fitting:
             raise PlanError(
-                f"{where}.objective", plan.objective, "only with mechanism = optimal", "remove it"
-            )
+                f"{where}.objective", plan.objective,
+                f"only with mechanism = {', '.join(fitting)}", "remove it",
+            )  # fmt: skip
+        met = self.learning.local_steps * self.learning.clients_per_step
+        if plan.clients_per_step is not None and met % plan.clients_per_step:
+            raise PlanError(
+                f"{where}.clients_per_step", plan.clients_per_step,
+                f"a divisor of {met}, the clients that a learner meets in a round",
+                f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
+            )  # fmt: skip
+        if plan.averaging is not None and plan.newest_weight is not None:
+            raise PlanError(
+                f"{where}.newest_weight", plan.newest_weight, "one kind of averaging",
+                "remove averaging, or this",
+            )  # fmt: skip
         one = self.learning.learners == 1 and self.learning.local_steps == 1
         if method.one_machine and not one:
             raise PlanError(
@@ -338,6 +379,24 @@ class Plan(PlanTable):
                 f"add [privacy] with {missing}, or {missing} to the method",
             )  # fmt: skip
         return Budget(epsilon, delta)
+
+    def steps_and_clients(self, plan: MethodPlan) -> tuple[int, int]:
+        """A method's steps in a round and clients in a step; together the clients of a round."""
+        steps, clients = plan.method.steps_and_clients(
+            self.learning.local_steps, self.learning.clients_per_step
+        )
+        if plan.clients_per_step is None:
+            return steps, clients
+        return steps * clients // plan.clients_per_step, plan.clients_per_step
+
+    def workload_of(self, plan: MethodPlan) -> Workload:
+        """What the method publishes, as a linear map of its gradients."""
+        steps, _ = self.steps_and_clients(plan)
+        return Workload(
+            horizon=self.learning.rounds * steps, local_steps=steps, step_decay=plan.step_decay,
+            averaging=plan.averaging, newest_weight=plan.newest_weight, momentum=plan.momentum,
+            forgetting=plan.forgetting, interior_weight=plan.interior_weight,
+        )  # fmt: skip
 
     def clip_norm_of(self, plan: MethodPlan) -> float:
         """The method's own B_g, or the plan's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from veilstream.learning.algorithm import StepRule
 from veilstream.mechanisms import Factorization, build
@@ -31,9 +32,19 @@ class Prepared:
     guarantee: Guarantee | None
 
     @property
-    def shape(self) -> tuple[int, int, bool]:
+    def shape(self) -> tuple[int, int, bool, tuple[bool, bool]]:
         """Methods of one shape run as one array."""
-        return self.steps, self.clients, self.rule.unit_steps
+        return self.steps, self.clients, self.rule.unit_steps, self.plan.memory
+
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """Methods of one recipe share their noise, but for its size."""
+        plan = self.plan
+        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective, plan.interior_weight)
+        if plan.objective == "published":
+            averages = plan.averaging, plan.newest_weight
+            made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+        return made_for
 
     @property
     def effective_step_size(self) -> float:
@@ -52,18 +63,19 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     Averaging c clients in a step divides what one of them can move by c.
     """
     learning = plan.learning
-    steps, clients = method.method.steps_and_clients(
-        learning.local_steps, learning.clients_per_step
-    )
+    steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
     rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps)
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None)
-    options = {}
-    if method.objective is not None:
-        options = {"objective": method.objective, "local_steps": steps}
+    options: dict[str, Any] = {}
+    if method.objective == "published":
+        options = {"workload": plan.workload_of(method)}
+    elif method.objective is not None:
+        options = {"objective": method.objective, "local_steps": steps,
+                   "interior_weight": method.interior_weight}  # fmt: skip
     factorization = build(name, learning.rounds * steps, **options)
     std, guarantee = calibrate(
         plan.budget_of(method),

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veilstream.learning.algorithm import StepRule, local_round, server_update
+from veilstream.learning.algorithm import (
+    StepRule,
+    local_round,
+    server_update,
+    server_update_with_memory,
+)
 from veilstream.learning.tasks import Sample, Task
 
 if TYPE_CHECKING:
@@ -19,8 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "Block", "ModelArrays", "Schedule"]
 
 METRICS = ("loss", "accuracy", "noise", "distance")
-"""Per round: prequential loss and accuracy of x^r on the round's clients, norm of the noise in the
-averaged release, distance of x^r to that of the same method without noise."""
+"""Per round: prequential loss and accuracy, on the round's clients, of the model that was published
+before it (x^r, or the average where a method publishes one); norm of the noise in the averaged
+release; distance of x^r to that of the same method without noise."""
 
 
 class ModelArrays(NamedTuple):
@@ -30,6 +36,10 @@ class ModelArrays(NamedTuple):
     """x^r, that learners start from."""
     average: Any
     """What a method publishes: x^r, or a weighted average of x¹..x^r."""
+    velocity: Any
+    """m of methods with momentum; else (methods, seeds, 0)."""
+    start: Any
+    """x⁰ of methods that forget; else (methods, seeds, 0)."""
 
 
 class Schedule(NamedTuple):
@@ -59,6 +69,10 @@ class Block:
     """Which of the mechanisms each method takes its noise from."""
     keep: int
     """How many published models of a block are kept at most."""
+    momentum: tuple[float, ...] = ()
+    """Of each method, where they have any."""
+    forgetting: tuple[float, ...] = ()
+    """Of each method, where they forget."""
 
     def run(
         self,
@@ -113,7 +127,7 @@ class Block:
         import jax.numpy as jnp
 
         x = models.current
-        loss, accuracy = self._measure(x, clients)
+        loss, accuracy = self._measure(models.average, clients)
         noise = self._noise(unit_noise, noise_std, x)
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array) -> Array:
@@ -125,9 +139,7 @@ class Block:
         seeds = jax.vmap(learners, in_axes=(0, 0, 1, None, None))
         methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
         releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
-        update = partial(server_update, StepRule(1.0, self.projection_radius))
-        update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
-        after = update(x, releases, schedule.effective_step_size)
+        after, velocity = self._update(models, releases, schedule.effective_step_size)
         apart = [
             jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
             for i, j in enumerate(self.twin)
@@ -139,7 +151,34 @@ class Block:
             "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
         }
         blend = schedule.blend[:, None, None]
-        return ModelArrays(after, (1.0 - blend) * models.average + blend * after), measured
+        average = (1.0 - blend) * models.average + blend * after
+        return ModelArrays(after, average, velocity, models.start), measured
+
+    def _update(self, models: ModelArrays, releases: Array, size: Array) -> tuple[Array, Array]:
+        """x^{r+1} of all methods and seeds, and the velocity where there is one."""
+        import jax
+        import jax.numpy as jnp
+
+        rule, x = StepRule(1.0, self.projection_radius), models.current
+        if not self.momentum and not self.forgetting:
+            update = partial(server_update, rule)
+            update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
+            return update(x, releases, size), models.velocity
+        memory, constants = {}, {}
+        if self.momentum:
+            memory["velocity"] = models.velocity
+            constants["momentum"] = jnp.array(self.momentum, x.dtype)
+        if self.forgetting:
+            memory["start"] = models.start
+            constants["forgetting"] = jnp.array(self.forgetting, x.dtype)
+
+        def one(x: Array, releases: Array, size: Array, memory: Any, constants: Any) -> Any:
+            moved = server_update_with_memory(rule, x, releases, size, **memory, **constants)
+            return moved[0], x[:0] if moved[1] is None else moved[1]
+
+        seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
+        moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)
+        return moved
 
     def _by_step(self, clients: Sample) -> Sample:
         """(seeds, n, steps, clients of a step, ...)."""
@@ -176,7 +215,7 @@ class Block:
         return jnp.stack(each)
 
     def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:
-        """Loss and accuracy of x^r on the round's clients, (methods, seeds)."""
+        """Loss and accuracy of published models on the round's clients, (methods, seeds)."""
         import jax
         import jax.numpy as jnp
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.algorithm import LARGE, blend, step_size
+from veilstream.learning.algorithm import LARGE, step_size
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms import Factorization
 from veilstream.plans.clients import stream_of
@@ -97,7 +97,7 @@ def evaluated_rounds(plan: Plan) -> list[int]:
 
 
 def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
-    shapes: dict[tuple[int, int, bool], list[int]] = {}
+    shapes: dict[object, list[int]] = {}
     for index, p in enumerate(prepared):
         shapes.setdefault(p.shape, []).append(index)
     return list(shapes.values())
@@ -112,11 +112,10 @@ def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tupl
         if p.factorization is None:
             used.append(0)
             continue
-        recipe = (p.plan.mechanism_name, p.plan.objective)
-        if recipe not in known:
-            known[recipe] = len(found)
+        if p.recipe not in known:
+            known[p.recipe] = len(found)
             found.append(p.factorization)
-        used.append(known[recipe])
+        used.append(known[p.recipe])
     return found, tuple(used)
 
 
@@ -133,7 +132,7 @@ def memory_of(
     for indices in _by_shape(prepared):
         members = [prepared[i] for i in indices]
         states = tuple(m.program.state_size for m in _mechanisms(members)[0])
-        steps, clients, _ = members[0].shape
+        steps, clients, *_ = members[0].shape
         groups.append(GroupSize(len(members), steps, clients, states))
     if isinstance(stream, PoolStream):
         record = stream.features.shape[1:]
@@ -239,7 +238,7 @@ class Simulation:
         import jax
 
         members = [self._prepared[i] for i in indices]
-        steps, clients, unit_steps = members[0].shape
+        steps, clients, unit_steps, (momentum, forgets) = members[0].shape
         learners = self.plan.learning.learners
         mechanisms, used = _mechanisms(members)
         block = Block(
@@ -252,6 +251,8 @@ class Simulation:
             twin=_twins(members),
             mechanism_of=used,
             keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
+            momentum=tuple(p.plan.momentum for p in members) if momentum else (),
+            forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
         )
         width = learners * self.task.dim
         noise: HostNoise | DeviceNoise
@@ -281,7 +282,8 @@ class Simulation:
         models, noise = [], []
         for group in self._groups:
             x = jnp.broadcast_to(drawn, (len(group.methods), *drawn.shape))
-            models.append(ModelArrays(x, x))
+            velocity = jnp.zeros_like(x) if group.block.momentum else x[..., :0]
+            models.append(ModelArrays(x, x, velocity, x if group.block.forgetting else x[..., :0]))
             source = group.noise
             noise.append(source.initial_state() if isinstance(source, DeviceNoise) else ())
         return _Position(0, tuple(models), tuple(noise), ())
@@ -375,7 +377,7 @@ class Simulation:
             size = step_size(p.plan.step_size, p.plan.step_decay, rounds)
             local.append(size)
             effective.append(size * (p.plan.server_step_size * p.steps))
-            weights.append(np.broadcast_to(blend(p.plan.averaging, rounds), count))
+            weights.append(np.broadcast_to(p.plan.blend(rounds), count))
         slots = np.full(count, -1, np.int32)
         looked = [r - first for r in self.evaluated if first <= r < first + count]
         slots[looked] = np.arange(len(looked))
@@ -514,8 +516,14 @@ class Simulation:
                 "resume with the memory and processes that the run was begun with",
             )  # fmt: skip
         models = tuple(
-            ModelArrays(*(jnp.asarray(state[f"{name}{i}"]) for name in ModelArrays._fields))
-            for i in range(len(self._groups))
+            began._replace(
+                **{
+                    name: jnp.asarray(state[f"{name}{i}"])
+                    for name in ModelArrays._fields
+                    if f"{name}{i}" in state  # checkpoints of old have no velocity and start
+                }
+            )
+            for i, began in enumerate(self._start().models)
         )
         noise = tuple(
             group.noise.replay(round_ // self.block_rounds)
@@ -550,7 +558,8 @@ def _twins(members: Sequence[Prepared]) -> tuple[int | None, ...]:
 
     def steps(p: Prepared) -> object:
         plan = p.plan
-        return plan.step_size, plan.server_step_size, plan.step_decay, p.rule
+        sizes = plan.step_size, plan.server_step_size, plan.step_decay
+        return *sizes, plan.momentum, plan.forgetting, p.rule
 
     free = {steps(p): i for i, p in reversed(list(enumerate(members))) if p.factorization is None}
     return tuple(free.get(steps(p)) for p in members)

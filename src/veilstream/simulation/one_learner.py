@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError
 from veilstream.learning.admission import Admission, Answer
-from veilstream.learning.algorithm import blend, moved, step_size
+from veilstream.learning.algorithm import moved, next_model, step_size
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms.stream import NoiseStream
 from veilstream.plans.plan import MethodPlan, Plan
@@ -50,6 +50,9 @@ class SimulatedLearner:
         self._x: Float32s = np.asarray(self.task.init(seed), np.float32).copy()
         self._z, self._published = self._x.copy(), self._x.copy()
         self._sum = np.zeros_like(self._x)
+        momentum, forgets = self._prepared.plan.memory
+        self._velocity = np.zeros_like(self._x) if momentum else None
+        self._start = self._x.copy() if forgets else None
         self._steps = 0
         self._visits: dict[str | bytes, tuple[int, int]] = {}
         self._noise: NoiseStream | None = None
@@ -129,8 +132,12 @@ class SimulatedLearner:
         if self._steps % prepared.steps:
             return
         both = np.float32(float(size) * method.server_step_size)
-        self._x = moved(self._x, self._sum, both, radius)
-        share = np.float32(blend(method.averaging, round_))
+        self._x, self._velocity = next_model(
+            self._x, self._sum, both, radius, velocity=self._velocity,
+            momentum=np.float32(method.momentum), start=self._start,
+            forgetting=np.float32(method.forgetting),
+        )  # fmt: skip
+        share = np.float32(method.blend(round_))
         self._published = self._published + share * (self._x - self._published)
         self._z, self._sum = self._x.copy(), np.zeros_like(self._x)
 
@@ -161,7 +168,7 @@ def _one_method(plan: Plan) -> MethodPlan:
                 f"{key} = 1; `veilstream run` simulates whole federations",
             )  # fmt: skip
     private = [m for m in plan.methods if m.method.private]
-    if len(private) != 1 or not private[0].method.local_updates:
+    if len(private) != 1 or plan.steps_and_clients(private[0])[1] != 1:
         raise InputError(
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "`veilstream run` compares several",

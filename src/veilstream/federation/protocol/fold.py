@@ -33,7 +33,7 @@ from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.messages import Buffer, Sum
-from veilstream.learning.algorithm import blend, moved, step_size
+from veilstream.learning.algorithm import next_model, step_size
 
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
@@ -154,6 +154,16 @@ class ClosedRound:
     """Whose message was accepted and does not count, since x would have left its bounds."""
 
 
+@dataclass(frozen=True)
+class ServerMemory:
+    """What a server with momentum or forgetting holds beside x."""
+
+    start: NDArray[np.float32] | None = None
+    """x⁰, the run's first model: what it forgets towards."""
+    velocity: Floats | None = None
+    """m."""
+
+
 class OtherEpoch(ProtocolError):
     """A release of an epoch that the learner was not enrolled in: ask who it is now."""
 
@@ -176,10 +186,11 @@ class ServerFold:
         ``bounded=False`` takes releases of any size: for audits, which look at what is wrong.
         """
         x = x0.astype(np.float64)
+        memory = ServerMemory(x0, np.zeros(len(x)) if terms.method.memory[0] else None)
         seats = {
             name: Seat(name, InMemory(len(x)) if kept is None else kept[name]) for name in learners
         }
-        self._set(terms, 0, x, x.copy(), seats, combine, bounded)
+        self._set(terms, 0, x, x.copy(), seats, combine, bounded, memory)
 
     @classmethod
     def resumed(
@@ -190,10 +201,11 @@ class ServerFold:
         average: Floats,
         seats: dict[str, Seat],
         combine: Combine | None = None,
+        memory: ServerMemory | None = None,
     ) -> ServerFold:
-        """As it stood between two rounds."""
+        """As it stood between two rounds; ``memory`` where the method has any."""
         fold = cls.__new__(cls)
-        fold._set(terms, round_, x, average, seats, combine, bounded=True)
+        fold._set(terms, round_, x, average, seats, combine, True, memory or ServerMemory())
         return fold
 
     def _set(
@@ -205,7 +217,15 @@ class ServerFold:
         seats: dict[str, Seat],
         combine: Combine | None,
         bounded: bool,
+        memory: ServerMemory,
     ) -> None:
+        momentum, forgets = terms.method.memory
+        if (momentum and memory.velocity is None) or (forgets and memory.start is None):
+            raise InputError(
+                "run folder", "no momentum, or no first model", "what the plan's server remembers",
+                "go on with the plan that the run was begun with",
+            )  # fmt: skip
+        self._memory = memory
         if len(x) != terms.dim:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
         self.terms = terms
@@ -239,6 +259,11 @@ class ServerFold:
     def average(self) -> Floats:
         """x^r itself, or the plan's average of all so far."""
         return self._average
+
+    @property
+    def velocity(self) -> Floats | None:
+        """m, where the server has momentum."""
+        return self._memory.velocity
 
     @property
     def published(self) -> NDArray[np.float32]:
@@ -474,7 +499,7 @@ class ServerFold:
         increments are left out until x stays within, and their seats are held.
         """
         r, method = self._round, self.terms.method
-        x, dropped = self._moved(), []
+        (x, memory), dropped = self._moved(), []
         while not self._within(x) and self._lengths:
             names, length = self._leave_out_worst()
             for name in names:
@@ -485,9 +510,9 @@ class ServerFold:
                     f"{length * self.terms.grid.step:.3g}, would have led x "
                     f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
                 )  # fmt: skip
-            x = self._moved()
-        self._x = x
-        weight = blend(method.averaging, r)
+            x, memory = self._moved()
+        self._x, self._memory = x, memory
+        weight = method.blend(r)
         self._average = (1.0 - weight) * self._average + weight * self._x
         missing = tuple(sorted(set(self._seats) - set(self._accepted)))
         closed = ClosedRound(r, self._accepted, missing, tuple(dropped))
@@ -496,16 +521,21 @@ class ServerFold:
         self._increments, self._lengths, self._sums = {}, {}, []
         return closed
 
-    def _moved(self) -> Floats:
-        """x^{r+1}, from the increments that count."""
+    def _moved(self) -> tuple[Floats, ServerMemory]:
+        """x^{r+1} from the increments that count, and what is remembered with it."""
         terms, method = self.terms, self.terms.method
         if self._combine.is_mean or not self._increments:
             direction = self._total / terms.learners
         else:
             direction = self._combine(list(self._increments.values()), terms.learners)
         size = step_size(method.step_size * method.server_step_size, method.step_decay, self._round)
-        after: Floats = moved(self._x, direction * terms.grid.step, size, terms.projection_radius)
-        return after
+        memory = self._memory
+        after, velocity = next_model(
+            self._x, direction * terms.grid.step, size, terms.projection_radius,
+            velocity=memory.velocity, momentum=method.momentum,
+            start=memory.start if method.memory[1] else None, forgetting=method.forgetting,
+        )  # fmt: skip
+        return after, ServerMemory(memory.start, velocity)
 
     def _within(self, x: Floats) -> bool:
         """Whether learners will take it: finite as float32, and within the cap."""
@@ -516,9 +546,14 @@ class ServerFold:
     # --- what the server's operator decides between rounds ---------------------------------------
 
     def roll_back(self, model: NDArray[np.float32]) -> None:
-        """Go on from a model that was published; learners' rounds and prefixes stay as they are."""
+        """Go on from a model that was published; learners' rounds and prefixes stay as they are.
+
+        Momentum begins anew; what the server forgets towards is still the run's first model.
+        """
         self._x = model.astype(np.float64)
         self._average = self._x.copy()
+        if self._memory.velocity is not None:
+            self._memory = ServerMemory(self._memory.start, np.zeros_like(self._x))
 
     def void(self, learner: str, why: str) -> None:
         """Never ask this learner again; its weight stays 1/n."""

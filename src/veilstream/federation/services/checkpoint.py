@@ -10,6 +10,7 @@ announced, so a server that is killed loses at most the round in flight.
     head      JSON: run, round, d, seats (name, epoch, round, accepted, slot)
     8·d       x, float64
     8·d       the average that is published, float64; left out where it is x
+    8·d       the server's velocity, float64; only with momentum, and the head says so
     32 bytes  SHA-256 of all before
 """
 
@@ -53,21 +54,27 @@ class Position:
     """What is published: x itself, or an average of all so far."""
     seats: Mapping[str, Seat]
     messages: MessageFile
+    velocity: NDArray[np.float64] | None = None
+    """m, where the server has momentum."""
 
     def save(self, folder: Path) -> None:
         """Durable when it returns, messages included."""
         self.messages.sync()
-        about = {
+        about: dict[str, Any] = {
             "run": self.run, "round": self.round, "d": len(self.x),
             "seats": [
                 [s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot]
                 for s in self.seats.values()
             ],
         }  # fmt: skip
+        if self.velocity is not None:
+            about["velocity"] = True
         head = json.dumps(about).encode()
         pieces = [_HEAD.pack(_MAGIC, len(head)), head, self.x.astype("<f8").tobytes()]
         if not np.array_equal(self.average, self.x):
             pieces.append(self.average.astype("<f8").tobytes())
+        if self.velocity is not None:
+            pieces.append(self.velocity.astype("<f8").tobytes())
         hashed = hashlib.sha256()
         for piece in pieces:
             hashed.update(piece)
@@ -93,8 +100,11 @@ class Position:
             if slot is not None:  # else an aggregator holds it
                 slots.check(name, *accepted)
             seats[name] = Seat(name, slots, epoch, round_, accepted and tuple(accepted), state, why)
+        velocity = None
+        if about.get("velocity"):
+            numbers, velocity = numbers[:-dim], numbers[-dim:].copy()
         x, average = numbers[:dim], numbers[-dim:].copy()
-        return cls(about["run"], about["round"], x, average, seats, messages)
+        return cls(about["run"], about["round"], x, average, seats, messages, velocity)
 
 
 def _slots(seat: Seat) -> Slots:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.federation.protocol.combine import Combine
-from veilstream.federation.protocol.fold import ClosedRound, ServerFold
+from veilstream.federation.protocol.fold import ClosedRound, ServerFold, ServerMemory
 from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
 from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.federation.services.run_lock import LOCK_FILE
@@ -91,7 +91,7 @@ class RunFiles:
         self.run, self._messages = position.run, position.messages
         fold = ServerFold.resumed(
             self._terms, position.round, position.x, position.average, dict(position.seats),
-            self._combine,
+            self._combine, ServerMemory(self.models.read(0), position.velocity),
         )  # fmt: skip
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
@@ -122,9 +122,9 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(
-            self._folder
-        )
+        Position(
+            self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity
+        ).save(self._folder)
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
