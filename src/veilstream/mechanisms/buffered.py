@@ -24,12 +24,13 @@ from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 from veilstream.mechanisms.workload import Workload, check_workload
 from veilstream.progress import progress
 
-__all__ = ["buffered"]
+__all__ = ["BUFFERED_LIMIT", "buffered"]
 
 Floats = NDArray[np.float64]
 
 _STARTS = 6
-_WORKLOAD_LIMIT = 4096
+BUFFERED_LIMIT = 4096
+"""Longest horizon for which buffers are tuned for a workload."""
 
 
 def buffered(
@@ -84,10 +85,10 @@ def buffered(
 
 def _check_workload(workload: Workload, T: int) -> None:
     check_workload(workload, T)
-    if not isinstance(workload, Workload) or T > _WORKLOAD_LIMIT:
+    if not isinstance(workload, Workload) or T > BUFFERED_LIMIT:
         raise InputError(
             "workload", f"{type(workload).__name__} of {T} steps",
-            f"a Workload of at most {_WORKLOAD_LIMIT} steps for buffered",
+            f"a Workload of at most {BUFFERED_LIMIT} steps for buffered",
             "`optimal` takes matrices; longer horizons: `toeplitz` with its forgetting",
         )  # fmt: skip
 
