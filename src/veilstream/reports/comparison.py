@@ -178,6 +178,7 @@ def compare(
 ) -> Comparison:
     """Build and calibrate mechanisms; ``tick`` is called with each name before its turn."""
     left_out: tuple[str, ...] = ()
+    everything = names is None
     if names is None:
         names = tuple(MECHANISMS)
         if setting.horizon > LONG_HORIZON:
@@ -191,7 +192,7 @@ def compare(
         tick(name)
         factorization = build(name, setting.horizon, **(options or {}))
         rows.append(_measure(factorization, setting, baseline))
-        if _can_be_matched(name, setting, options):
+        if everything and _can_be_matched(name, setting):
             matched = build(name, setting.horizon, workload=setting.published)
             rows.append(_measure(matched, setting, baseline, "published"))
     best = min(row.error_published for row in rows)
@@ -203,10 +204,10 @@ def compare(
     return Comparison(setting, (chosen, *others), reason, left_out, _offers(setting, chosen))
 
 
-def _can_be_matched(name: str, setting: Setting, options: dict[str, Any] | None) -> bool:
+def _can_be_matched(name: str, setting: Setting) -> bool:
     """Whether this mechanism can be made for what is published, and that is something else."""
     w = setting.published
-    if options or (w.plain and (w.local_steps == 1 or name != "optimal")):
+    if w.plain and (w.local_steps == 1 or name != "optimal"):
         return False
     if name in ("toeplitz", "toeplitz_normalised"):
         return w.forgetting < 1.0
