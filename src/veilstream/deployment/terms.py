@@ -260,6 +260,12 @@ def _deployable(plan: Plan) -> MethodPlan:
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "a learner runs one; keep comparisons for simulation",
         )  # fmt: skip
+    if plan.learning.unbounded:
+        raise InputError(
+            "learning.unbounded", True, "false for a deployed learner, whose sums have 64 bits",
+            'rounds that you will not reach: with forgetting, mechanism = "toeplitz" and objective '
+            '= "published" the noise is the same for any number of them',
+        )  # fmt: skip
     if plan.learning.clients_per_step != 1 or not private[0].method.local_updates:
         raise InputError(
             "learning.clients_per_step", plan.learning.clients_per_step, "1",

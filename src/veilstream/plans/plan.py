@@ -68,6 +68,9 @@ class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
     rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
+    unbounded: bool = False
+    """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
     local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
@@ -343,6 +346,13 @@ class Plan(PlanTable):
             raise PlanError(
                 f"{where}.objective", plan.objective,
                 f"only with mechanism = {', '.join(fitting)}", "remove it",
+            )  # fmt: skip
+        endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
+        if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
+            raise PlanError(
+                f"{where}.mechanism", plan.mechanism,
+                f"nothing, or {endless}, for unbounded rounds: this one needs an end",
+                "remove it; or learning.unbounded = false, with the rounds that there will be",
             )  # fmt: skip
         if plan.averaging is not None and plan.newest_weight is not None:
             raise PlanError(

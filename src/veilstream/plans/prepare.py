@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilstream.learning.algorithm import StepRule
-from veilstream.mechanisms import Factorization, build
+from veilstream.mechanisms import (
+    Factorization,
+    StationaryFactorization,
+    build,
+    doubling,
+    stationary,
+)
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
@@ -44,6 +50,8 @@ class Prepared:
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
             made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+        if isinstance(self.factorization, StationaryFactorization):
+            made_for += (plan.forgetting,)
         return made_for
 
     @property
@@ -78,7 +86,12 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     elif method.objective is not None:
         options = {"objective": method.objective, "local_steps": steps,
                    "interior_weight": method.interior_weight}  # fmt: skip
-    factorization = build(name, learning.rounds * steps, **options)
+    horizon = learning.rounds * steps
+    if learning.unbounded and name != "independent":
+        rate = plan.workload_of(method).forgetting_per_step
+        factorization = stationary(rate) if rate < 1.0 else doubling(horizon)
+    else:
+        factorization = build(name, horizon, **options)
     std, guarantee = calibrate(
         plan.budget_of(method),
         factorization,

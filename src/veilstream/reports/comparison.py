@@ -201,7 +201,8 @@ def compare(
     chosen = min(good, key=lambda row: (row.state_vectors, row.error_published))
     others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
     reason = _reason(chosen, best, rows)
-    return Comparison(setting, (chosen, *others), reason, left_out, _offers(setting, chosen))
+    offers = _offers(setting, chosen) if everything else ()
+    return Comparison(setting, (chosen, *others), reason, left_out, offers)
 
 
 def _can_be_matched(name: str, setting: Setting) -> bool:
