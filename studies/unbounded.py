@@ -77,7 +77,7 @@ def study(horizon: int) -> dict[str, Any]:
     """All curves at the same steps, and prices at step 1,000."""
     steps = steps_up_to(horizon)
     at = np.array(steps) - 1
-    oversized = {T: m.buffered(T, 8).error_over_time() for T in (64_000, horizon) if T <= horizon}
+    oversized = {T: m.buffered(T, 8).error_over_time() for T in (64_000, horizon) if horizon >= T}
     doubling = m.doubling(horizon).error_over_time()
     stationary = forgetting_errors(horizon)
     limit = m.stationary(FORGETTING).published_error(FORGETTING)

@@ -104,6 +104,12 @@ def test_accounting_neighbours_and_participation_change_the_noise():
     assert std("--participations", "4", "--separation", "20") == pytest.approx(2 * base, rel=1e-5)
 
 
+def test_buffers_are_tuned_for_people_who_return():
+    rows = plan("--participations", "4", "--separation", "20")["mechanisms"]
+    errors = {(r["mechanism"], r["objective"]): r["error_published"] for r in rows}
+    assert errors["buffered", "published"] < errors["buffered", None]
+
+
 def test_rounds_objective_lowers_the_error_at_round_ends():
     mean = plan("--mechanism", "optimal")["mechanisms"][0]
     rounds = plan("--mechanism", "optimal", "--objective", "rounds")["mechanisms"][0]

@@ -35,6 +35,7 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import ENDLESS, NoiseProgram, compile_program
 from veilstream.mechanisms.steps import ConstantSteps, EpochSteps
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
@@ -44,6 +45,8 @@ __all__ = ["StationaryFactorization", "doubling", "stationary"]
 Floats = NDArray[np.float64]
 
 _EXACT = 1e-9
+_LONGEST = 10_000_000
+"""Steps of C that are looked at for people who return; beyond, a bound is taken."""
 
 
 def stationary(forgetting: float) -> StationaryFactorization:
@@ -116,18 +119,21 @@ class StationaryFactorization(Factorization):
         length = min(self.program.block_length, checked_horizon(horizon))
         return Factorization("stationary", horizon, self.steps).with_block_length(length)
 
+    @property
+    def _inverse_block(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """From increments back to draws: z = H·w - E·S, S' = F·S + G·w."""
+        M = self.program.matrix(0).astype(np.float64)
+        k, length = self.program.state_size, self.program.block_length
+        H = np.linalg.inv(M[:length, k:]).astype(np.float64)
+        E, G = H @ M[:length, :k], M[length:, k:] @ H
+        return H, E, G, M[length:, :k] - G @ M[:length, :k]
+
     @cached_property
     def _column_norms_squared(self) -> Floats:
         """Of a column at each place in a block, over all later time."""
         from scipy.linalg import solve_discrete_lyapunov
 
-        M = self.program.matrix(0).astype(np.float64)
-        k = self.program.state_size
-        length = self.program.block_length
-        H = np.linalg.inv(M[:length, k:])
-        E = H @ M[:length, :k]
-        G = M[length:, k:] @ H
-        F = M[length:, :k] - G @ M[:length, :k]
+        H, E, G, F = self._inverse_block
         if not np.abs(np.linalg.eigvals(F)).max(initial=0.0) < 1.0:
             raise InputError(
                 "forgetting", "float32 block", "columns of C that die out",
@@ -137,6 +143,17 @@ class StationaryFactorization(Factorization):
         norms: Floats = (H**2).sum(axis=0) + np.einsum("kj,kj->j", G, later @ G)
         norms.setflags(write=False)
         return norms
+
+    def _shifted_sensitivity(self, part: Participation) -> float | None:
+        """Of C without an end: columns die out, so a long stretch of it has all but 1e-17."""
+        _, _, _, F = self._inverse_block
+        slowest = float(np.abs(np.linalg.eigvals(F)).max(initial=1e-9))
+        # After e^-40, what is left is far below the rounding that is added anyway.
+        dying = int(np.ceil(40.0 * self.program.block_length / -np.log(slowest)))
+        span = (part.times - 1) * part.min_separation + dying
+        if span > _LONGEST:
+            return None
+        return self.until(span)._shifted_sensitivity(part)
 
     def row_norms_squared(self) -> Floats:
         """Refused: sums of noise without an end have no bound; see `published_error`."""

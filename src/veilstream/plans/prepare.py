@@ -83,6 +83,8 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     options: dict[str, Any] = {}
     if method.objective == "published":
         options = {"workload": plan.workload_of(method)}
+        if name == "buffered":
+            options["participation"] = plan.participation
     elif method.objective is not None:
         options = {"objective": method.objective, "local_steps": steps,
                    "interior_weight": method.interior_weight}  # fmt: skip

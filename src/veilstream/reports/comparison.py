@@ -100,7 +100,7 @@ class Row:
 
     mechanism: str
     objective: str | None
-    """"published" where the mechanism is made for what is published; None for its usual self."""
+    """"published" where it is made for what is published, and for people who return; else None."""
     guarantee: Guarantee
     sensitivity: float
     noise_std: float
@@ -193,7 +193,8 @@ def compare(
         factorization = build(name, setting.horizon, **(options or {}))
         rows.append(_measure(factorization, setting, baseline))
         if everything and _can_be_matched(name, setting):
-            matched = build(name, setting.horizon, workload=setting.published)
+            more = {"participation": setting.participation} if name == "buffered" else {}
+            matched = build(name, setting.horizon, workload=setting.published, **more)
             rows.append(_measure(matched, setting, baseline, "published"))
     best = min(row.error_published for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
@@ -208,11 +209,11 @@ def compare(
 def _can_be_matched(name: str, setting: Setting) -> bool:
     """Whether this mechanism can be made for what is published, and that is something else."""
     w = setting.published
-    if w.plain and (w.local_steps == 1 or name != "optimal"):
-        return False
+    if name == "buffered":
+        return (setting.participation.times > 1) if w.plain else setting.horizon <= BUFFERED_LIMIT
     if name in ("toeplitz", "toeplitz_normalised"):
         return w.forgetting < 1.0
-    return name == "optimal" or (name == "buffered" and setting.horizon <= BUFFERED_LIMIT)
+    return name == "optimal" and not (w.plain and w.local_steps == 1)
 
 
 def _offers(setting: Setting, chosen: Row) -> tuple[Offer, ...]:
