@@ -4,10 +4,10 @@
 
 Four ways to go on without knowing when it ends, beside mechanisms that were told:
 
-* *known horizon*: at each t, `buffered` noise that was made for T = t, at its last step; up to
-  T = 4096 also the certified minimax optimum;
+* *known horizon*: at each t, the largest error of `buffered` noise that was made for T = t; up to
+  T = 4096 also that of the certified minimax optimum;
 * *oversized*: `buffered` for T = 10^6 (and others) from the first step on;
-* *doubling*: epochs of doubling length, the model handed on;
+* *doubling*: epochs of doubling length, the model handed on; and of sixteenfold length;
 * *stationary*: with forgetting. What is published then forgets, so it is another quantity; its
   certified optimum at known horizons stands beside it.
 
@@ -46,7 +46,7 @@ def steps_up_to(horizon: int, points: int = 19) -> list[int]:
 
 
 def known_horizon(steps: list[int]) -> list[float]:
-    """Error at the last step of mechanisms that were made for it."""
+    """Largest error of mechanisms that were made for so many steps."""
     return [m.buffered(t, 8).max_error() for t in steps]
 
 
@@ -79,6 +79,7 @@ def study(horizon: int) -> dict[str, Any]:
     at = np.array(steps) - 1
     oversized = {T: m.buffered(T, 8).error_over_time() for T in (64_000, horizon) if horizon >= T}
     doubling = m.doubling(horizon).error_over_time()
+    sixteenfold = m.doubling(horizon, growth=16).error_over_time()
     stationary = forgetting_errors(horizon)
     limit = m.stationary(FORGETTING).published_error(FORGETTING)
     price = {str(T): float(curve[STEP - 1]) for T, curve in oversized.items() if T >= STEP}
@@ -88,6 +89,7 @@ def study(horizon: int) -> dict[str, Any]:
         "certified": certified(steps),
         "oversized": {str(T): curve[at[at < T]].tolist() for T, curve in oversized.items()},
         "doubling": doubling[at].tolist(),
+        "sixteenfold": sixteenfold[at].tolist(),
         "forgetting": FORGETTING,
         "stationary": stationary[at].tolist(),
         "stationary limit": limit,
@@ -138,6 +140,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for T, curve in found["oversized"].items():
         axes.plot(steps[: len(curve)], curve, "--", label=f"oversized: made for T = {int(T):,}")
     axes.plot(steps, found["doubling"], "-.", label="epochs of doubling length")
+    axes.plot(steps, found["sixteenfold"], ":", label="epochs of sixteenfold length")
     rho = found["forgetting"]
     (line,) = axes.plot(steps, found["stationary"], label=f"stationary, forgetting {rho:g}")
     optimum = found["forgetting optimum"]

@@ -98,6 +98,11 @@ class TestDoubling:
             short.noise(dim=2, seed=1).take(100), long.noise(dim=2, seed=1).take(100)
         )
 
+    def test_epochs_may_grow_faster(self):
+        C = m.doubling(50, first=4, growth=4, buffers=2).strategy_matrix()
+        ends = [i for i in range(1, 50) if not C[i:, :i].any()]
+        assert ends == [4, 20]
+
     def test_the_model_keeps_what_earlier_epochs_left_in_it(self):
         f = m.doubling(24, first=8, buffers=3)
         left = m.buffered(8, 3).row_norms_squared()[-1]

@@ -20,7 +20,8 @@ chosen after looking.
 **Without** (`doubling`). Epochs of doubling length, each with fresh noise of its own: C is block
 diagonal, and the model goes on from epoch to epoch with all that was learned. A client is in one
 epoch, so the sensitivity is the largest of the epochs', one. The noise that an epoch leaves in the
-model stays there; after t steps log2(t) epochs have done so.
+model stays there; after t steps log2(t) epochs have done so, which costs more than a horizon that
+is a thousand times too long (docs/workloads.md). It is the choice where no bound on T can be named.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class StationaryFactorization(Factorization):
         return worst * self.sensitivity() ** 2
 
 
-def doubling(horizon: int, *, first: int = 64, buffers: int = 5) -> Factorization:
+def doubling(horizon: int, *, first: int = 64, growth: int = 2, buffers: int = 5) -> Factorization:
     """Epochs of ``first``, 2·``first``, 4·``first``, ... steps, each with fresh buffered noise.
 
     What the first t steps do does not depend on the horizon: it may be extended at any time.
@@ -199,6 +200,8 @@ def doubling(horizon: int, *, first: int = 64, buffers: int = 5) -> Factorizatio
     Args:
         horizon: number of steps T.
         first: steps of the first epoch.
+        growth: how many times longer the next one is; a larger one leaves less noise behind, and
+            makes more of it early in an epoch.
         buffers: k of every epoch's `buffered`.
 
     Returns:
@@ -210,12 +213,13 @@ def doubling(horizon: int, *, first: int = 64, buffers: int = 5) -> Factorizatio
     """
     T = checked_horizon(horizon)
     length = positive_integer("first", first, "steps of the first epoch, try 64")
+    factor = positive_integer("growth", growth, "2 doubles; try 16")
     starts, epochs = [], []
     at = 0
     while at < T:
         starts.append(at)
         epochs.append(buffered(length, buffers))
-        at, length = at + length, 2 * length
+        at, length = at + length, factor * length
     width = max(len(_constant(e).entry) for e in epochs)
     steps = EpochSteps(tuple(starts), tuple(_widened(_constant(e), width) for e in epochs))
     scale = np.concatenate([_scale(e) for e in epochs])[:T]
