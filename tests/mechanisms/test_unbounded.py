@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.special import ellipk
 
 import veilstream as vs
 import veilstream.mechanisms as m
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
+from veilstream.federation.protocol.bounds import ReleaseBounds
+from veilstream.federation.protocol.fold import ServerFold
+from veilstream.mechanisms.analysis import rounding_gains
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.engine import Simulation
 
@@ -149,6 +155,64 @@ class TestPlans:
         with pytest.raises(vs.errors.InputError, match=r"methods\[0\]\.mechanism.*needs an end"):
             plan_of(**method)
 
-    def test_a_deployed_learner_is_told_what_to_do_instead(self, tmp_path):
-        with pytest.raises(InputError, match=r"learning\.unbounded.*rounds that you will not"):
+    def test_a_deployed_learner_without_forgetting_is_told_what_to_do(self, tmp_path):
+        with pytest.raises(InputError, match=r"learning\.unbounded.*add forgetting"):
             vs.Learner(plan_of(), tmp_path / "a.db", vs.tasks.Logistic(dim=4), create=True)
+
+
+class TestDeployed:
+    def test_the_limits_of_rounding_bound_every_step(self):
+        """Against the same gains, gathered step by step over 3,000 steps; ρ^3000 = 7e-14."""
+        f = m.stationary(0.99).with_block_length(1)
+        limit, seen = rounding_gains(f.program), rounding_gains(f.until(3000).program)
+        for name in ("output", "feed", "transition", "entry", "column", "observed"):
+            np.testing.assert_allclose(getattr(limit, name), getattr(seen, name), rtol=1e-6)
+
+    def test_the_variance_of_sums_is_the_programs(self):
+        f = m.stationary(0.97)
+        rows = f.until(700).row_norms_squared()
+        found = [f.prefix_variance(s) for s in (1, 2, 50, 700)]
+        np.testing.assert_allclose(found, rows[[0, 1, 49, 699]], rtol=1e-5)
+        assert f.prefix_variance(0) == pytest.approx(0.0, abs=1e-12)
+
+    def test_terms_have_a_horizon_that_nobody_reaches(self):
+        terms = Terms.of(plan_of(forgetting=0.9), 4)
+        assert terms.rounds * terms.local_steps >= 2**20
+        assert terms.guarantee.arithmetic_mu <= 0.0101 * terms.guarantee.curve.mu
+        assert terms.settings["digest"] == Terms.of(plan_of(forgetting=0.9), 4).settings["digest"]
+        bounds = ReleaseBounds.of(terms)
+        assert bounds.coordinate(terms.rounds) < 2**62
+
+    def test_a_learner_and_its_server_go_round_after_round(self, tmp_path):
+        """Ten times the rounds that the plan simulates, with restarts in between."""
+        plan, task = plan_of(forgetting=0.9), vs.tasks.Logistic(dim=4)
+        terms = dataclasses.replace(Terms.of(plan, 4, task), learners=1)
+        start = np.full(4, 0.5, np.float32)
+        fold = ServerFold(terms, start, ["a"])
+        fold.enrol("a", 0, 0)
+        rng = np.random.default_rng(0)
+        learner = vs.Learner(plan, tmp_path / "a.db", task, create=True)
+        sizes = []
+        for r in range(120):
+            learner.begin_round(r, fold.announce("a").x)
+            for t in range(2):
+                features = rng.standard_normal(4).astype(np.float32) / 4
+                learner.observe(f"{r}/{t}", vs.Sample(features, np.float32(1.0)))
+            assert fold.accept("a", learner.finish_round().payload)
+            fold.close_round()
+            if r in (40, 80):
+                learner.close()
+                learner = vs.Learner(plan, tmp_path / "a.db", task)
+                sizes.append((tmp_path / "a.db").stat().st_size)
+        assert learner.round == 120
+        assert not learner.over
+        learner.close()
+        # η·V·(error of what is published) is the noise's size around x⁰: ten times that is far off.
+        f = terms.mechanism
+        spread = 0.1 * terms.noise_std * (f.published_error(0.9) ** 0.5) / f.sensitivity()
+        assert np.abs(fold.x - start).max() < 10 * spread + 2 * 0.1 / (1 - 0.9)
+
+    def test_a_sum_without_an_end(self):
+        private = vs.PrivateSum(m.stationary(0.99), vs.Budget(2.0, 1e-6), clip_norm=1.0, dim=3)
+        assert private.guarantee.horizon >= 2**20
+        assert vs.decode(private.add(np.ones(3))).steps == 1

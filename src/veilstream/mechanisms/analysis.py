@@ -190,6 +190,8 @@ def rounding_gains(program: NoiseProgram) -> RoundingGains:
         raise InputError(
             "program", program.block_length, "blocks of one step", "with_block_length(1)"
         )
+    if program.endless:
+        return _endless_gains(program)
     k = program.state_size
     deviation = np.zeros((program.horizon, k))  # of each state before each step
     covariance = np.zeros((k, k))
@@ -216,6 +218,24 @@ def rounding_gains(program: NoiseProgram) -> RoundingGains:
             later = np.outer(seen, seen) + F.T @ later @ F
     column = float(np.sqrt(column_norms_squared(program).max()))
     return RoundingGains(output, feed, transition, entry, column, np.sqrt(observed))
+
+
+def _endless_gains(program: NoiseProgram) -> RoundingGains:
+    """The same for one step that repeats: covariances grow with time, so their limits bound all."""
+    from scipy.linalg import solve_discrete_lyapunov
+
+    k = program.state_size
+    step = program.matrix(0).astype(np.float64)
+    F, g, output, feed = step[1:, :k], step[1:, k], step[0, :k], step[0, k]
+    sizes = np.sqrt(solve_discrete_lyapunov(F, np.outer(g, g)).diagonal())
+    seen = output / feed
+    back = F - np.outer(g, seen)
+    later = solve_discrete_lyapunov(back.T, np.outer(seen, seen))
+    entered = g / feed
+    return RoundingGains(
+        float(np.abs(output) @ sizes), float(abs(feed)), np.abs(F) @ sizes, np.abs(g),
+        float(np.sqrt(1.0 / feed**2 + entered @ later @ entered)), np.sqrt(later.diagonal()),
+    )  # fmt: skip
 
 
 def check_dense(horizon: int) -> None:

@@ -99,8 +99,8 @@ class StationaryFactorization(Factorization):
 
     steps: ConstantSteps
 
-    def __init__(self, steps: ConstantSteps) -> None:
-        super().__init__("stationary", ENDLESS, steps)
+    def __init__(self, steps: ConstantSteps, horizon: int = ENDLESS) -> None:
+        super().__init__("stationary", horizon, steps)
 
     def __repr__(self) -> str:
         return "<stationary factorization without an end>"
@@ -110,7 +110,28 @@ class StationaryFactorization(Factorization):
         """One float32 block that repeats."""
         length = 16 if self._block_length is None else self._block_length
         one = compile_program(self.steps, length, length)
-        return EndlessProgram(ENDLESS, length, one.state_size, one.matrices, one.matrix_of_block)
+        return EndlessProgram(
+            self.horizon, length, one.state_size, one.matrices, one.matrix_of_block
+        )
+
+    def limited(self, horizon: int) -> StationaryFactorization:
+        """The same noise at the same memory and sensitivity, refused after so many steps."""
+        other = StationaryFactorization(self.steps, checked_horizon(horizon))
+        other._block_length = self._block_length
+        return other
+
+    def prefix_variance(self, steps: int) -> float:
+        """Variance of the noise in a sum of so many steps, at noise one; O(k²) at any time.
+
+        With weights w and decays λ of N, the sum's kernel is 1 - Σ w·(1 - λ^j)/(1 - λ).
+        """
+        rate = -np.log(self.steps.transition.diagonal())
+        reach = -self.steps.output * self.steps.entry / -np.expm1(-rate)
+        terms, rates = np.append(reach, 1.0 - reach.sum()), np.append(rate, 0.0)
+        pair = rates[:, None] + rates
+        safe = np.where(pair == 0.0, 1.0, pair)
+        total = np.where(pair == 0.0, float(steps), np.expm1(-steps * safe) / np.expm1(-safe))
+        return float(terms @ total @ terms)
 
     def until(self, horizon: int) -> Factorization:
         """The first steps of it, as a mechanism with an end.
@@ -160,7 +181,7 @@ class StationaryFactorization(Factorization):
         """Refused: sums of noise without an end have no bound; see `published_error`."""
         raise InputError(
             "mechanism", self.name, "a mechanism with an end, for errors of prefix sums",
-            "published_error(rho), or until(horizon)",
+            "published_error(rho), prefix_variance(steps), or until(horizon)",
         )  # fmt: skip
 
     def published_error(self, forgetting: float) -> float:
