@@ -39,7 +39,7 @@ STEP = 1_000
 Floats = NDArray[np.float64]
 
 
-def steps_up_to(horizon: int, points: int = 19) -> list[int]:
+def steps_up_to(horizon: int, points: int) -> list[int]:
     """Log-spaced steps, the last one the horizon."""
     found = np.unique(np.geomspace(16, horizon, points).round().astype(int))
     return [int(t) for t in found]
@@ -73,9 +73,9 @@ def forgetting_optimum(steps: list[int]) -> dict[int, float]:
     return found
 
 
-def study(horizon: int) -> dict[str, Any]:
+def study(horizon: int, points: int = 19) -> dict[str, Any]:
     """All curves at the same steps, and prices at step 1,000."""
-    steps = steps_up_to(horizon)
+    steps = steps_up_to(horizon, points)
     at = np.array(steps) - 1
     oversized = {T: m.buffered(T, 8).error_over_time() for T in (64_000, horizon) if horizon >= T}
     doubling = m.doubling(horizon).error_over_time()
@@ -95,7 +95,7 @@ def study(horizon: int) -> dict[str, Any]:
         "stationary limit": limit,
         "forgetting optimum": forgetting_optimum(steps),
         "at step 1000": {
-            "made for 1000": m.buffered(STEP, 8, normalise=False).max_error(), **price
+            "1000": m.buffered(STEP, 8, normalise=False).max_error(), **price
         },
     }  # fmt: skip
 

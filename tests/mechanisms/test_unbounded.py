@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy.special import ellipk
+from studies import unbounded
 
 import veilstream as vs
 import veilstream.mechanisms as m
@@ -216,3 +217,17 @@ class TestDeployed:
         private = vs.PrivateSum(m.stationary(0.99), vs.Budget(2.0, 1e-6), clip_norm=1.0, dim=3)
         assert private.guarantee.horizon >= 2**20
         assert vs.decode(private.add(np.ones(3))).steps == 1
+
+
+def test_the_study_in_small():
+    found = unbounded.study(300, points=4)
+    known, doubling = np.array(found["known horizon"]), np.array(found["doubling"])
+    assert found["steps"][-1] == 300
+    for t, value in found["certified"].items():
+        assert value <= known[found["steps"].index(t)] * (1 + 1e-6)
+    assert doubling[-1] > found["oversized"]["300"][-1]
+    assert max(found["stationary"]) <= found["stationary limit"] * (1 + 1e-9)
+    ran = unbounded.run_endless(20_000, 50)
+    assert ran["steps"] == 20_000
+    # About 20 stretches of 1/(1-ρ) steps times 50 coordinates: a standard error of 5% at most.
+    assert ran["variance seen"] == pytest.approx(ran["variance promised"], rel=0.3)
