@@ -160,6 +160,20 @@ def test_a_table_says_what_averaging_would_do_and_when_people_are_too_few():
     assert "too few people" not in enough.stdout
 
 
+def test_not_knowing_the_end_has_a_price_and_it_is_printed():
+    import veilstream as vs
+
+    base = ("--mechanism", "tree", "--unbounded")
+    ways = plan(*base)["without_end"]
+    long, known = vs.mechanisms.buffered(1000), vs.mechanisms.buffered(100)
+    expected = (long.error_over_time()[99] / known.error_over_time()[3::4].max()) ** 0.5
+    assert ways["a horizon 10 times too long (buffered)"] == pytest.approx(expected, rel=1e-9)
+    assert 1.0 < expected < ways["a horizon 100 times too long (buffered)"]
+    assert "stationary, the same for ever" in plan(*base, "--forgetting", "0.9")["without_end"]
+    done = veilstream("plan", *SMALL, *base)
+    assert "Without an end  epochs of doubling length:" in done.stdout
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_figure_is_drawn(ending, tmp_path):
     target = tmp_path / "deep" / f"error.{ending}"

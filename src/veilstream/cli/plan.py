@@ -101,6 +101,12 @@ def command(
     people: Annotated[
         int | None, typer.Option(help="How many people a learner has; says if they are too few.")
     ] = None,
+    unbounded: Annotated[
+        bool | None,
+        typer.Option(
+            "--unbounded", help="Nobody knows when it ends: what that costs.", show_default=False
+        ),
+    ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw error over time: .png, .svg or .pdf.")
     ] = None,
@@ -118,7 +124,7 @@ def command(
         "participations": participations, "separation": separation, "accounting": accounting,
         "step_size": step_size, "step_decay": step_decay, "averaging": averaging,
         "newest_weight": newest_weight, "momentum": momentum, "forgetting": forgetting,
-        "people": people,
+        "people": people, "unbounded": unbounded,
     }  # fmt: skip
     chosen: dict[str, Any] = {
         key: known.get(key) if given is None else given for key, given in options_given.items()
@@ -154,6 +160,7 @@ def command(
         workload=workload,
         step_size=chosen["step_size"],
         people=chosen["people"],
+        unbounded=bool(chosen["unbounded"]),
     )
     options: dict[str, Any] = {}
     if objective is not None:
@@ -208,5 +215,5 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
         "neighbours": plan.neighbours, "participations": often.times,
         "separation": often.min_separation, "accounting": plan.accounting_of(method),
         "step_size": method.step_size * method.server_step_size, "people": plan.data.clients,
-        **{key: getattr(method, key) for key in _PUBLISHING},
+        **{key: getattr(method, key) for key in _PUBLISHING}, "unbounded": learning.unbounded,
     }  # fmt: skip

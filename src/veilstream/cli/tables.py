@@ -42,6 +42,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             {"change": offer.change, "error_published": offer.error_published}
             for offer in comparison.offers
         ],
+        "without_end": {each.way: each.relative for each in comparison.without_end},
         "recommended": comparison.recommended.mechanism,
         "objective": comparison.recommended.objective,
         "reason": comparison.reason,
@@ -101,6 +102,11 @@ def print_comparison(comparison: Comparison) -> None:
             f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"'
         )
     _print_model(console, comparison)
+    for each in comparison.without_end:
+        console.print(
+            f"[bold]Without an end[/bold]  {each.way}: at round {comparison.setting.rounds} "
+            f"{each.relative:.2f}x the most noise of one that knew it to be the last."
+        )
     if comparison.setting.shortage:
         console.print(f"[bold]People[/bold]  {comparison.setting.shortage}.")
 

@@ -16,17 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.mechanisms import MECHANISMS, ONCE, Factorization, Participation, Workload, build
+from veilstream.mechanisms import (
+    MECHANISMS,
+    ONCE,
+    Factorization,
+    Participation,
+    Workload,
+    build,
+    doubling,
+    stationary,
+)
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.normals import TILE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 
-__all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "compare"]
+__all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
 
 LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")
+_LONGEST_LOOKED_AT = 1_000_000
 _CLOSE = 1.02
 """Errors this close count as equal; the cheaper mechanism is then recommended."""
 
@@ -50,6 +60,8 @@ class Setting:
     """η·η_g, to state noise in the model itself."""
     people: int | None = None
     """How many people a learner has."""
+    unbounded: bool = False
+    """Whether nobody knows when it ends: `horizon` is then where ways to go on are compared."""
 
     def __post_init__(self) -> None:
         positive_integer("rounds", self.rounds, "R, try 1000")
@@ -145,6 +157,15 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class WithoutEnd:
+    """A way to go on without knowing when it ends."""
+
+    way: str
+    relative: float
+    """Noise in what is published at the last round, over the most that one has who knew the end."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All rows, the recommended one first."""
 
@@ -153,6 +174,7 @@ class Comparison:
     reason: str
     left_out: tuple[str, ...]
     offers: tuple[Offer, ...] = ()
+    without_end: tuple[WithoutEnd, ...] = ()
 
     @property
     def model_reach(self) -> float | None:
@@ -203,7 +225,8 @@ def compare(
     others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
     reason = _reason(chosen, best, rows)
     offers = _offers(setting, chosen) if everything else ()
-    return Comparison(setting, (chosen, *others), reason, left_out, offers)
+    ways = _without_end(setting) if setting.unbounded else ()
+    return Comparison(setting, (chosen, *others), reason, left_out, offers, ways)
 
 
 def _can_be_matched(name: str, setting: Setting) -> bool:
@@ -233,6 +256,34 @@ def _offers(setting: Setting, chosen: Row) -> tuple[Offer, ...]:
         )
         for change, other in others.items()
     )
+
+
+def _without_end(setting: Setting) -> tuple[WithoutEnd, ...]:
+    """Horizons that are too long, epochs of doubling length and, with forgetting, stationary noise.
+
+    All at the last round, beside the most that buffered noise has which was made for it.
+    """
+    w, part = setting.published, setting.participation
+
+    def at_the_end(mechanism: Factorization) -> float:
+        """Of what is published; mechanisms that last longer are looked at where w ends."""
+        longer = w.at_rounds(mechanism.horizon // w.local_steps)
+        return float(longer.error(mechanism, part).variance[w.rounds - 1])
+
+    known = w.error(build("buffered", setting.horizon), part).max
+    found = {}
+    for times in (10, 100, 1000):
+        if setting.horizon * times <= _LONGEST_LOOKED_AT:
+            made = build("buffered", setting.horizon * times)
+            found[f"a horizon {times} times too long (buffered)"] = at_the_end(made)
+    found["epochs of doubling length"] = at_the_end(doubling(setting.horizon))
+    rho = w.forgetting_per_step
+    if rho < 1.0 and part.times == 1:
+        endless = stationary(rho)
+        until = endless.until(setting.horizon)
+        of_its_own = (endless.sensitivity() / until.sensitivity()) ** 2
+        found["stationary, the same for ever"] = at_the_end(until) * of_its_own
+    return tuple(WithoutEnd(way, math.sqrt(error / known)) for way, error in found.items())
 
 
 def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArray[np.float64]:
