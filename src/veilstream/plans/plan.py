@@ -53,6 +53,10 @@ _FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
 """Mechanisms that can be made for what a method publishes."""
 
 
+_ROUNDS_SIMULATED = 1000
+"""Of a run without an end that does not say how many."""
+
+
 class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
 
@@ -67,10 +71,13 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
+    rounds: int = value(
+        ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end'
+    )
     unbounded: bool = False
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
-    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
+    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
     local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
@@ -95,6 +102,11 @@ class LearningPlan(PlanTable):
     """Which model `start` must be; server and learners then agree on it."""
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
     """Who vouches for a server that `start` names: a PEM file."""
+
+    def __init__(self, /, **given: Any) -> None:
+        if given.get("rounds") == "unbounded":
+            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
+        super().__init__(**given)
 
 
 class DataPlan(PlanTable):
