@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,14 @@ from veilstream.mechanisms import (
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
-__all__ = ["Prepared", "main_method", "prepare"]
+__all__ = ["PlanNotice", "Prepared", "main_method", "prepare"]
 
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
+
+
+class PlanNotice(UserWarning):
+    """A plan that can run, and will not do well."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,15 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None)
+    if learning.projection_radius is not None and name != "independent":
+        warnings.warn(
+            f"learning.projection_radius = {learning.projection_radius:g} beside {name} noise: a "
+            "model that is put back into the ball keeps noise that later steps would have "
+            "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
+            '= "independent")',
+            PlanNotice,
+            stacklevel=2,
+        )
     options: dict[str, Any] = {}
     if method.objective == "published":
         options = {"workload": plan.workload_of(method)}
