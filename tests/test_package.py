@@ -21,7 +21,7 @@ def test_public_names_are_pinned():
     assert sorted(vs.__all__) == [
         "Answer", "Budget", "Factorization", "Guarantee", "Learner", "Participation",
         "Plan", "PrivateModel", "PrivateSum", "Release", "Run", "Sample", "VeilstreamError",
-        "__version__",
+        "Workload", "__version__",
         "audit", "calibrate", "clip", "decode", "errors", "mechanisms", "models", "privacy",
         "privacy_of", "run", "streams", "tasks", "theory",
     ]  # fmt: skip
@@ -70,6 +70,7 @@ def documented_python(path: Path) -> list[str]:
     [
         "README.md",
         "docs/new-mechanism.md",
+        "docs/workloads.md",
         "docs/algorithm-by-hand.md",
         "docs/theory.md",
         "docs/learner.md",

@@ -144,6 +144,7 @@ def test_apart_is_as_many_learners_of_dimension_one():
         np.testing.assert_array_equal(sent[True, r] - sent[False, r], alone if r >= 1 else 0)
 
 
+@pytest.mark.filterwarnings("ignore:learning.projection_radius")
 def test_an_audits_learner_cannot_be_deployed():
     plan, terms = both(5)
     for make in (Apart, lambda plan, task: Twin(plan, task, bytes(32))):

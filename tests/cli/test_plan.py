@@ -104,11 +104,74 @@ def test_accounting_neighbours_and_participation_change_the_noise():
     assert std("--participations", "4", "--separation", "20") == pytest.approx(2 * base, rel=1e-5)
 
 
+def test_buffers_are_tuned_for_people_who_return():
+    rows = plan("--participations", "4", "--separation", "20")["mechanisms"]
+    errors = {(r["mechanism"], r["objective"]): r["error_published"] for r in rows}
+    assert errors["buffered", "published"] < errors["buffered", None]
+
+
 def test_rounds_objective_lowers_the_error_at_round_ends():
     mean = plan("--mechanism", "optimal")["mechanisms"][0]
     rounds = plan("--mechanism", "optimal", "--objective", "rounds")["mechanisms"][0]
     assert rounds["error_round_ends"] < mean["error_round_ends"]
     assert rounds["error_mean"] > mean["error_mean"]
+
+
+def test_mechanisms_are_ranked_by_the_noise_in_what_is_published():
+    """The reference's order, with step size times √d on top, and the standard deviations' scale."""
+    import veilstream as vs
+
+    done = veilstream(
+        "plan", "--epsilon", "2", "--delta", "1e-3", "--rounds", "60", "--averaging", "3",
+        "--step-size", "0.5", "--learners", "4", "--dim", "9", "--people", "30", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = result["mechanisms"]
+    assert (result["recommended"], result["objective"]) in {
+        ("optimal", "published"), ("buffered", "published"),
+    }  # fmt: skip
+    assert [r["error_published"] for r in rows[1:]] == sorted(
+        r["error_published"] for r in rows[1:]
+    )
+    w = vs.Workload(horizon=60, averaging=3.0)
+    tree = next(r for r in rows if r["mechanism"] == "tree")
+    f = vs.mechanisms.tree(60)
+    variance = ((w.matrix() @ f.noising_matrix()) ** 2).sum(axis=1).mean()
+    expected = tree["noise_std"] * (variance / 4) ** 0.5
+    assert tree["error_published"] == pytest.approx(expected, rel=1e-9)
+    assert tree["model_noise"] == pytest.approx(0.5 * expected * 3, rel=1e-9)
+    # 0.5 a step: after 60 of them x is 30 away, and the average of all a little less far.
+    assert 20 < result["model"]["reach"] < 30
+    assert result["people"]["needed"] == 60
+    assert "60 people a learner, and there are 30" in result["people"]["shortage"]
+
+
+def test_a_table_says_what_averaging_would_do_and_when_people_are_too_few():
+    done = veilstream("plan", *SMALL, "--participations", "4", "--separation", "10",
+                      "--people", "20", "--step-size", "0.1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "With averaging = 3.0 the noise in what is published would be 0." in text
+    assert "too few people" in text
+    assert "noise of norm" in text
+    enough = veilstream("plan", *SMALL, "--participations", "4", "--separation", "10",
+                        "--people", "25")  # fmt: skip
+    assert "too few people" not in enough.stdout
+
+
+def test_not_knowing_the_end_has_a_price_and_it_is_printed():
+    import veilstream as vs
+
+    base = ("--mechanism", "tree", "--unbounded")
+    ways = plan(*base)["without_end"]
+    long, known = vs.mechanisms.buffered(1000), vs.mechanisms.buffered(100)
+    expected = (long.error_over_time()[99] / known.error_over_time()[3::4].max()) ** 0.5
+    assert ways["a horizon 10 times too long (buffered)"] == pytest.approx(expected, rel=1e-9)
+    assert 1.0 < expected < ways["a horizon 100 times too long (buffered)"]
+    assert "stationary, the same for ever" in plan(*base, "--forgetting", "0.9")["without_end"]
+    done = veilstream("plan", *SMALL, *base)
+    assert "Without an end  epochs of doubling length:" in done.stdout
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -142,6 +205,9 @@ def test_long_horizons_leave_out_what_would_take_long():
         (["--figure", "picture.gif"], "a name ending in .png, .svg or .pdf"),
         (["--epsilon", "1e300"], "privacy.epsilon = 1e+300: expected <= 1e6"),
         (["--clip-norm", "1e-320"], "clip_norm = 1e-320"),
+        (["--forgetting", "1.5"], "forgetting = 1.5: expected in (0, 1]"),
+        (["--momentum", "1"], "momentum = 1.0: expected in [0, 1)"),
+        (["--people", "0"], "people = 0"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):

@@ -319,6 +319,7 @@ def test_a_replayed_old_request_seals_nothing(world):
 # --- what is refused ------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:learning.projection_radius")
 @pytest.mark.parametrize(
     ("key", "changed"),
     [

@@ -89,7 +89,7 @@ def test_independent_noise_costs_root_k():
 
 def test_horizons_too_long_for_the_gram_matrix_get_a_safe_bound():
     T = participation.GRAM_LIMIT + 100
-    f = m.toeplitz(T)
+    f = m.toeplitz_normalised(T)
     report = f.sensitivity_report((3, 10))
     assert not report.exact
     assert report.value == pytest.approx(3 * f.sensitivity())
@@ -120,3 +120,59 @@ def test_is_never_above_the_bound_of_another_library(name):
     for k, b in ((4, 8), (3, 16), (10, 6)):
         theirs = float(sensitivity.get_min_sep_sensitivity_upper_bound(C, b, k))
         assert f.sensitivity((k, b)) <= theirs * (1 + 1e-6)
+
+
+# --- beyond the horizons for which CᵀC is formed --------------------------------------------------
+
+RETURNING = (5, 700)
+
+
+def pattern_norms(C: np.ndarray, patterns) -> np.ndarray:
+    return np.array([np.linalg.norm(C[:, list(p)].sum(axis=1)) for p in patterns])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        m.toeplitz,
+        lambda T: m.buffered(T, 3, normalise=False),
+        lambda T: m.buffered(T, 4, participation=RETURNING),
+        lambda T: m.banded(T, bands=8, inverse=True, participation=RETURNING),
+        lambda T: m.toeplitz(T, workload=m.Workload(horizon=T, forgetting=0.999)),
+    ],
+)
+def test_long_horizons_have_an_exact_sensitivity(build):
+    """Against the matrix itself: the left-most pattern, and 200 others that stay below it."""
+    T = 5003  # no multiple of a block
+    f = build(T)
+    report = f.sensitivity_report(RETURNING)
+    assert report.exact
+    C = f.strategy_matrix()
+    k, b = RETURNING
+    rng = np.random.default_rng(0)
+    free = T - (k - 1) * b
+    others = [np.sort(rng.integers(0, free, k)) + b * np.arange(k) for _ in range(200)]
+    worst = pattern_norms(C, [b * np.arange(k)])[0]
+    assert worst <= report.value <= worst * (1 + 1e-5)
+    assert pattern_norms(C, others).max() <= report.value
+
+
+def test_where_columns_are_scaled_a_bound_is_said_to_be_one():
+    assert not m.buffered(5000, 3).sensitivity_report(RETURNING).exact
+
+
+def test_buffers_tuned_for_people_who_return_do_better():
+    """Also better than a banded C with as many bands as the separation allows states."""
+    T, part = 6000, (6, 800)
+    tuned = m.buffered(T, 5, participation=part)
+    assert tuned.mean_error(part) < 0.97 * m.buffered(T, 5, normalise=False).mean_error(part)
+    assert tuned.mean_error(part) < m.buffered(T, 5).mean_error(part)
+    assert tuned.mean_error(part) < m.banded(T, bands=6).mean_error(part)
+
+
+def test_noise_without_an_end_knows_people_who_return():
+    f = m.stationary(0.99)
+    report = f.sensitivity_report((3, 50))
+    C = f.until(4000).strategy_matrix()
+    assert report.exact
+    assert report.value == pytest.approx(np.linalg.norm(C[:, [0, 50, 100]].sum(axis=1)), rel=1e-5)

@@ -66,7 +66,7 @@ def test_overrides_reach_tables_and_methods():
         ('mechanism = "tree"', 'mechanism = "tree"\nobjective = "published"',
          r"methods\[1\]\.objective \(line 21\).*only with mechanism = optimal, buffered, toeplitz"),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 1.5',
-         r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 \(1 forgets"),
+         r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 "),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
         ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
         ('mechanism = "tree"', 'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',

@@ -14,7 +14,7 @@ import veilstream as vs
 from tests.conformance.test_factorizations import draws
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import prepare
+from veilstream.plans.prepare import PlanNotice, prepare
 from veilstream.simulation.engine import Simulation, noise_seed
 
 MECHANISMS = [*vs.mechanisms.MECHANISMS, "rounds"]
@@ -268,6 +268,16 @@ def test_gao_takes_steps_of_unit_length():
     plan = plan_of(1, [gao], learners=1, rounds=1)
     model = simulate(plan).models()[0, 0]
     assert np.linalg.norm(model) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_a_ball_beside_correlated_noise_gets_a_warning():
+    plan = plan_of(1, [entry("optimal")], projection_radius=0.5)
+    with pytest.warns(
+        PlanNotice, match=r"projection_radius = 0\.5 beside optimal noise.*cancelled"
+    ):
+        prepare(plan, plan.methods[0])
+    plan = plan_of(1, [entry("independent")], projection_radius=0.5)
+    prepare(plan, plan.methods[0])  # warnings are errors
 
 
 def test_projection_and_decay():

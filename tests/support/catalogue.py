@@ -28,6 +28,7 @@ VARIANTS = {
     "buffered": m.buffered,
     "buffered-plain-2": partial(m.buffered, buffers=2, normalise=False),
     "buffered-averaged": lambda T: m.buffered(T, workload=m.Workload(horizon=T, averaging=3.0)),
+    "doubling": partial(m.doubling, first=4, buffers=3),
     "banded": partial(m.banded, bands=6),
     "banded-plain": partial(m.banded, bands=4, normalise=False),
     "banded-inverse": partial(m.banded, bands=6, inverse=True),

@@ -9,7 +9,8 @@ import typer
 
 from veilstream.cli.tables import as_json, print_comparison, print_json
 from veilstream.errors import InputError
-from veilstream.mechanisms import MECHANISMS
+from veilstream.mechanisms import MECHANISMS, Workload
+from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.mechanisms.participation import Participation
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.progress import progress
@@ -63,7 +64,11 @@ def command(
     ] = None,
     objective: Annotated[
         str | None,
-        typer.Option(help="With --mechanism optimal: mean, max or rounds.", show_default=False),
+        typer.Option(
+            help="With --mechanism optimal: mean, max or rounds; or published, for what is "
+            "published.",
+            show_default=False,
+        ),
     ] = None,
     neighbours: Annotated[
         str | None, typer.Option(help="replace-one or zero-out.", show_default="replace-one")
@@ -76,6 +81,31 @@ def command(
     ] = None,
     accounting: Annotated[
         str | None, typer.Option(help="exact, or zcdp as in the paper.", show_default="exact")
+    ] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="η·η_g, to show the noise in the model itself.")
+    ] = None,
+    step_decay: Annotated[
+        float | None, typer.Option(help="Steps fall like (1 + round)^-decay.", show_default="0")
+    ] = None,
+    averaging: Annotated[
+        float | None, typer.Option(help="Publish an average: model r weighs about r^averaging.")
+    ] = None,
+    newest_weight: Annotated[
+        float | None, typer.Option(help="Publish an exponential average with this newest weight.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the server.", show_default="0")] = None,
+    forgetting: Annotated[
+        float | None, typer.Option(help="ρ: x⁰ + ρ·(x - x⁰) every round.", show_default="1")
+    ] = None,
+    people: Annotated[
+        int | None, typer.Option(help="How many people a learner has; says if they are too few.")
+    ] = None,
+    unbounded: Annotated[
+        bool | None,
+        typer.Option(
+            "--unbounded", help="Nobody knows when it ends: what that costs.", show_default=False
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw error over time: .png, .svg or .pdf.")
@@ -92,6 +122,9 @@ def command(
         "epsilon": epsilon, "delta": delta, "rounds": rounds, "local_steps": local_steps,
         "clip_norm": clip_norm, "learners": learners, "dim": dim, "neighbours": neighbours,
         "participations": participations, "separation": separation, "accounting": accounting,
+        "step_size": step_size, "step_decay": step_decay, "averaging": averaging,
+        "newest_weight": newest_weight, "momentum": momentum, "forgetting": forgetting,
+        "people": people, "unbounded": unbounded,
     }  # fmt: skip
     chosen: dict[str, Any] = {
         key: known.get(key) if given is None else given for key, given in options_given.items()
@@ -103,6 +136,17 @@ def command(
                 "`veilstream plan plan.toml`, or see --help",
             )  # fmt: skip
     local_steps = int(chosen["local_steps"])
+    positive_integer("rounds", chosen["rounds"], "R, try 1000")
+    positive_integer("local_steps", local_steps, "τ, try 4")
+    if chosen["step_size"] is not None:
+        positive_number("step_size", chosen["step_size"], "try 0.1")
+    if chosen["people"] is not None:
+        positive_integer("people", chosen["people"], "how many a learner has")
+    workload = Workload(
+        horizon=int(chosen["rounds"]) * local_steps,
+        local_steps=local_steps,
+        **{key: chosen[key] for key in _PUBLISHING},
+    )
     setting = Setting(
         budget=Budget(chosen["epsilon"], chosen["delta"]),
         rounds=chosen["rounds"],
@@ -113,12 +157,19 @@ def command(
         neighbours=Neighbours.of(chosen["neighbours"]),
         participation=Participation(chosen["participations"], chosen["separation"]),
         accounting=Accounting.of(chosen["accounting"]),
+        workload=workload,
+        step_size=chosen["step_size"],
+        people=chosen["people"],
+        unbounded=bool(chosen["unbounded"]),
     )
     options: dict[str, Any] = {}
     if objective is not None:
-        if mechanism != "optimal":
+        if objective == "published" and mechanism is not None:
+            options = {"workload": workload}
+        elif mechanism != "optimal":
             raise typer.BadParameter("goes with --mechanism optimal", param_hint="--objective")
-        options = {"objective": objective, "local_steps": local_steps}
+        else:
+            options = {"objective": objective, "local_steps": local_steps}
     names = None if mechanism is None else [mechanism]
     if figure is not None:
         check_figure_path(figure)
@@ -136,8 +187,11 @@ def command(
 
 _DEFAULTS: dict[str, Any] = {
     "local_steps": 1, "clip_norm": 1.0, "learners": 1, "dim": 100, "neighbours": "replace-one",
-    "participations": 1, "separation": 1, "accounting": "exact",
+    "participations": 1, "separation": 1, "accounting": "exact", "step_decay": 0.0,
+    "momentum": 0.0, "forgetting": 1.0,
 }  # fmt: skip
+_PUBLISHING = ("step_decay", "averaging", "newest_weight", "momentum", "forgetting")
+"""Options that say what is published, as `Workload` names them."""
 
 
 def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
@@ -160,4 +214,6 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
         "learners": learning.learners, "dim": task_of(plan).dim if dim is None else dim,
         "neighbours": plan.neighbours, "participations": often.times,
         "separation": often.min_separation, "accounting": plan.accounting_of(method),
+        "step_size": method.step_size * method.server_step_size, "people": plan.data.clients,
+        **{key: getattr(method, key) for key in _PUBLISHING}, "unbounded": learning.unbounded,
     }  # fmt: skip

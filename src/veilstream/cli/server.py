@@ -90,7 +90,7 @@ def server_command(
         exit_when_done=exit_when_done, next_run=next_run,
         roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
-    with _Watch(loaded.learning.rounds) as watch:
+    with _Watch(None if loaded.learning.unbounded else loaded.learning.rounds) as watch:
         done = service.run(watch.standing)
     if json:
         print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
@@ -110,14 +110,15 @@ def _end_on_sigterm() -> None:
 class _Watch:
     """A live bar where stderr is a terminal."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(),
-            TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn(),
+            TextColumn("{task.completed}" + ("" if rounds is None else "/{task.total}")),
+            TimeRemainingColumn(),
             console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("rounds", total=rounds)

@@ -31,7 +31,20 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             "participation": [s.participation.times, s.participation.min_separation],
             "accounting": s.accounting.value,
         },
+        "workload": s.published.as_dict(),
+        "model": {
+            "step_size": s.step_size,
+            "noise": comparison.recommended.model_noise,
+            "reach": comparison.model_reach,
+        },
+        "people": {"needed": s.people_needed, "there": s.people, "shortage": s.shortage},
+        "offers": [
+            {"change": offer.change, "error_published": offer.error_published}
+            for offer in comparison.offers
+        ],
+        "without_end": {each.way: each.relative for each in comparison.without_end},
         "recommended": comparison.recommended.mechanism,
+        "objective": comparison.recommended.objective,
         "reason": comparison.reason,
         "left_out": list(comparison.left_out),
         "mechanisms": [row.as_dict() for row in comparison.rows],
@@ -46,7 +59,7 @@ def print_json(value: dict[str, Any]) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """The comparison as a table on stdout, guarantee first."""
     terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 120, soft_wrap=not terminal, highlight=False)
+    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
     best = comparison.recommended
     console.print(f"[bold]Guarantee[/bold]  {best.guarantee}")
     for remark in best.guarantee.remarks:
@@ -54,15 +67,16 @@ def print_comparison(comparison: Comparison) -> None:
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in _COLUMNS:
-        table.add_column(name, justify=justify, overflow="fold")
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "left")
     for row in comparison.rows:
         cells = (
-            row.mechanism,
+            row.title,
             f"{row.sensitivity:.4g}",
             f"{row.noise_std:.4g}",
             f"{row.error_max:.4g}",
             f"{row.error_mean:.4g}",
             f"{row.error_round_ends:.4g}",
+            f"{row.error_published:.4g}",
             f"{row.relative_to_independent:.3g}x",
             _bytes(row.state_bytes),
             _time(row.seconds_per_step),
@@ -72,7 +86,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(
         "[dim]V: standard deviation of the iid noise that a learner correlates. std max, mean, "
         "rounds: standard deviation of the noise, per coordinate, in the learners' averaged prefix "
-        "sums (at worst, over all steps, at round ends). In Python, max_error() and mean_error() "
+        "sums (at worst, over all steps, at round ends); published: in what is published, at step "
+        "size one. In Python, max_error() and mean_error() "
         "are variances. The last two columns are per learner.[/dim]"
     )
     if comparison.left_out:
@@ -81,7 +96,42 @@ def print_comparison(comparison: Comparison) -> None:
             "(ask for one with --mechanism).[/dim]"
         )
     console.print()
-    console.print(f"[bold]Recommended[/bold]  {best.mechanism}: {comparison.reason}.")
+    console.print(f"[bold]Recommended[/bold]  {best.title}: {comparison.reason}.")
+    if best.objective is not None:
+        console.print(
+            f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"'
+        )
+    _print_model(console, comparison)
+    for each in comparison.without_end:
+        console.print(
+            f"[bold]Without an end[/bold]  {each.way}: at round {comparison.setting.rounds} "
+            f"{each.relative:.2f}x the most noise of one that knew it to be the last."
+        )
+    if comparison.setting.shortage:
+        console.print(f"[bold]People[/bold]  {comparison.setting.shortage}.")
+
+
+def _print_model(console: Console, comparison: Comparison) -> None:
+    """Noise in the model beside the size of a model, and what else could be published."""
+    best, reach = comparison.recommended, comparison.model_reach
+    if best.model_noise is not None and reach is not None:
+        console.print(
+            f"[bold]Model[/bold]  noise of norm {best.model_noise:.3g} in what is published (step "
+            f"size x std x root of d). With features of norm 1, a model of norm {_CONFIDENT:g} "
+            f"is sure of itself (98%); this one can go at most {reach:.3g} from its start."
+        )
+    for offer in comparison.offers:
+        share = offer.error_published / best.error_published
+        if share > _WORTH_SAYING:
+            continue
+        console.print(
+            f"[dim]With {offer.change} the noise in what is published would be {share:.2f}x.[/dim]"
+        )
+
+
+_WORTH_SAYING = 0.97
+_CONFIDENT = 4.0
+"""Log odds of 98%: where a logistic model with features of norm one is sure of itself."""
 
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
@@ -91,6 +141,7 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("std max", "right"),
     ("std mean", "right"),
     ("std rounds", "right"),
+    ("published", "right"),
     ("vs independent", "right"),
     ("state", "right"),
     ("time/step", "right"),

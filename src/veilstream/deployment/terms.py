@@ -89,8 +89,11 @@ class Terms:
             neighbours=plan.neighbours, accounting=plan.accounting_of(method),
             participation=plan.participation,
         )  # fmt: skip
+        rounds = plan.learning.rounds
+        if plan.learning.unbounded:
+            rounds = noise.mechanism.horizon // prepared.steps
         return cls(
-            method, dim, plan.learning.rounds, prepared.steps, noise.mechanism, noise.std,
+            method, dim, rounds, prepared.steps, noise.mechanism, noise.std,
             noise.guarantee, noise.grid, plan.learning.projection_radius,
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
@@ -259,6 +262,11 @@ def _deployable(plan: Plan) -> MethodPlan:
         raise InputError(
             "methods", [m.name for m in plan.methods], "exactly one private method",
             "a learner runs one; keep comparisons for simulation",
+        )  # fmt: skip
+    if plan.learning.unbounded and private[0].forgetting == 1.0:
+        raise InputError(
+            "learning.unbounded", True, "a method that forgets, where learners are deployed",
+            "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
         )  # fmt: skip
     _, clients = plan.steps_and_clients(private[0])
     if clients != 1 or plan.learning.clients_per_step != 1:

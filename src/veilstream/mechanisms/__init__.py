@@ -17,6 +17,7 @@ from veilstream.mechanisms.registry import MECHANISMS, build
 from veilstream.mechanisms.steps import ConstantSteps
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
+from veilstream.mechanisms.unbounded import StationaryFactorization, doubling, stationary
 from veilstream.mechanisms.workload import MatrixWorkload, PublishedError, Workload
 
 if TYPE_CHECKING:
@@ -36,14 +37,17 @@ __all__ = [
     "Participation",
     "PublishedError",
     "Sensitivity",
+    "StationaryFactorization",
     "Workload",
     "banded",
     "buffered",
     "build",
+    "doubling",
     "from_strategy_matrix",
     "independent",
     "normalised",
     "optimal",
+    "stationary",
     "toeplitz",
     "toeplitz_normalised",
     "tree",

@@ -34,6 +34,7 @@ __all__ = [
     "row_norms_squared",
     "strategy_matrix",
     "system_variances",
+    "toeplitz_column",
 ]
 
 Floats = NDArray[np.float64]
@@ -72,6 +73,34 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
             later = seen[i] + F[i].T @ later @ F[i]
     norms.setflags(write=False)
     return norms
+
+
+def toeplitz_column(program: NoiseProgram) -> tuple[Floats, float] | None:
+    """First column of C where one block repeats, and how far the others are from it, shifted.
+
+    Blocks are products of one step up to float32 rounding, so columns are alike but for that; those
+    of one place in a block are the same. None for programs of another kind.
+    """
+    length, k = program.block_length, program.state_size
+    if program.row_scale is not None or np.unique(program.matrix_of_block[:-1]).size > 1:
+        return None
+    M = program.matrix(0).astype(np.float64)
+    H = np.linalg.inv(M[:length, k:])
+    E, G = H @ M[:length, :k], M[length:, k:] @ H
+    F = M[length:, :k] - G @ M[:length, :k]
+    blocks = program.blocks
+    c = np.zeros((blocks + 1) * length)  # the first block is empty: nothing before a column
+    apart = np.zeros(length)
+    place = np.subtract.outer(np.arange(length), np.arange(length))
+    made, state = H, G
+    for block in range(blocks):
+        at = (block + 1) * length
+        c[at : at + length] = made[:, 0]
+        apart += ((made - c[at + place]) ** 2).sum(axis=0)
+        made, state = -E @ state, F @ state
+    # The last block may be short, and is then a product of its own: rounding of the same size.
+    rounding = 2.0 * float(np.sqrt(apart.max())) + 1e-7 * float(np.linalg.norm(c))
+    return c[length : length + program.horizon], rounding
 
 
 def row_norms_squared(program: NoiseProgram) -> Floats:
@@ -161,6 +190,8 @@ def rounding_gains(program: NoiseProgram) -> RoundingGains:
         raise InputError(
             "program", program.block_length, "blocks of one step", "with_block_length(1)"
         )
+    if program.endless:
+        return _endless_gains(program)
     k = program.state_size
     deviation = np.zeros((program.horizon, k))  # of each state before each step
     covariance = np.zeros((k, k))
@@ -187,6 +218,24 @@ def rounding_gains(program: NoiseProgram) -> RoundingGains:
             later = np.outer(seen, seen) + F.T @ later @ F
     column = float(np.sqrt(column_norms_squared(program).max()))
     return RoundingGains(output, feed, transition, entry, column, np.sqrt(observed))
+
+
+def _endless_gains(program: NoiseProgram) -> RoundingGains:
+    """The same for one step that repeats: covariances grow with time, so their limits bound all."""
+    from scipy.linalg import solve_discrete_lyapunov
+
+    k = program.state_size
+    step = program.matrix(0).astype(np.float64)
+    F, g, output, feed = step[1:, :k], step[1:, k], step[0, :k], step[0, k]
+    sizes = np.sqrt(solve_discrete_lyapunov(F, np.outer(g, g)).diagonal())
+    seen = output / feed
+    back = F - np.outer(g, seen)
+    later = solve_discrete_lyapunov(back.T, np.outer(seen, seen))
+    entered = g / feed
+    return RoundingGains(
+        float(np.abs(output) @ sizes), float(abs(feed)), np.abs(F) @ sizes, np.abs(g),
+        float(np.sqrt(1.0 / feed**2 + entered @ later @ entered)), np.sqrt(later.diagonal()),
+    )  # fmt: skip
 
 
 def check_dense(horizon: int) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
-from veilstream.mechanisms.participation import Participation, as_participation
+from veilstream.mechanisms.participation import Participation, as_participation, left_most_sum
 from veilstream.mechanisms.steps import ConstantSteps
 
 __all__ = ["banded"]
@@ -149,7 +149,7 @@ def _tune_inverse(T: int, b: int, part: Participation) -> Floats:
         n = np.concatenate([[1.0], tail])
         with np.errstate(over="ignore", invalid="ignore"):
             c = _inverse_series(n, T)
-            total = _repeat(c, part)
+            total = left_most_sum(c, part)
             column = total @ total
             B = np.full(T, n.sum())
             B[:b] = np.cumsum(n)
@@ -159,18 +159,9 @@ def _tune_inverse(T: int, b: int, part: Participation) -> Floats:
             # C = 1/n, so dC/dn_i = -C² shifted by i.
             from scipy.signal import lfilter
 
-            slope = _repeat(lfilter([1.0], n, c), part)
+            slope = left_most_sum(lfilter([1.0], n, c), part)
             d_column = -2.0 * _correlate(total, slope, b)[1:]
             d_row = 2.0 * np.cumsum((share * B)[::-1])[::-1][1:b]
         return float(np.log(column * row)), d_column / column + d_row / row
 
     return np.concatenate([[1.0], _minimise(objective, _square_root(b, 1.0)[1:])])
-
-
-def _repeat(c: Floats, part: Participation) -> Floats:
-    """Sum of the columns of the left-most pattern."""
-    total = np.zeros_like(c)
-    for i in range(part.times):
-        at = i * part.min_separation
-        total[at:] += c[: len(c) - at]
-    return total

@@ -20,27 +20,30 @@ from veilstream.errors import InputError
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
+from veilstream.mechanisms.participation import Participation, as_participation, left_most_sum
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 from veilstream.mechanisms.workload import Workload, check_workload
 from veilstream.progress import progress
 
-__all__ = ["buffered"]
+__all__ = ["BUFFERED_LIMIT", "buffered"]
 
 Floats = NDArray[np.float64]
 
 _STARTS = 6
-_WORKLOAD_LIMIT = 4096
+BUFFERED_LIMIT = 4096
+"""Longest horizon for which buffers are tuned for a workload."""
 
 
 def buffered(
     horizon: int,
     buffers: int = 5,
     *,
-    normalise: bool = True,
+    normalise: bool | None = None,
     workload: Workload | None = None,
+    participation: Participation | tuple[int, int] | None = None,
     cache: bool = True,
 ) -> Factorization:
-    """BLT with ``buffers`` states, columns scaled to norm one unless ``normalise`` is False.
+    """BLT with ``buffers`` states, tuned for the horizon.
 
     C is exact for the recurrence that runs: the parameters are an approximation to the best
     Toeplitz matrix, the mechanism is not an approximation to anything.
@@ -48,9 +51,12 @@ def buffered(
     Args:
         horizon: number of steps T = R·τ.
         buffers: k, how many state vectors the noise has.
-        normalise: scale columns of C to norm one.
+        normalise: scale columns of C to norm one. Default: yes, except where it is tuned for people
+            who return, whose columns overlap.
         workload: what is published, if not prefix sums, for horizons up to 4096; the buffers are
             then tuned for the mean error of it.
+        participation: tune for people who take part so often, so far apart; C is then positive and
+            decreasing, and its sensitivity exact at any horizon.
         cache: keep the tuned parameters in the user's cache directory.
 
     Returns:
@@ -71,10 +77,16 @@ def buffered(
         _check_workload(workload, T)
     if workload is not None and not workload.plain:
         recipe["workload"] = workload.as_dict()
+    part = as_participation(participation)
+    part.check_horizon(T)
+    if part.times > 1:
+        recipe["participation"] = [part.times, part.min_separation]
+    if normalise is None:
+        normalise = part.times == 1
 
     def solution() -> dict[str, Floats]:
         with progress(f"buffered({T}, {k}): tuning", total=_STARTS) as tick:
-            decays, weights = _tune(T, k, _row_error(T, workload), tick)
+            decays, weights = _tune(T, k, _Objective.of(T, workload, part), tick)
         return {"decays": decays, "weights": weights}
 
     found = solution_cache.load_or_solve(recipe, {"decays": 1, "weights": 1}, solution, use=cache)
@@ -84,10 +96,10 @@ def buffered(
 
 def _check_workload(workload: Workload, T: int) -> None:
     check_workload(workload, T)
-    if not isinstance(workload, Workload) or T > _WORKLOAD_LIMIT:
+    if not isinstance(workload, Workload) or (T > BUFFERED_LIMIT and not workload.plain):
         raise InputError(
             "workload", f"{type(workload).__name__} of {T} steps",
-            f"a Workload of at most {_WORKLOAD_LIMIT} steps for buffered",
+            f"a Workload of at most {BUFFERED_LIMIT} steps for buffered",
             "`optimal` takes matrices; longer horizons: `toeplitz` with its forgetting",
         )  # fmt: skip
 
@@ -115,6 +127,42 @@ class _Slopes:
 
 RowError = Callable[[Floats, Floats, Floats], _Slopes]
 """Error of the plain Toeplitz matrix at noise one, from rates, decays and weights."""
+ColumnNorm = Callable[[Floats, Floats], tuple[float, Floats, Floats]]
+"""Sensitivity² of C = 1 + Σ a·θ^(j-1), from θ and a, with its derivatives by a and by θ."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Objective:
+    """What is minimised: the product of both."""
+
+    column: ColumnNorm
+    row: RowError
+
+    @classmethod
+    def of(cls, T: int, workload: Workload | None, part: Participation) -> _Objective:
+        column: ColumnNorm = lambda theta, a: _one_column(T, theta, a)  # noqa: E731
+        if part.times > 1:
+            column = lambda theta, a: _returning(T, part, theta, a)  # noqa: E731
+        return cls(column, _row_error(T, workload))
+
+
+def _one_column(T: int, theta: Floats, a: Floats) -> tuple[float, Floats, Floats]:
+    """‖c_0‖² = 1 + Σ a_p a_q G(-ln θ_p - ln θ_q)."""
+    G, dG = _geometric(-np.log(theta), T - 1)
+    column = 1.0 + float(a @ G @ a)
+    return column, 2.0 * (G @ a), -2.0 * a * (dG @ a) / theta
+
+
+def _returning(
+    T: int, part: Participation, theta: Floats, a: Floats
+) -> tuple[float, Floats, Floats]:
+    """‖Σ c_j‖² over the left-most pattern, which is the worst where C falls."""
+    power = np.arange(T - 1)[:, None]
+    terms = np.exp(power * np.log(theta))
+    total = left_most_sum(np.append(1.0, terms @ a), part)
+    pull = 2.0 * left_most_sum(total[::-1], part)[::-1][1:]
+    by_theta = a * ((power * terms).T @ pull) / theta
+    return float(total @ total), terms.T @ pull, by_theta
 
 
 def _row_error(T: int, workload: Workload | None) -> RowError:
@@ -161,7 +209,7 @@ def _mean_row(workload: Workload) -> RowError:
     return error
 
 
-def _log_error(parameters: Floats, T: int, row_error: RowError) -> tuple[float, Floats]:
+def _log_error(parameters: Floats, objective: _Objective) -> tuple[float, Floats]:
     """Log of an error at sensitivity one, of the plain Toeplitz matrix, and its gradient.
 
     ``parameters`` are the logs of the rates -ln λ and of the weights w.
@@ -177,13 +225,8 @@ def _log_error(parameters: Floats, T: int, row_error: RowError) -> tuple[float, 
     if not theta[-1] < 1.0 or not theta[0] > 0.0:
         return outside
 
-    # ‖c_0‖² = 1 + Σ a_p a_q G(-ln θ_p - ln θ_q), a = g², g = Uᵀr
     g = U.T @ r
-    a = g**2
-    G, dG = _geometric(-np.log(theta), T - 1)
-    column = 1.0 + a @ G @ a
-    by_a = 2.0 * (G @ a)
-    by_theta = -2.0 * a * (dG @ a) / theta
+    column, by_a, by_theta = objective.column(theta, g**2)
     # First-order perturbation of eigenvalues and eigenvectors.
     apart = theta[:, None] - theta
     np.fill_diagonal(apart, 1.0)
@@ -193,7 +236,7 @@ def _log_error(parameters: Floats, T: int, row_error: RowError) -> tuple[float, 
     column_by_rate = by_matrix.diagonal() * -decay
     column_by_weight = (by_matrix @ r + U @ (by_a * g)) / r
 
-    row = row_error(rate, decay, weight)
+    row = objective.row(rate, decay, weight)
     by_rate = column_by_rate / column + row.by_rate / row.value
     by_weight = column_by_weight / column + row.by_weight / row.value
     gradient = np.concatenate([by_rate * rate, by_weight * weight])
@@ -219,7 +262,7 @@ def _truncated(T: int, k: int) -> Floats:
 
 
 def _tune(
-    T: int, k: int, row_error: RowError, tick: Callable[[int], None]
+    T: int, k: int, objective: _Objective, tick: Callable[[int], None]
 ) -> tuple[Floats, Floats]:
     """Multistart minimisation."""
     from scipy.optimize import minimize
@@ -232,10 +275,10 @@ def _tune(
         starts.append(starts[len(starts) % 2] + 0.3 * rng.standard_normal(2 * k))
     best, best_value = starts[0], np.inf
     for guess in starts:
-        while _log_error(guess, T, row_error)[0] >= 1e3:
+        while _log_error(guess, objective)[0] >= 1e3:
             guess[k:] -= 0.1
         found = minimize(
-            _log_error, guess, args=(T, row_error), jac=True, method="BFGS",
+            _log_error, guess, args=(objective,), jac=True, method="BFGS",
             options={"gtol": 1e-9, "maxiter": 1500},
         )  # fmt: skip
         if found.fun < best_value:

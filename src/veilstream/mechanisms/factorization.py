@@ -34,6 +34,7 @@ from veilstream.mechanisms.participation import (
     as_participation,
     gram_sensitivity,
     heaviest_pattern,
+    long_toeplitz_sensitivity,
 )
 from veilstream.mechanisms.program import NoiseProgram, compile_program
 from veilstream.mechanisms.steps import Steps, VaryingSteps
@@ -121,8 +122,16 @@ class Factorization:
             # Rounding leaves far columns correlated by less than 1e-6 of their norms.
             total += part.times**2 * 1e-6 * norms.max()
             return Sensitivity(float(np.sqrt(total)), False, "orthogonal columns, rounding added")
+        shifted = self._shifted_sensitivity(part)
+        if shifted is not None:
+            return Sensitivity(shifted, True, "left-most pattern of a decreasing Toeplitz matrix")
         bound = part.times * float(np.sqrt(norms.max()))
         return Sensitivity(bound, False, "times x largest column norm (horizon too long for CᵀC)")
+
+    def _shifted_sensitivity(self, part: Participation) -> float | None:
+        """Exact, but for rounding that is added, where C is Toeplitz and falls."""
+        found = analysis.toeplitz_column(self.program)
+        return None if found is None else long_toeplitz_sensitivity(*found, part)
 
     # --- error -------------------------------------------------------------------------------
 

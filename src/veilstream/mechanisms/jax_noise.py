@@ -43,11 +43,12 @@ class JaxNoise:
             short = len(matrix) - k
             matrices[i, :short, : k + short] = matrix[:short]
             matrices[i, length:, : k + short] = matrix[short:]
-        scale = np.ones((program.blocks * length,), np.float32)
+        blocks = 1 if program.endless else program.blocks  # that are told apart
+        scale = np.ones((blocks * length,), np.float32)
         if program.row_scale is not None:
             scale[: program.horizon] = program.row_scale
-        row_scale = np.ones((program.blocks, size), np.float32)
-        row_scale[:, :length] = scale.reshape(program.blocks, length)
+        row_scale = np.ones((blocks, size), np.float32)
+        row_scale[:, :length] = scale.reshape(blocks, length)
         self._matrices = jnp.asarray(matrices)
         self._matrix_of_block = jnp.asarray(program.matrix_of_block)
         self._row_scale = jnp.asarray(row_scale)
@@ -75,11 +76,14 @@ class JaxNoise:
         length, blocks = self.program.block_length, self.program.blocks
         if isinstance(block, int | np.integer) and not 0 <= block < blocks:
             raise HorizonExhausted(self.program.horizon, int(block) * length)
-        base = self._matrices[self._matrix_of_block[block]]
-        matrix = base * self._row_scale[block][:, None]
+        place = 0 if self.program.endless else block
+        base = self._matrices[self._matrix_of_block[place]]
+        matrix = base * self._row_scale[place][:, None]
         # By default a GPU multiplies in TF32, with ten bits: another mechanism than the program.
         out = advance(matrix, jnp.concatenate([state, draws]), jnp.matmul, precision="highest")
-        within = (jnp.asarray(block) >= 0) & (jnp.asarray(block) < blocks)
+        within = jnp.asarray(block) >= 0
+        if not self.program.endless:
+            within &= jnp.asarray(block) < blocks
         out = jnp.where(within, out, jnp.nan)
         return out[length:], out[:length]
 

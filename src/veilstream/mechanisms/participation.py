@@ -32,6 +32,8 @@ __all__ = [
     "Sensitivity",
     "as_participation",
     "gram_sensitivity",
+    "left_most_sum",
+    "long_toeplitz_sensitivity",
 ]
 
 Floats = NDArray[np.float64]
@@ -163,10 +165,29 @@ def _left_most_toeplitz(C: Floats, k: int, b: int) -> float | None:
     rounding = np.sqrt(((C - toeplitz(ideal, np.zeros(T))) ** 2).sum(axis=0).max())
     if rounding > _SAME * np.linalg.norm(c):
         return None
-    total = np.zeros(T)
-    for i in range(k):
-        total[i * b :] += ideal[: T - i * b]
-    return float(np.linalg.norm(total) + k * rounding)
+    return float(np.linalg.norm(left_most_sum(ideal, Participation(k, b))) + k * rounding)
+
+
+def left_most_sum(c: Floats, part: Participation) -> Floats:
+    """Sum of the columns of the left-most pattern, of a Toeplitz matrix whose first one is c."""
+    total = np.zeros_like(c)
+    for i in range(part.times):
+        at = i * part.min_separation
+        total[at:] += c[: len(c) - at]
+    return total
+
+
+def long_toeplitz_sensitivity(c: Floats, rounding: float, part: Participation) -> float | None:
+    """The same from a first column alone: where no matrix fits.
+
+    ``rounding`` bounds how far any column is from the first one, shifted. None where C does not
+    fall, or is not Toeplitz but for rounding.
+    """
+    ideal = np.minimum.accumulate(np.maximum(c, 0.0))
+    rounding += float(np.linalg.norm(c - ideal))
+    if rounding > _SAME * np.linalg.norm(c):
+        return None
+    return float(np.linalg.norm(left_most_sum(ideal, part)) + part.times * rounding)
 
 
 def _best_patterns(weights: Floats, k: int, b: int) -> Floats:

@@ -26,7 +26,10 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.steps import Steps
 
-__all__ = ["NoiseProgram", "advance", "compile_program"]
+__all__ = ["ENDLESS", "NoiseProgram", "advance", "compile_program"]
+
+ENDLESS = 2**62
+"""The horizon of what has none: a step a nanosecond takes 146 years to get there."""
 
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -64,6 +67,11 @@ class NoiseProgram:
         scaled: Float32s = base.copy()
         scaled[:length] *= self.row_scale[start : start + length, None]
         return scaled
+
+    @property
+    def endless(self) -> bool:
+        """Whether one block repeats for ever."""
+        return False
 
     @cached_property
     def is_identity(self) -> bool:

@@ -11,6 +11,7 @@ and rounds the product to the float32 block that really runs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ConstantSteps", "Steps", "TreeSteps", "VaryingSteps"]
+__all__ = ["ConstantSteps", "EpochSteps", "Steps", "TreeSteps", "VaryingSteps"]
 
 Floats = NDArray[np.float64]
 
@@ -74,6 +75,38 @@ class ConstantSteps:
 
         feed = np.full(length, self.feed)
         return _compose(same(self.transition), same(self.entry), same(self.output), feed, length)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochSteps:
+    """One constant step after the other, each from its start on and from a state of zero."""
+
+    starts: tuple[int, ...]
+    """First step of each epoch; the first is 0."""
+    epochs: tuple[ConstantSteps, ...]
+    """All with as many state vectors."""
+
+    def surviving(self, length: int) -> slice:  # noqa: D102
+        return slice(0, len(self.epochs[0].entry))
+
+    def _epochs_of(self, start: int, length: int) -> tuple[tuple[int, bool], ...]:
+        """Of each step: which epoch it is in, and whether it is the first one."""
+        steps = range(start, start + length)
+        within = [bisect_right(self.starts, step) - 1 for step in steps]
+        return tuple((e, self.starts[e] == step) for e, step in zip(within, steps, strict=True))
+
+    def kind(self, start: int, length: int) -> Hashable:  # noqa: D102
+        return self._epochs_of(start, length)
+
+    def block(self, start: int, length: int) -> Floats:  # noqa: D102
+        each = [(self.epochs[e], 0.0 if new else 1.0) for e, new in self._epochs_of(start, length)]
+        return _compose(
+            np.array([kept * steps.transition for steps, kept in each]),
+            np.array([steps.entry for steps, _ in each]),
+            np.array([kept * steps.output for steps, kept in each]),
+            np.array([steps.feed for steps, _ in each]),
+            length,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,6 +54,10 @@ _FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
 """Mechanisms that can be made for what a method publishes."""
 
 
+_ROUNDS_SIMULATED = 1000
+"""Of a run without an end that does not say how many."""
+
+
 class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
 
@@ -68,7 +72,13 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = value(ge=1, hint="R, how many models are released; try 1000")
+    rounds: int = value(
+        ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end'
+    )
+    unbounded: bool = False
+    """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
+    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
     local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
@@ -93,6 +103,11 @@ class LearningPlan(PlanTable):
     """Which model `start` must be; server and learners then agree on it."""
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
     """Who vouches for a server that `start` names: a PEM file."""
+
+    def __init__(self, /, **given: Any) -> None:
+        if given.get("rounds") == "unbounded":
+            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
+        super().__init__(**given)
 
 
 class DataPlan(PlanTable):
@@ -220,7 +235,8 @@ class MethodPlan(PlanTable):
     accounting: Literal["exact", "zcdp"] | None = None
     objective: Literal["mean", "max", "rounds", "published"] | None = None
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging, momentum and forgetting, at round ends; the others are for `optimal`."""
+    its steps, averaging, momentum and forgetting, at round ends (and `buffered` is then tuned for
+    people who return, where [privacy] allows it); the others are for `optimal`."""
     interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
     """For "published" and "rounds": what noise in models that are not published counts beside."""
 
@@ -354,6 +370,13 @@ class Plan(PlanTable):
                 f"{where}.clients_per_step", plan.clients_per_step,
                 f"a divisor of {met}, the clients that a learner meets in a round",
                 f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
+            )  # fmt: skip
+        endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
+        if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
+            raise PlanError(
+                f"{where}.mechanism", plan.mechanism,
+                f"nothing, or {endless}, for unbounded rounds: this one needs an end",
+                "remove it; or learning.unbounded = false, with the rounds that there will be",
             )  # fmt: skip
         if plan.averaging is not None and plan.newest_weight is not None:
             raise PlanError(

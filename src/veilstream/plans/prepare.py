@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from veilstream.learning.algorithm import StepRule
-from veilstream.mechanisms import Factorization, build
+from veilstream.mechanisms import (
+    Factorization,
+    StationaryFactorization,
+    build,
+    doubling,
+    stationary,
+)
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
-__all__ = ["Prepared", "main_method", "prepare"]
+__all__ = ["PlanNotice", "Prepared", "main_method", "prepare"]
 
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
+
+
+class PlanNotice(UserWarning):
+    """A plan that can run, and will not do well."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Prepared:
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
             made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+        if isinstance(self.factorization, StationaryFactorization):
+            made_for += (plan.forgetting,)
         return made_for
 
     @property
@@ -70,13 +83,29 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None)
+    if learning.projection_radius is not None and name != "independent":
+        warnings.warn(
+            f"learning.projection_radius = {learning.projection_radius:g} beside {name} noise: a "
+            "model that is put back into the ball keeps noise that later steps would have "
+            "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
+            '= "independent")',
+            PlanNotice,
+            stacklevel=2,
+        )
     options: dict[str, Any] = {}
     if method.objective == "published":
         options = {"workload": plan.workload_of(method)}
+        if name == "buffered":
+            options["participation"] = plan.participation
     elif method.objective is not None:
         options = {"objective": method.objective, "local_steps": steps,
                    "interior_weight": method.interior_weight}  # fmt: skip
-    factorization = build(name, learning.rounds * steps, **options)
+    horizon = learning.rounds * steps
+    if learning.unbounded and name != "independent":
+        rate = plan.workload_of(method).forgetting_per_step
+        factorization = stationary(rate) if rate < 1.0 else doubling(horizon)
+    else:
+        factorization = build(name, horizon, **options)
     std, guarantee = calibrate(
         plan.budget_of(method),
         factorization,

@@ -11,6 +11,7 @@ from typing import Any, Self
 from veilstream.errors import InputError, UnknownName
 from veilstream.mechanisms.checks import positive_number
 from veilstream.mechanisms.participation import Participation
+from veilstream.mechanisms.program import ENDLESS
 from veilstream.privacy.gaussian import GaussianCurve
 
 __all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
@@ -129,11 +130,21 @@ class Guarantee:
         return min(1.0, self.curve.delta(epsilon) + tail)
 
     @property
+    def endless(self) -> bool:
+        """Whether it holds for however many steps there will be."""
+        return self.horizon >= ENDLESS
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What a careful reader should know about this promise."""
         remarks = []
         clients = self.horizon * self.clients_per_step
-        if self.delta * clients > 0.1:
+        if self.endless:
+            remarks.append(
+                f"a run without an end meets ever more clients: about {self.delta:g} of them are "
+                "in the part that delta leaves out; keep it far below 1 / (all whom you expect)"
+            )
+        elif self.delta * clients > 0.1:
             remarks.append(
                 f"delta = {self.delta:g} is weak for {clients} clients a learner: a mechanism "
                 f"that exposes one record in {round(1 / self.delta)} would meet it; "
@@ -150,11 +161,12 @@ class Guarantee:
 
     def __str__(self) -> str:
         c = self.clients_per_step
+        steps = "any number of" if self.endless else str(self.horizon)
         several = f" with {c} clients averaged in a step" if c > 1 else ""
         return (
             f"({self.epsilon:g}, {self.delta:g})-local differential privacy for {self.unit}, "
             f"{self.neighbours.value} neighbours, taking part {self.participation}, over "
-            f"{self.horizon} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
+            f"{steps} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
             f"norm {self.clip_norm:g}{several} ({self.accounting.value} accounting)"
         )
 

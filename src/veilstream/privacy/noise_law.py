@@ -45,7 +45,8 @@ from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.participation import Participation
-from veilstream.mechanisms.program import NoiseProgram
+from veilstream.mechanisms.program import ENDLESS, NoiseProgram
+from veilstream.mechanisms.unbounded import StationaryFactorization
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
@@ -94,6 +95,22 @@ def charge_for(program: NoiseProgram, dim: int, scale: float) -> Charge:
     )
 
 
+def _affordable(stepwise: StationaryFactorization, asked: Guarantee, dim: int) -> int:
+    """Steps that noise without an end may have before its arithmetic costs a hundredth of μ.
+
+    A power of two, so that all sides find the same, and at most 2^30: 34 years of a step a second.
+    """
+    scale = asked.noise_std / grid_for(asked.clip_norm, asked.noise_std).step
+    a_step = charge_for(stepwise.limited(1).program, dim, scale).mu
+    steps = 0.01 * (asked.sensitivity / asked.noise_std) / a_step
+    if steps < 2.0**20:
+        raise InputError(
+            "dim", dim, "few enough for float64 to keep noise without an end for 2^20 steps",
+            "fewer parameters, a larger epsilon, or a plan with an end",
+        )  # fmt: skip
+    return 1 << min(30, int(math.log2(steps)))
+
+
 def calibrate_release(
     budget: Budget,
     mechanism: Factorization,
@@ -125,6 +142,9 @@ def calibrate_release(
     options = {
         "neighbours": neighbours, "participation": participation, "accounting": accounting,
     }  # fmt: skip
+    if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
+        _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
+        stepwise = stepwise.limited(_affordable(stepwise, asked, coordinates))
     std, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
     scale = std / grid_for(clip_norm, std).step
     charge = charge_for(stepwise.program, coordinates, scale)

@@ -1,27 +1,42 @@
-"""Mechanisms side by side at one budget: the numbers behind `veilstream plan`."""
+"""Mechanisms side by side at one budget: the numbers behind `veilstream plan`.
+
+They are ranked by the noise in what is published (`Setting.workload`): the models at round ends, or
+what averaging, momentum and forgetting make of them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.mechanisms import MECHANISMS, ONCE, Factorization, Participation, build
+from veilstream.mechanisms import (
+    MECHANISMS,
+    ONCE,
+    Factorization,
+    Participation,
+    Workload,
+    build,
+    doubling,
+    stationary,
+)
+from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.normals import TILE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 
-__all__ = ["LONG_HORIZON", "Comparison", "Row", "Setting", "compare"]
+__all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
 
 LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")
+_LONGEST_LOOKED_AT = 1_000_000
 _CLOSE = 1.02
 """Errors this close count as equal; the cheaper mechanism is then recommended."""
 
@@ -39,6 +54,14 @@ class Setting:
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     participation: Participation = ONCE
     accounting: Accounting = Accounting.EXACT
+    workload: Workload | None = None
+    """What is published, if not the latest model at every round's end."""
+    step_size: float | None = None
+    """η·η_g, to state noise in the model itself."""
+    people: int | None = None
+    """How many people a learner has."""
+    unbounded: bool = False
+    """Whether nobody knows when it ends: `horizon` is then where ways to go on are compared."""
 
     def __post_init__(self) -> None:
         positive_integer("rounds", self.rounds, "R, try 1000")
@@ -51,6 +74,33 @@ class Setting:
         """T = R·τ."""
         return self.rounds * self.local_steps
 
+    @property
+    def published(self) -> Workload:
+        """What is published."""
+        if self.workload is not None:
+            return self.workload
+        return Workload(horizon=self.horizon, local_steps=self.local_steps)
+
+    @property
+    def people_needed(self) -> int:
+        """Fewest people with whom a learner can take every step."""
+        often = self.participation
+        return max(-(-self.horizon // often.times), min(often.min_separation, self.horizon))
+
+    @property
+    def shortage(self) -> str | None:
+        """What to say where there are too few people for this budget."""
+        if self.people is None or self.people >= self.people_needed:
+            return None
+        visits = -(-self.horizon // self.people)
+        apart = min(self.participation.min_separation, self.people)
+        return (
+            f"too few people: {self.horizon} steps with everyone taking part "
+            f"{self.participation} need {self.people_needed} people a learner, and there are "
+            f"{self.people}. They suffice for {self.people * self.participation.times} steps, or "
+            f"with participations = {visits} and min_separation = {apart}, at more noise"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -61,14 +111,20 @@ class Row:
     """
 
     mechanism: str
+    objective: str | None
+    """"published" where it is made for what is published, and for people who return; else None."""
     guarantee: Guarantee
     sensitivity: float
     noise_std: float
     error_max: float
     error_mean: float
     error_round_ends: float
+    error_published: float
+    """Root of the mean variance over what is published, at step size one."""
+    model_noise: float | None
+    """Norm of the noise in a published model: step size times error_published times √d."""
     relative_to_independent: float
-    """error_round_ends over that of independent noise at the same promise."""
+    """error_published over that of independent noise at the same promise."""
     state_vectors: int
     state_bytes: int
     seconds_per_step: float
@@ -77,12 +133,36 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; without the curve over time."""
         names = (
-            "mechanism", "sensitivity", "noise_std", "error_max", "error_mean", "error_round_ends",
-            "relative_to_independent", "state_vectors", "state_bytes", "seconds_per_step",
+            "mechanism", "objective", "sensitivity", "noise_std", "error_max", "error_mean",
+            "error_round_ends", "error_published", "model_noise", "relative_to_independent",
+            "state_vectors", "state_bytes", "seconds_per_step",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "guarantee": self.guarantee.as_dict()
         }
+
+    @property
+    def title(self) -> str:
+        """Its name, and what it is made for."""
+        return self.mechanism if self.objective is None else f"{self.mechanism}, {self.objective}"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Another thing to publish from the same messages, and what it would do to the noise."""
+
+    change: str
+    """As a plan writes it."""
+    error_published: float
+
+
+@dataclass(frozen=True)
+class WithoutEnd:
+    """A way to go on without knowing when it ends."""
+
+    way: str
+    relative: float
+    """Noise in what is published at the last round, over the most that one has who knew the end."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +173,17 @@ class Comparison:
     rows: tuple[Row, ...]
     reason: str
     left_out: tuple[str, ...]
+    offers: tuple[Offer, ...] = ()
+    without_end: tuple[WithoutEnd, ...] = ()
+
+    @property
+    def model_reach(self) -> float | None:
+        """How far from its start a model can go: every step of full length, in one direction."""
+        setting = self.setting
+        if setting.step_size is None:
+            return None
+        ahead = np.full(setting.horizon, setting.clip_norm * setting.step_size)
+        return float(np.abs(_published_of(setting.published, ahead)).max())
 
     @property
     def recommended(self) -> Row:
@@ -109,6 +200,7 @@ def compare(
 ) -> Comparison:
     """Build and calibrate mechanisms; ``tick`` is called with each name before its turn."""
     left_out: tuple[str, ...] = ()
+    everything = names is None
     if names is None:
         names = tuple(MECHANISMS)
         if setting.horizon > LONG_HORIZON:
@@ -122,12 +214,87 @@ def compare(
         tick(name)
         factorization = build(name, setting.horizon, **(options or {}))
         rows.append(_measure(factorization, setting, baseline))
-    best = min(row.error_round_ends for row in rows)
+        if everything and _can_be_matched(name, setting):
+            more = {"participation": setting.participation} if name == "buffered" else {}
+            matched = build(name, setting.horizon, workload=setting.published, **more)
+            rows.append(_measure(matched, setting, baseline, "published"))
+    best = min(row.error_published for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
-    good = [row for row in rows if row.error_round_ends <= _CLOSE * best]
-    chosen = min(good, key=lambda row: (row.state_vectors, row.error_round_ends))
-    others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_round_ends)
-    return Comparison(setting, (chosen, *others), _reason(chosen, best, rows), left_out)
+    good = [row for row in rows if row.error_published <= _CLOSE * best]
+    chosen = min(good, key=lambda row: (row.state_vectors, row.error_published))
+    others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
+    reason = _reason(chosen, best, rows)
+    offers = _offers(setting, chosen) if everything else ()
+    ways = _without_end(setting) if setting.unbounded else ()
+    return Comparison(setting, (chosen, *others), reason, left_out, offers, ways)
+
+
+def _can_be_matched(name: str, setting: Setting) -> bool:
+    """Whether this mechanism can be made for what is published, and that is something else."""
+    w = setting.published
+    if name == "buffered":
+        return (setting.participation.times > 1) if w.plain else setting.horizon <= BUFFERED_LIMIT
+    if name in ("toeplitz", "toeplitz_normalised"):
+        return w.forgetting < 1.0
+    return name == "optimal" and not (w.plain and w.local_steps == 1)
+
+
+def _offers(setting: Setting, chosen: Row) -> tuple[Offer, ...]:
+    """What averaging and forgetting would do, with buffered noise as it is."""
+    w = setting.published
+    if not w.plain:
+        return ()
+    mechanism = build("buffered", setting.horizon)
+    own = w.error(mechanism, setting.participation).mean
+    others = {"averaging = 3.0": replace(w, averaging=3.0),
+              "forgetting = 0.999": replace(w, forgetting=0.999)}  # fmt: skip
+    return tuple(
+        Offer(
+            change,
+            chosen.error_published
+            * math.sqrt(other.error(mechanism, setting.participation).mean / own),
+        )
+        for change, other in others.items()
+    )
+
+
+def _without_end(setting: Setting) -> tuple[WithoutEnd, ...]:
+    """Horizons that are too long, epochs of doubling length and, with forgetting, stationary noise.
+
+    All at the last round, beside the most that buffered noise has which was made for it.
+    """
+    w, part = setting.published, setting.participation
+
+    def at_the_end(mechanism: Factorization) -> float:
+        """Of what is published; mechanisms that last longer are looked at where w ends."""
+        longer = w.at_rounds(mechanism.horizon // w.local_steps)
+        return float(longer.error(mechanism, part).variance[w.rounds - 1])
+
+    known = w.error(build("buffered", setting.horizon), part).max
+    found = {}
+    for times in (10, 100, 1000):
+        if setting.horizon * times <= _LONGEST_LOOKED_AT:
+            made = build("buffered", setting.horizon * times)
+            found[f"a horizon {times} times too long (buffered)"] = at_the_end(made)
+    found["epochs of doubling length"] = at_the_end(doubling(setting.horizon))
+    rho = w.forgetting_per_step
+    if rho < 1.0 and part.times == 1:
+        endless = stationary(rho)
+        until = endless.until(setting.horizon)
+        of_its_own = (endless.sensitivity() / until.sensitivity()) ** 2
+        found["stationary, the same for ever"] = at_the_end(until) * of_its_own
+    return tuple(WithoutEnd(way, math.sqrt(error / known)) for way, error in found.items())
+
+
+def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What is published of these steps."""
+    system = workload.system()
+    q = np.zeros(system.order)
+    published = np.empty(len(increments))
+    for t, step in enumerate(increments):
+        q = system.transition[t] @ q + system.entry[t] * step
+        published[t] = q[system.rows[0].coordinate]
+    return published[workload.local_steps - 1 :: workload.local_steps]
 
 
 def _reason(chosen: Row, best: float, rows: Sequence[Row]) -> str:
@@ -139,11 +306,11 @@ def _reason(chosen: Row, best: float, rows: Sequence[Row]) -> str:
         if gain >= 0.999
         else f"{1 / gain:.1f}x less noise in the released model than independent noise"
     )
-    if chosen.error_round_ends <= best * (1 + 1e-9):
-        return f"least error at round ends: {against}"
-    excess = 100 * (chosen.error_round_ends / best - 1)
+    if chosen.error_published <= best * (1 + 1e-9):
+        return f"least noise in what is published: {against}"
+    excess = 100 * (chosen.error_published / best - 1)
     return (
-        f"within {excess:.1f}% of the least error at round ends with the smallest state "
+        f"within {excess:.1f}% of the least noise in what is published, with the smallest state "
         f"({chosen.state_vectors} vectors): {against}"
     )
 
@@ -160,7 +327,12 @@ def _seconds_per_step(factorization: Factorization, dim: int) -> float:
     return best * dim / timed
 
 
-def _measure(factorization: Factorization, setting: Setting, baseline: Row | None) -> Row:
+def _measure(
+    factorization: Factorization,
+    setting: Setting,
+    baseline: Row | None,
+    objective: str | None = None,
+) -> Row:
     std, guarantee = calibrate(
         setting.budget,
         factorization,
@@ -173,17 +345,27 @@ def _measure(factorization: Factorization, setting: Setting, baseline: Row | Non
     at_round_ends = math.sqrt(
         float(variance[setting.local_steps - 1 :: setting.local_steps].mean())
     )
+    published = at_round_ends
+    if not setting.published.plain:
+        report = setting.published.error(factorization, setting.participation)
+        unit = std / factorization.sensitivity(setting.participation)
+        published = math.sqrt(report.mean / setting.learners) * unit
+    in_model = None
+    if setting.step_size is not None:
+        in_model = setting.step_size * published * math.sqrt(setting.dim)
     program = factorization.program
     return Row(
         mechanism=factorization.name,
+        objective=objective,
         guarantee=guarantee,
         sensitivity=guarantee.sensitivity / (setting.neighbours.reach * setting.clip_norm),
         noise_std=std,
         error_max=math.sqrt(float(variance.max())),
         error_mean=math.sqrt(float(variance.mean())),
         error_round_ends=at_round_ends,
-        relative_to_independent=at_round_ends
-        / (baseline.error_round_ends if baseline else at_round_ends),
+        error_published=published,
+        model_noise=in_model,
+        relative_to_independent=published / (baseline.error_published if baseline else published),
         state_vectors=program.state_size,
         state_bytes=4 * program.state_size * setting.dim,
         seconds_per_step=_seconds_per_step(factorization, setting.dim),

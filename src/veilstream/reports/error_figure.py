@@ -47,7 +47,7 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     ends = np.arange(setting.local_steps, setting.horizon + 1, setting.local_steps)
-    for row in sorted(comparison.rows, key=lambda row: -row.error_round_ends):
+    for row in sorted(comparison.rows, key=lambda row: -row.error_published):
         chosen = row is comparison.recommended
         axes.plot(
             ends / setting.local_steps,
@@ -55,7 +55,7 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
             color=colour_of(row.mechanism),
             linestyle="--" if row.mechanism == "independent" else "-",
             linewidth=2.4 if chosen else 1.0,
-            label=f"{row.mechanism}  {row.relative_to_independent:.3g}x{' *' if chosen else ''}",
+            label=f"{row.title}  {row.relative_to_independent:.3g}x{' *' if chosen else ''}",
         )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ScalarFormatter())
@@ -73,7 +73,7 @@ def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
     axes.grid(visible=True, which="both", alpha=0.2)
     figure.legend(
         *axes.get_legend_handles_labels(),
-        title="error at round ends,\nrelative to independent\n(* recommended)",
+        title="noise in what is published,\nrelative to independent\n(* recommended)",
         loc="outside right upper",
         fontsize="small",
         title_fontsize="small",

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
+from veilstream.mechanisms import StationaryFactorization
 
 __all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds", "norm"]
 
@@ -38,6 +40,27 @@ class OutOfBounds(ProtocolError):
     """A release that no learner of this plan makes."""
 
 
+class Deviations(Protocol):
+    """Of the noise in a release, by how many rounds its learner has had."""
+
+    def __getitem__(self, rounds: int, /) -> Any:
+        """In units of the grid."""
+
+
+@dataclass(frozen=True)
+class EndlessDeviations:
+    """For noise without an end: worked out when asked for, at any round."""
+
+    mechanism: StationaryFactorization
+    local_steps: int
+    scale: float
+
+    def __getitem__(self, rounds: int, /) -> float:
+        """As `Deviations`; a millionth more, since the program rounds to float32."""
+        variance = self.mechanism.prefix_variance(rounds * self.local_steps)
+        return 1.000001 * self.scale * math.sqrt(variance)
+
+
 @dataclass(frozen=True)
 class ReleaseBounds:
     """Bounds in units of the grid."""
@@ -46,7 +69,7 @@ class ReleaseBounds:
     local_steps: int
     clip: float
     """B_g."""
-    deviations: NDArray[np.float64]
+    deviations: Deviations
     """Standard deviation of the noise in a release after so many rounds; 0 after none."""
     quantile: float
     """z."""
@@ -59,9 +82,12 @@ class ReleaseBounds:
             InputError: sums over all learners might not fit into 64 bits.
 
         """
-        ends = terms.mechanism.row_norms_squared()[terms.local_steps - 1 :: terms.local_steps]
         scale = terms.noise_std / terms.grid.step
-        deviations = np.concatenate([[0.0], scale * np.sqrt(ends)])
+        if isinstance(terms.mechanism, StationaryFactorization):
+            deviations: Deviations = EndlessDeviations(terms.mechanism, terms.local_steps, scale)
+        else:
+            ends = terms.mechanism.row_norms_squared()[terms.local_steps - 1 :: terms.local_steps]
+            deviations = np.concatenate([[0.0], scale * np.sqrt(ends)])
         cases = 4.0 * terms.learners * terms.rounds**2 * terms.dim
         bounds = cls(
             terms.dim, terms.local_steps, terms.grid.clip_norm / terms.grid.step, deviations,

@@ -126,6 +126,10 @@ def run_demo(
     _check_accounts(engine, trusted=trust_engine)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
+    if plan.learning.unbounded:
+        raise InputError(
+            "learning.unbounded", True, "false: a demonstration ends", "--set, or another plan"
+        )
     task = task_of(plan)
     Terms.of(plan, task.dim, task)  # what cannot be deployed is refused before anything is written
     data = DemoData.of(plan)
