@@ -138,9 +138,7 @@ def dynamic_regret_bound_independent(constants: Constants) -> Bound:
     )
 
 
-def dynamic_regret_bound_strongly_convex(
-    constants: Constants, theta: float | None = None
-) -> Bound:
+def dynamic_regret_bound_strongly_convex(constants: Constants, theta: float | None = None) -> Bound:
     """Dynamic regret for strongly convex losses: the supplement's app-sc-dynamic (eq-sc-dynm).
 
     ``constants.mu`` is the modulus of strong convexity; α and σ play no part, since every optimum

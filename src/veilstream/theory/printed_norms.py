@@ -42,7 +42,15 @@ class SquaredNorms(NamedTuple):
 
 
 def largest_norms(factorization: Factorization) -> SquaredNorms:
-    """What a factorization really has, computed from its noise program."""
+    """What a factorization really has, computed from its noise program.
+
+    Args:
+        factorization: any mechanism at its horizon.
+
+    Returns:
+        The two norms, squared.
+
+    """
     columns, rows = factorization.column_norms_squared(), factorization.row_norms_squared()
     return SquaredNorms(float(columns.max()), float(rows.max()))
 

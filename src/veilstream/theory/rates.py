@@ -55,7 +55,7 @@ def main_theorem_rate(constants: Constants, *, epsilon: float, delta: float) -> 
     return _rate(
         c,
         noise=_local_share(c) * (eta_tilde * log_steps / c.local_steps) ** 2,
-        privacy=_privacy_price(c, epsilon, delta),
+        privacy=privacy_price(c, epsilon, delta),
         environment=1.0,
     )
 
@@ -84,7 +84,7 @@ def independent_noise_rate(constants: Constants, *, epsilon: float, delta: float
     return _rate(
         c,
         noise=share * eta_tilde / c.local_steps,
-        privacy=_privacy_price(c, epsilon, delta),
+        privacy=privacy_price(c, epsilon, delta),
         environment=1.0,
     )
 
@@ -113,12 +113,12 @@ def static_regret_rate(constants: Constants, *, epsilon: float, delta: float) ->
     return _rate(
         c,
         noise=_local_share(c) * step / c.local_steps**2,
-        privacy=_privacy_price(c, epsilon, delta),
+        privacy=privacy_price(c, epsilon, delta),
         environment=step,
     )
 
 
-def _privacy_price(constants: Constants, epsilon: float, delta: float) -> float:
+def privacy_price(constants: Constants, epsilon: float, delta: float) -> float:
     """d·B_g²·ln(1/δ)/(nε²): what every rate charges for privacy."""
     c, (epsilon, log_delta) = constants, checked_budget(epsilon, delta)
     return c.dim * c.gradient_bound**2 * log_delta / (c.learners * epsilon**2)
@@ -190,9 +190,7 @@ def advised_step_size(constants: Constants) -> float:
     return min(step, c.alpha / (8 * c.smoothness))
 
 
-def step_size_scaling(
-    *, rounds: int, local_steps: int, statement: Statement = "thm-up"
-) -> float:
+def step_size_scaling(*, rounds: int, local_steps: int, statement: Statement = "thm-up") -> float:
     """How a statement lets η̃ shrink with the horizon. A scale, not a step.
 
     R^(-1/3)·(ln Rτ)^(-2/3) for thm-up and the supplement's strongly convex case, R^(-1/2) for
