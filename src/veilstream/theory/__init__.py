@@ -1,4 +1,4 @@
-"""The paper's bounds, to evaluate: constants, bounds, rates, compared methods, growth conditions."""
+"""The paper's bounds, to evaluate: with constants, as rates, and beside the compared methods."""
 
 from veilstream.theory.bounds import (
     Bound,
@@ -8,6 +8,7 @@ from veilstream.theory.bounds import (
     dynamic_regret_bound_strongly_convex,
     static_regret_bound,
 )
+from veilstream.theory.compared_methods import COMPARED_METHODS, ComparedMethod, TableSetting
 from veilstream.theory.constants import Constants
 from veilstream.theory.growth import GrowthConstants, assumption_constants, quasi_strong_convexity
 from veilstream.theory.hidden_constants import (
@@ -35,11 +36,14 @@ from veilstream.theory.rates import (
 )
 
 __all__ = [
+    "COMPARED_METHODS",
     "Bound",
+    "ComparedMethod",
     "Constants",
     "GrowthConstants",
     "RegretTerms",
     "SquaredNorms",
+    "TableSetting",
     "advised_step_size",
     "assumption_constants",
     "correlated_beats_independent",
