@@ -18,7 +18,10 @@ CONVEX = ("liu2023", "denisov2022", "cdc2021")
 
 def setting_of(seed=0, **changes):
     c = some_constants(seed, **changes)
-    return TableSetting(constants=c, epsilon=0.7, delta=1e-5, path_length=3.0, diameter=2.0)
+    return TableSetting(
+        constants=c, epsilon=0.7, delta=1e-5, path_length=3.0, diameter=2.0,
+        independent_noise_std=1.3,
+    )  # fmt: skip
 
 
 # --- the interface -------------------------------------------------------------------------------
@@ -45,7 +48,8 @@ def test_our_rows_are_our_bounds():
     assert row.bound(setting) == theory.dynamic_regret_bound(c)
     assert row.rate(setting) == theory.main_theorem_rate(c, **budget)
     row = COMPARED_METHODS["ours, independent"]
-    assert row.bound(setting) == theory.dynamic_regret_bound_independent(c)
+    fresh = dataclasses.replace(c, noise_std=1.3, row_norms_squared=None)
+    assert row.bound(setting) == theory.dynamic_regret_bound_independent(fresh)
     assert row.rate(setting) == theory.independent_noise_rate(c, **budget)
 
 
@@ -75,12 +79,28 @@ def test_rates_equal_the_table(seed):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"path_length": -1.0}, {"diameter": 0.0}, {"pseudo_convexity": 0}, {"normalised_step": -1}],
+    [
+        {"path_length": -1.0},
+        {"diameter": 0.0},
+        {"pseudo_convexity": 0},
+        {"normalised_step": -1},
+        {"independent_noise_std": -0.1},
+    ],
 )
 def test_bad_settings_are_refused_by_name(changes):
     with pytest.raises(InputError) as caught:
         dataclasses.replace(setting_of(), **changes)
     assert caught.value.field in changes
+
+
+def test_independent_rows_refuse_the_std_of_correlated_noise():
+    missing = dataclasses.replace(setting_of(), independent_noise_std=None)
+    for name in ("ours, independent", "liu2023"):
+        with pytest.raises(InputError, match="independent_noise_std"):
+            COMPARED_METHODS[name].bound(missing)
+    fresh = dataclasses.replace(missing.constants, noise_std=1.3, row_norms_squared=None)
+    given = COMPARED_METHODS["liu2023"].bound(dataclasses.replace(missing, constants=fresh))
+    assert given == COMPARED_METHODS["liu2023"].bound(setting_of())
 
 
 def test_gao_needs_a_diameter():

@@ -11,6 +11,8 @@ How to read them side by side:
 - The rows bound different things: static regret against dynamic, a mean over local models against
   one over released ones, losses that are convex against losses that satisfy asm-noncvx. Where
   losses are convex and the optimum stays, all of them speak of the same run.
+- Rows differ in noise: ``constants`` has the correlated one, whose std counts the norms of C, and
+  ``independent_noise_std`` what the same budget needs with fresh noise in every step.
 - The table's η is the step of the released model, our η̃, in every row.
 - ``drift`` holds all that gradients of norm B_g cost, which for convex losses without smoothness
   is η̃·B_g² even where nothing is local.
@@ -18,6 +20,7 @@ How to read them side by side:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,8 +48,11 @@ class TableSetting:
     constants: Constants
     """Of the losses, the run and its noise. Convex rows use no L, α, μ, σ."""
     epsilon: float
-    """Of the budget; rates read it, bounds read ``constants.noise_std``."""
+    """Of the budget; rates read it, bounds read the noise."""
     delta: float
+    independent_noise_std: float | None = None
+    """V_i of the rows with independent noise: ``calibrate`` on ``mechanisms.independent``. May be
+    left out where ``constants`` has no row norms: its noise is then independent, or none."""
     path_length: float = 0.0
     """C̃_R: distances between the optima of successive rounds, summed (gao2018)."""
     diameter: float | None = None
@@ -59,10 +65,28 @@ class TableSetting:
     def __post_init__(self) -> None:
         _non_negative("path_length", self.path_length, "0 when the optimum does not move")
         positive_number("pseudo_convexity", self.pseudo_convexity, "B_g for convex losses")
+        if self.independent_noise_std is not None:
+            _non_negative("independent_noise_std", self.independent_noise_std, "0 for no noise")
         for name in ("diameter", "normalised_step"):
             value = getattr(self, name)
             if value is not None:
                 positive_number(name, value, "a length, or leave it out")
+
+    @property
+    def with_independent_noise(self) -> Constants:
+        """The constants of the rows with independent noise."""
+        c = self.constants
+        std = self.independent_noise_std
+        if std is None:
+            if c.row_norms_squared is not None and c.noise_std > 0:
+                raise InputError(
+                    "independent_noise_std",
+                    None,
+                    "a number where constants have correlated noise",
+                    "veilstream.calibrate(budget, mechanisms.independent(R·τ), clip_norm=B_g)",
+                )
+            std = c.noise_std
+        return dataclasses.replace(c, noise_std=std, row_norms_squared=None)
 
     @property
     def length_of_step(self) -> float:
@@ -112,8 +136,8 @@ def _gradient_descent(c: Constants, *, drift: float = 0.0, noise: float = 0.0) -
 def mini_batch_bound(setting: TableSetting) -> Bound:
     """liu2023: one step a round along the mean of n·τ gradients at x^r, fresh noise in each.
 
-    A learner adds one N(0, V_i²/τ²) vector to the mean of its τ gradients: V_i =
-    ``constants.noise_std`` protects a single gradient, and a client moves the mean by 1/τ of one.
+    A learner adds one N(0, V_i²/τ²) vector to the mean of its τ gradients: V_i protects a single
+    gradient, and a client moves the mean by 1/τ of one.
     With g^r the mean and ξ^r the learners' averaged noise, independent of x^r,
     E‖ξ^r‖² = d·V_i²/(nτ²) and, for every u::
 
@@ -121,7 +145,7 @@ def mini_batch_bound(setting: TableSetting) -> Bound:
 
     Convexity bounds the product from below by f^r(x^r) - f^r(u); sum over rounds and divide.
     """
-    c = setting.constants
+    c = setting.with_independent_noise
     spread = c.dim * c.noise_variance / c.local_steps**2
     return _gradient_descent(c, noise=c.effective_step_size * spread / 2)
 
@@ -252,7 +276,7 @@ COMPARED_METHODS: dict[str, ComparedMethod] = {
         local_updates=True,
         assumptions=_OURS,
         rate=lambda s: independent_noise_rate(s.constants, epsilon=s.epsilon, delta=s.delta),
-        bound=lambda s: dynamic_regret_bound_independent(s.constants),
+        bound=lambda s: dynamic_regret_bound_independent(s.with_independent_noise),
     ),
     "liu2023": ComparedMethod(
         work="liu2023differentially",
