@@ -59,6 +59,14 @@ def test_the_printed_tree_bounds_fail_exactly_where_the_page_says():
         assert true.column * true.row <= printed.column * printed.row * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("T", "nodes", "fails"), [(3, (3, 2), True), (6, (4, 2), False)])
+def test_padding_can_take_the_product_above_the_printed_one(T, nodes, fails):
+    # By hand: 3·2 > 2.585·1.585 = 4.10, and 4·2 < 3.585·2.585 = 9.27.
+    padded, printed = theory.tree_norms(T, padded=True), theory.tree_norms_as_printed(T)
+    assert padded == nodes
+    assert (padded.column * padded.row > printed.column * printed.row) == fails
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("T", [2, 3, 7, 8, 32])
 def test_largest_norms_are_those_of_the_dense_matrices(name, T):
