@@ -188,8 +188,9 @@ def normalised_gradient_bound(setting: TableSetting) -> Bound:
 
         initial K·D²/(2Rs),  drift K·s/2,  environment K·D·C̃_R/(Rs)
 
-    Corrected: the table prints C̃_R/R. The step's reciprocal belongs there: it is what makes
-    gao2018's own sqrt(R + R·C̃_R), and with f^r(x) = |x - 2sr| the printed form is exceeded.
+    Corrected: the table prints C̃_R/R. The step's reciprocal belongs there: the
+    best step then gives sqrt(R + R·C̃_R), the form of gao2018's own theorem, and f^r(x) = |x - 2sr|
+    exceeds what is printed.
     """
     if setting.diameter is None:
         raise InputError("diameter", None, "a length", "gao2018 needs a bounded domain")
