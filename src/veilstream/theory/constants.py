@@ -96,7 +96,12 @@ class Constants:
     @property
     def round_row_norms_squared(self) -> float:
         """‖B_R‖_F²: squared row norms of B summed over the ends of the rounds; 0 without noise."""
-        return float(self._noise_rows()[self.local_steps - 1 :: self.local_steps].sum())
+        return float(self.round_end_rows_squared.sum())
+
+    @property
+    def round_end_rows_squared(self) -> NDArray[np.float64]:
+        """‖b^{r,τ-1}‖² for every round r; zeros without noise."""
+        return self._noise_rows()[self.local_steps - 1 :: self.local_steps]
 
     @property
     def max_row_norm_squared(self) -> float:
