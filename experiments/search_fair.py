@@ -127,7 +127,7 @@ class Study:
     def together(self, releases: int, seeds: int) -> int:
         """How many settings fit a device's memory at once."""
         each = seeds * self.learners * (self.clients // releases) * self.floats_a_client
-        return max(1, int(3e9 / each))
+        return max(1, min(96, int(3e9 / each)))  # a compiler takes long over hundreds
 
     def measured(
         self, settings: Sequence[Setting], seeds: Sequence[int], *, search: bool
