@@ -7,6 +7,7 @@ order, and then nobody. What a record holds does not matter here.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.federation import DIM, table_plan_of
-from veilstream.learning.admission import Answer
+from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import Sample
 from veilstream.plans.data_source import open_source
 from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
@@ -24,6 +25,7 @@ from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
+RECORD = Sample(np.zeros(DIM, np.float32), 1.0)
 PEOPLE = [f"p{i}" for i in range(10)]
 
 
@@ -232,3 +234,64 @@ def test_an_iterator_that_fails_ends_and_its_error_is_logged_without_its_text(ca
     assert source.exhausted
     assert "ValueError" in caplog.text
     assert "1234" not in caplog.text
+
+
+def waiting(source, *tags):
+    """These people call and wait, each answered into a list of its own."""
+    told = {tag: [] for tag in tags}
+    for tag in tags:
+        source.put([WaitingRecord(Offered(tag, RECORD), told[tag].append)])
+    return told
+
+
+@pytest.mark.parametrize("alone", ["new", "old"])
+def test_whoever_calls_alone_hears_the_same_whether_or_not_they_took_part(alone):
+    """The round is begun for the new one only, and nobody can tell from the answer."""
+    source = LiveSource(patience_s=0.2)
+    told = waiting(source, alone)
+    begun = source.ready(1, 5, lambda tag: tag == "new")
+    assert begun is (alone == "new")
+    if begun:
+        source.serve(0, lambda clients: [Answer.TAKEN for _ in clients], iter([1, 0]).__next__)
+    assert told[alone] == [Answer.TAKEN]
+    assert source.waiting == 0
+    assert source.told_without_a_round == (alone == "old")
+
+
+@pytest.mark.parametrize("second", ["new", "old"])
+def test_too_few_wait_whoever_they_are(second):
+    source = LiveSource(patience_s=0.2)
+    told = waiting(source, "first", second)
+    assert not source.ready(3, 5, lambda tag: tag != "old")
+    assert told == {"first": [], second: []}
+    assert source.waiting == 2
+
+
+def test_people_who_have_left_do_not_count_towards_the_minimum():
+    source = LiveSource(patience_s=1.0)
+    gone = [WaitingRecord(Offered(tag, RECORD)) for tag in ("a", "b")]
+    assert source.put(gone)
+    found = []
+    asking = threading.Thread(target=lambda: found.append(source.ready(3, 5, lambda _: True)))
+    asking.start()
+    time.sleep(0.2)
+    source.withdraw(gone)
+    waiting(source, "c")
+    asking.join(10)
+    assert found == [False]
+
+
+def test_an_iterator_of_records_that_the_task_does_not_take_begins_no_round(caplog):
+    def bad(consumed):
+        for i in range(20):
+            yield f"p{i}", Sample(np.full(3, np.nan), 1.0)
+        yield "good", Sample(np.zeros(3), 1.0)
+
+    source = IteratorSource(bad, name="m:bad", patience_s=0.5)
+    source.admission = Admission((3,), (-1.0, 1.0))
+    assert not source.ready(2, 5, lambda _: True)
+    assert source.not_admitted == 20
+    assert source.waiting == 1
+    assert "3 finite numbers as features, and one of -1.0, 1.0 as target" in caplog.text
+    assert source.ready(1, 5, lambda _: True)
+    source.close()

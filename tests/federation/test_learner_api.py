@@ -291,6 +291,17 @@ def test_who_waits_when_the_epoch_ends_is_told_so(tmp_path):
         assert sorted(status for status, _ in told) == [200, 410]
 
 
+def test_who_waits_while_the_learner_stops_is_told_to_come_again(tmp_path):
+    with served(tmp_path, taken_within_s=20.0) as here:
+        told: list[tuple[int, dict]] = []
+        calling = threading.Thread(target=lambda: told.append(here.post("/observe", ROW)))
+        calling.start()
+        wait_for(lambda: here.source.waiting == 1)
+        here.api.close()
+        calling.join(10)
+        assert told == [(503, {"answer": "wait"})]
+
+
 def test_a_round_is_begun_when_enough_people_wait_and_spends_nothing_before(tmp_path):
     with served(tmp_path, min_clients=2, taken_within_s=20.0) as here:
         here.open_round(now=False)

@@ -171,3 +171,19 @@ def test_whatever_a_record_holds_the_norm_is_bounded_or_it_is_refused(row, fit):
 def test_a_schema_that_cannot_be_is_refused(make):
     with pytest.raises(InputError):
         make()
+
+
+def test_true_and_false_are_no_numbers_whatever_the_file():
+    schema = RecordSchema("person", Label("y", ("no", "yes")), (Numeric("x", 0.0, 1.0),))
+    for cell in (True, False, np.bool_(True), "true"):
+        assert schema.encode({"person": "p", "y": "no", "x": cell}) == Refusal("not a number", "x")
+
+
+@pytest.mark.parametrize(("unknown", "place"), [("other", 2), ("zero", None)])
+def test_a_word_that_the_vocabulary_lacks_is_counted(unknown, place):
+    colour = Categorical("colour", ("red", "blue"), unknown=unknown)
+    schema = RecordSchema("person", Label("y", ("no", "yes")), (colour,), bias=False)
+    found = schema.encode({"person": "p", "y": "no", "colour": "grey"})
+    assert found.clamped == ("colour",)
+    assert list(np.flatnonzero(found.sample.features)) == ([] if place is None else [place])
+    assert schema.encode({"person": "p", "y": "no", "colour": "red"}).clamped == ()

@@ -243,7 +243,9 @@ def _show_records(console: Console, records: dict[str, Any] | None) -> None:
     for why, count in records["refused"].items():
         console.print(f"! {count} rows refused: {escape(why)}")
     for column, count in records["clamped"].items():
-        console.print(f"note: {count} numbers of {escape(column)} moved into their range")
+        console.print(
+            f"note: {count} cells of {escape(column)} outside the plan's range or vocabulary"
+        )
     left_out = {"too_often": "came as often as the promise allows", "too_soon": "came too soon"}
     for key, why in left_out.items():
         if records[key]:

@@ -39,6 +39,14 @@ class Admission:
             )  # fmt: skip
         return cls(details.features_shape, details.labels)
 
+    @property
+    def in_words(self) -> str:
+        """What a record must be."""
+        shape = " x ".join(map(str, self.shape)) or "one"
+        labels = self.labels
+        target = "a number" if labels is None else f"one of {', '.join(map(str, labels))}"
+        return f"{shape} finite numbers as features, and {target} as target"
+
     def admitted(self, sample: object) -> Sample | None:
         """The sample in one form for all (float32, no denormals), or None. Never raises."""
         try:

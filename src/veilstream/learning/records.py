@@ -102,7 +102,8 @@ class Encoded:
     client: str
     sample: Sample
     clamped: tuple[str, ...] = ()
-    """Columns whose number was moved to the end of its range."""
+    """Columns whose number was moved to the end of its range, or whose text is not in the plan's
+    vocabulary."""
 
     def __repr__(self) -> str:
         return "Encoded(<hidden>)"  # people's data, not for logs
@@ -129,7 +130,9 @@ def is_missing(value: object) -> bool:
 
 
 def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
-    """A cell as a finite number, or None."""
+    """A cell as a finite number, or None; true and false are none."""
+    if isinstance(value, bool | np.bool_):
+        return None
     if isinstance(value, str):
         text = value.strip()
         if decimal_comma and "," in text and "." not in text and text.count(",") == 1:
@@ -213,16 +216,17 @@ class Categorical:
     def _places(self) -> dict[str, int]:
         return {as_text(word): place for place, word in enumerate(self.vocabulary)}
 
-    def write(self, text: str, into: Float32s) -> None:
-        """Into its place."""
+    def write(self, text: str, into: Float32s) -> bool:
+        """Into its place; whether the vocabulary lacks it."""
         place = self._places.get(text)
-        if place is None:
-            if self.unknown == "refuse":
-                raise RefusedRecord("unknown category", self.name)
-            if self.unknown == "zero":
-                return
-            place = len(self.vocabulary)
-        into[place] = 1.0
+        if place is not None:
+            into[place] = 1.0
+            return False
+        if self.unknown == "refuse":
+            raise RefusedRecord("unknown category", self.name)
+        if self.unknown == "other":
+            into[len(self.vocabulary)] = 1.0
+        return True
 
 
 @dataclass(frozen=True)
@@ -454,8 +458,8 @@ class RecordSchema:
                     raise RefusedRecord("not a number", feature.name)
                 if feature.write(number, place):
                     clamped.append(feature.name)
-            else:
-                feature.write(as_text(value), place)
+            elif feature.write(as_text(value), place):
+                clamped.append(feature.name)
         at = sum(feature.width for feature in self.features)
         for a, b in self.interactions:
             product = np.outer(into[self._places[a]], into[self._places[b]]).ravel()

@@ -71,7 +71,8 @@ class DataCheck:
             share = 100 * count / max(report.rows, 1)
             if share >= 1:
                 found.append(
-                    f"{counted(count, 'number')} ({share:.1f}%) in {column} outside its range"
+                    f"{counted(count, 'cell')} ({share:.1f}%) in {column} outside the plan's range "
+                    "or vocabulary"
                 )
         if len(self.labels) == 1:
             found.append(f"every record has the label {next(iter(self.labels))}")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from veilstream.errors import InputError
+from veilstream.learning.admission import Admission
 from veilstream.streams.intake import Offered, SourceBookmark
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
@@ -44,6 +45,9 @@ class IteratorSource(WaitingSource):
         super().__init__(patience_s, read_ahead)
         self.name = name
         self._make, self._consumed = make, 0
+        self.admission: Admission | None = None
+        """What the task takes, where it is known: other records are counted and not offered."""
+        self.not_admitted = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -88,6 +92,9 @@ class IteratorSource(WaitingSource):
         try:
             for tag, sample in self._make(self._consumed):
                 self._consumed += 1
+                if self.admission is not None and self.admission.admitted(sample) is None:
+                    self._refuse(self.admission)
+                    continue
                 bookmark = SourceBookmark(self.name, str(self._consumed))
                 if not self._put_when_there_is_room(WaitingRecord(Offered(tag, sample, bookmark))):
                     return
@@ -96,6 +103,16 @@ class IteratorSource(WaitingSource):
         with self._changed:
             self._no_more = True
             self._changed.notify_all()
+
+    def _refuse(self, admission: Admission) -> None:
+        """Said at the first, the tenth, the hundredth ...: a source of nothing else begins none."""
+        self.not_admitted += 1
+        if self.not_admitted in (10**k for k in range(12)):
+            _log.warning(
+                "%s: %d of %d records so far cannot be used: the task takes %s; they are not "
+                "offered, and no round is begun for them", self.name, self.not_admitted,
+                self._consumed, admission.in_words,
+            )  # fmt: skip
 
     def _put_when_there_is_room(self, record: WaitingRecord) -> bool:
         """False once the source is closed."""

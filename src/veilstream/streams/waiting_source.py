@@ -11,12 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from veilstream.learning.admission import Answer
 from veilstream.streams.intake import MayTake, Observe, Offered, Wanted
-
-if TYPE_CHECKING:
-    from veilstream.learning.admission import Answer
 
 __all__ = ["CAPACITY", "WaitingRecord", "WaitingSource"]
 
@@ -55,6 +52,8 @@ class WaitingSource:
         self._queue: deque[WaitingRecord] = deque()
         self._until: float | None = None
         self._open = self._no_more = self._closed = False
+        self.told_without_a_round = 0
+        """Records of people who may not take part again that were answered before a round."""
 
     @property
     def is_open(self) -> bool:
@@ -102,25 +101,34 @@ class WaitingSource:
     # --- what a daemon asks ----------------------------------------------------------------------
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether at least so many people wait who can be taken; waits for them in the window."""
+        """Whether at least so many people wait who can be taken; waits for them in the window.
+
+        Somebody who cannot be taken is told "taken" where one more person would have begun the
+        round: what a caller hears then does not say whether that person took part before.
+        """
         self._until = time.monotonic() + self.window_s
         if minimum <= 0:
             return True
-        people: set[str | bytes] = set()
-        looked_at: set[int] = set()
+        can: dict[WaitingRecord, bool] = {}
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._over or any(id(r) not in looked_at for r in self._queue),
+                    lambda: self._over or any(r not in can for r in self._queue),
                     max(0.0, self._until - time.monotonic()),
                 )
-                fresh = [r for r in self._queue if id(r) not in looked_at]
+                fresh = [r for r in self._queue if r not in can]
             for record in fresh:  # outside: it asks the learner, and callers must not wait for that
-                looked_at.add(id(record))
-                if may_take(record.offered.tag):
-                    people.add(record.offered.tag)
+                can[record] = may_take(record.offered.tag)
+            with self._changed:  # whoever has left meanwhile does not count
+                people = {r.offered.tag for r in self._queue if can.get(r)}
                 if len(people) >= minimum:
                     return True
+                told = [r for r in self._queue if can.get(r) is False]
+                told = told if len(people) + 1 >= minimum else []
+                self._queue = deque(r for r in self._queue if r not in told)
+                self.told_without_a_round += len(told)
+            for record in told:
+                record.answered(Answer.TAKEN)
             if not fresh:
                 self._until = None
                 return False

@@ -230,7 +230,10 @@ class Daemon:
                 raise _Closing
             if self.account is not None:
                 self.account.round_ends()
-            return learner.finish_round()
+            release = learner.finish_round()
+            if self.account is not None:
+                self.account.round_is_sealed()
+            return release
         finally:
             self._let_callers_go()
             self._hold(r, arrived)

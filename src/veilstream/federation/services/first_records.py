@@ -70,8 +70,8 @@ def check_first_records(
     for column, count in counts.clamped.most_common():
         if count > accept * counts.rows:
             _log.warning(
-                "of the next %d records %d have a number in %s outside the plan's range, which is "
-                "moved to its end", counts.rows, count, column,
+                "of the next %d records %d have a cell in %s outside the plan's range or "
+                "vocabulary", counts.rows, count, column,
             )  # fmt: skip
     if len(seen.labels) == 1 and counts.rows - refused >= _FEW_OF_ONE_CLASS:
         _log.warning(

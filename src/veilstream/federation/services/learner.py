@@ -20,6 +20,7 @@ from veilstream.federation.services.first_records import check_first_records
 from veilstream.federation.services.local_account import LocalAccount, account_path
 from veilstream.federation.services.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.services.supervision import ENGINES, Address, Node, supervised
+from veilstream.learning.admission import Admission
 from veilstream.learning.records import EACH_ROW, RecordSchema
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
@@ -106,6 +107,9 @@ class LearnerService:
                 self._resume(source, learner, keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
+                source.admission = Admission.of(task)
+            if window_s is not None:
+                self._check_times(window_s if times is None else times.after_s)
             account = LocalAccount(
                 learner, source, unit=label_unit(self.plan), path=account_path(self.store)
             )
@@ -136,6 +140,15 @@ class LearnerService:
                         stop.wait(_LAST_REPLY_S)
                         _log.info("learner %s ends with its file %s", keys.name, self.data)
                         return
+
+    def _check_times(self, reply_s: float) -> None:
+        deadline = self.plan.federation.deadline_s
+        if deadline <= reply_s:
+            _log.warning(
+                "federation.deadline_s = %g: the server waits no longer for this learner, which "
+                "answers after up to %g s (federation.patience_s, --reply-after), so its rounds "
+                "may come too late: give it more than %g", deadline, reply_s, reply_s,
+            )  # fmt: skip
 
     def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
         """Go on where the file was left, and look at what comes next before anything is spent."""

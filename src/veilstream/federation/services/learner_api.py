@@ -114,7 +114,9 @@ class LearnerApi:
         self._one_count = threading.Lock()
         self._page = LocalPage(self.status)
         self._predicting = _Turns("predict")
+        self.port = address[1]  # the first caller may be there before the next line but ten
         self._taken_within_s = taken_within_s
+        self._ending = False
         routes = [
             Route("/observe", self._observe, methods=["POST"]),
             Route("/predict", self._predict, methods=["POST"]),
@@ -140,7 +142,10 @@ class LearnerApi:
         self.port = self._server.port
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering; whoever still waits for a round is told to come again."""
+        self._ending = True
+        if self._source is not None:
+            self._source.release()
         self._server.close()
         self._predicting.close()
 
@@ -270,6 +275,8 @@ class LearnerApi:
         """Have them wait for a round; None for those that none took in time."""
         if (why := self._daemon.ended) is not None:
             raise self._refuse(410, "ended", why)
+        if self._ending:
+            return [None] * len(records)
         waiting = _Waiting([Offered(each.client, each.sample) for each in records])
         if not source.put(waiting.records):
             why = "too many records wait for a round"

@@ -10,8 +10,8 @@
 There is one account, and log, API, page and `veilstream ledger status` all show it. A record is
 predicted by the server's model of the round before it is learned from (`prequential_score`). All of
 it is computed from private records without noise, so it is for this machine only: no message has a
-place for it. A file beside the store keeps it over restarts; a kill loses what was counted since
-the last round.
+place for it. A file beside the store keeps it over restarts; a kill loses what was counted since it
+was written, a second or a round ago, but for who took part, which the ledger knows.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class LocalAccount:
         self._clipped_before = learner.clipped
         if path is not None:
             self._load(path)
+        # A kill loses what was counted since the file was written; who took part, the ledger knows.
+        self.used = max(self.used, int(learner.ledger.chain.visits.value()[0]))
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -124,8 +126,6 @@ class LocalAccount:
         self._history.round_ends(self.rounds, self.score)
         self.clipped += self._learner.clipped - self._clipped_before
         self._clipped_before = self._learner.clipped
-        if self._clock() - self._written_at >= _WRITE_EVERY_S:
-            self.save()
 
     def _predict(self) -> None:
         """What the round's model says of the records that were used since; then they are gone."""
@@ -155,9 +155,11 @@ class LocalAccount:
         return {
             "used": self.used,
             "refused": {str(r): c for r, c in counts.refused.most_common()},
-            "not_admitted": self.not_admitted,
+            "not_admitted": self.not_admitted + getattr(self._source, "not_admitted", 0),
             "clamped": dict(counts.clamped),
-            "returning": self.returning + counts.not_again,
+            "returning": self.returning
+            + counts.not_again
+            + getattr(self._source, "told_without_a_round", 0),
             "other_learners": counts.other_learners,
             "empty_steps": self.empty_steps,
             "clipped_share": self.clipped / self.used if self.used else None,
@@ -190,6 +192,11 @@ class LocalAccount:
         if not rounds or not self._rounds_since or self._first_round_at is None:
             return None
         return rounds * (self._clock() - self._first_round_at) / self._rounds_since
+
+    def round_is_sealed(self) -> None:
+        """Write it down, once a second at most; at the end of an epoch always."""
+        if self._learner.over or self._clock() - self._written_at >= _WRITE_EVERY_S:
+            self.save()
 
     def line(self) -> str:
         """One line for a log: counts and scores only."""
@@ -244,7 +251,7 @@ def account_line(shown: dict[str, Any]) -> str:
         parts.append(f"{refused} refused ({why or 'not admitted'})")
     if shown["clamped"]:
         per = ", ".join(f"{column} {count}" for column, count in shown["clamped"].items())
-        parts.append(f"outside their range: {per}")
+        parts.append(f"outside the plan's range or vocabulary: {per}")
     if shown["returning"]:
         parts.append(f"{shown['returning']} of people who may not take part again yet")
     if shown["other_learners"]:

@@ -173,7 +173,9 @@ def _counts(local: dict[str, Any]) -> str:
     if refused:
         parts += f"<h2>Refused: {sum(refused.values())}</h2>{_table(refused.items())}"
     if local["clamped"]:
-        parts += f"<h2>Moved to the end of their range</h2>{_table(local['clamped'].items())}"
+        parts += (
+            f"<h2>Outside the plan's range or vocabulary</h2>{_table(local['clamped'].items())}"
+        )
     return parts
 
 
