@@ -131,6 +131,9 @@ class LiveRecords:
             raise RefusedRequest("tag: expected nothing beside client, which means the same")
         who = said.get("client", said.get("tag"))
         if "record" not in said:
+            if self._schema is not None and "features" not in said:
+                why = "record: expected an object of the plan's fields by name"
+                raise RefusedRequest(why, Refusal("not readable"))
             return self._encoded_by_caller(who, said)
         if extra := {"features", "target"} & set(said):
             raise RefusedRequest(f"{min(extra)}: expected nothing beside record")
