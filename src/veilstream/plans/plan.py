@@ -122,7 +122,7 @@ class DataPlan(PlanTable):
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
     """How many clients a learner has; the horizon may not need more."""
-    drift: Literal["none", "abrupt", "gradual"] = "none"
+    drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
     concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
