@@ -171,23 +171,23 @@ def draw(found: Found, rounds: int, path: Path) -> None:
             axes.plot(percent, [np.mean(e["loss"]) for e in each], line, color=colour, label=label)
             for at, e in zip(percent, each, strict=True):
                 axes.plot([at] * len(e["loss"]), e["loss"], ".", color=colour)
-        for name, line in (("noise-free", ":"), (f"independent @ {epsilon:g}", "-.")):
-            values = [np.mean(found["constant"][s][name]["loss"]) for s in shares]
+        for name, line in (("noise-free", ":"), ("independent", "-.")):
+            key = name if name == "noise-free" else f"{name} @ {epsilon:g}"
+            values = [np.mean(found["constant"][s][key]["loss"]) for s in shares]
             axes.plot(percent, values, line, color="0.5", label=f"{name}, constant weights")
         axes.set_title(f"buffered noise, ε = {epsilon:g}")
         axes.set_xlabel("absent learners, percent")
         axes.set_ylabel("prequential loss")
-        axes.legend(fontsize="small")
     axes, name = panels[2], f"buffered @ {BUDGETS[1]:g}"
     for share in shares:
-        for label, (weights, raised, colour, line) in SERVERS.items():
+        for weights, raised, colour, line in SERVERS.values():
             if raised or (weights == "answered" and share == "0"):
                 continue
             curves = np.array(found[weights][share][name]["noise over rounds"])
             at = (np.arange(curves.shape[1]) + 0.5) * rounds / curves.shape[1]
-            width = 0.8 + 2.4 * float(share)
-            axes.plot(at, curves.mean(axis=0), line, color=colour, linewidth=width,
-                      label=f"{label}, {100 * float(share):.0f}%")  # fmt: skip
+            axes.plot(at, curves.mean(axis=0), line, color=colour)
+            if weights == "answered":
+                axes.annotate(f"{100 * float(share):.0f}%", (at[-1], curves[:, -1].mean()))
             axes.fill_between(
                 at, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12, linewidth=0
             )
@@ -195,7 +195,7 @@ def draw(found: Found, rounds: int, path: Path) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("distance to the run without noise")
     axes.set_yscale("log")
-    axes.legend(fontsize="x-small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     save_figure(figure, path, dpi=130)
 
 

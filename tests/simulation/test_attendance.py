@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from studies import dropouts
 
 import veilstream as vs
 from tests.conformance.test_factorizations import draws
@@ -223,3 +224,22 @@ def test_one_simulated_learner_misses_what_it_is_not_given():
     SimulatedLearner(plan)
     with pytest.raises(InputError, match=r"data\.missing.*one learner"):
         SimulatedLearner(absent(plan, missing=0.2))
+
+
+# --- the study ---------------------------------------------------------------------------------
+
+
+def test_the_study_in_small(tmp_path):
+    """Half absent: with constant weights noise stays what it was, with others it piles up."""
+    found = dropouts.study((0.0, 0.5), rounds=100, learners=5, dim=30)
+    whole, half, ruined = (
+        np.array(found[weights][share]["buffered @ 0.5"]["noise over rounds"])[:, -20:]
+        for weights, share in (("constant", "0"), ("constant", "0.5"), ("answered", "0.5"))
+    )
+    # The noise of a prefix at half as many own steps is no larger; at any one time it has 90
+    # numbers, so a ratio of 1.5 is more than four standard errors (of a ninth) from one.
+    assert half.mean() < 1.5 * whole.mean()
+    assert ruined.mean() > 2 * half.mean()
+    assert "| 0.5 | 0.5 | constant, step raised |" in dropouts.table(found)
+    dropouts.draw(found, 100, tmp_path / "dropouts.png")
+    assert (tmp_path / "dropouts.png").stat().st_size > 10_000
