@@ -2,7 +2,7 @@
 
     python -m studies.drift --out FOLDER
 
-Synthetic clients (d = 20, 20 learners, 420 rounds of 4 steps) whose labels change abruptly
+Synthetic clients (d = 20, 20 learners, 1680 rounds of 4 steps) whose labels change abruptly
 half-way, gradually, or with the seasons. Four ways to go along with them:
 
 * *constant step*: `buffered` noise for the whole horizon;
@@ -43,9 +43,9 @@ from veilstream.streams.stream import Stream
 DRIFTS = ("abrupt", "gradual", "seasonal")
 SEEDS = (0, 1, 2)
 BUDGETS = (2.0, 0.5)
-STEPS = tuple(0.1 * 2.0**k for k in range(1, 7))
+STEPS = tuple(0.1 * 2.0**k for k in range(1, 9))
 """Effective step sizes η·η_g·τ."""
-FORGETTING = (0.98, 0.995)
+FORGETTING = (0.98, 0.995, 0.999)
 EPOCHS = (3,)
 TAU, SERVER_STEP = 4, 4.47214
 
@@ -151,7 +151,7 @@ def ways(drift: str, rounds: int, learners: int) -> dict[str, Callable[[], Float
 
 
 def study(
-    drifts: tuple[str, ...] = DRIFTS, *, rounds: int = 420, learners: int = 20
+    drifts: tuple[str, ...] = DRIFTS, *, rounds: int = 1680, learners: int = 20
 ) -> dict[str, Any]:
     """By drift, way and budget: dynamic regret of every seed at the best step, and that step."""
     found: dict[str, Any] = {}
