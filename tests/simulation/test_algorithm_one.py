@@ -52,12 +52,13 @@ def host_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
 
 
 def algorithm_1(
-    plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=None, start=None
+    plan: Plan, index: int, seed: int, *, xi_of=host_draws, stream=None, start=None, weights=None
 ) -> np.ndarray:
     """Lines 1 to 18 of the paper's listing, in float64, one learner and one client at a time.
 
     ``xi_of(T, n·d, seed, mechanism)`` are the draws; a place without a client has gradient zero.
-    Around it the server's momentum and forgetting, which the paper has not.
+    Around it the server's momentum and forgetting, which the paper has not, and ``weights`` (R, n)
+    of releases in units of 1/n: a learner of weight zero is absent, and none of its steps is spent.
     """
     method = plan.methods[index]
     R, tau, n = plan.learning.rounds, plan.learning.local_steps, plan.learning.learners
@@ -77,10 +78,12 @@ def algorithm_1(
     eta_tilde = eta * eta_g * tau
     gradients_so_far = np.zeros((n, d))
     last_sum = np.zeros((n, d))  # S_i^{r,t-1}; b^{0,-1} = 0
+    weights = np.ones((R, n)) if weights is None else weights
+    spent = np.zeros(n, int)  # steps of each learner
     for r in range(R):
         clients = stream.round(seed, r)
         g_hat = np.zeros((n, d))
-        for i in range(n):
+        for i in np.flatnonzero(weights[r]):
             z = x.copy()
             for t in range(tau):
                 gradient = np.zeros(d)
@@ -92,11 +95,12 @@ def algorithm_1(
                     g = -y * a / (1 + np.exp(y * (a @ z)))
                     gradient += g * min(1.0, clip_norm / np.linalg.norm(g)) / c
                 gradients_so_far[i] += gradient
-                S = gradients_so_far[i] + B[r * tau + t] @ xi[:, i]
+                S = gradients_so_far[i] + B[spent[i]] @ xi[:, i]
+                spent[i] += 1
                 z = z - eta * (S - last_sum[i])
                 last_sum[i] = S
             g_hat[i] = (x - z) / (eta * tau)
-        velocity = method.momentum * velocity + g_hat.mean(axis=0)
+        velocity = method.momentum * velocity + weights[r] @ g_hat / n
         x = x0 + method.forgetting * (x - x0) - eta_tilde * velocity
     return x
 

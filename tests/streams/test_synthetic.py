@@ -75,6 +75,21 @@ def test_gradual_drift_turns_from_one_model_to_the_other():
     np.testing.assert_array_equal(gradual.round(0, 39).target, abrupt.round(0, 39).target)
 
 
+def test_seasonal_drift_goes_to_the_other_model_and_back_four_times():
+    """40 rounds have seasons of 10: at 25 the second model has taken over, at 30 the first."""
+    seasonal, abrupt = (stream(per_round=400, drift=kind) for kind in ("seasonal", "abrupt"))
+    steady = stream(per_round=400)
+    for there in (25, 35):
+        np.testing.assert_array_equal(
+            seasonal.round(0, there).target, abrupt.round(0, there).target
+        )
+    for back in (0, 10, 20, 30):
+        np.testing.assert_array_equal(seasonal.round(0, back).target, steady.round(0, back).target)
+    between = seasonal.round(0, 22).target
+    assert (between != steady.round(0, 22).target).any()
+    assert (between != abrupt.round(0, 22).target).any()
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(UnknownName, match="did you mean 'gradual'"):
         stream(drift="gradul")

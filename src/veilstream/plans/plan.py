@@ -122,7 +122,7 @@ class DataPlan(PlanTable):
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
     """How many clients a learner has; the horizon may not need more."""
-    drift: Literal["none", "abrupt", "gradual"] = "none"
+    drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
     concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
@@ -165,6 +165,21 @@ class DataPlan(PlanTable):
     returning: Literal["refuse", "first"] = "refuse"
     """What a simulation does with people who come more often than the promise allows: refuse the
     plan, or use only as many of their records as it does."""
+    missing: float = value(default=0.0, ge=0, lt=1, hint="0 for nobody; try 0.3")
+    """In a simulation, how likely each learner is to miss a round; drawn by the run's seeds. In a
+    federation learners miss what they miss."""
+    late: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
+    """In a simulation, the share of learners that come at a later round."""
+    leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
+    """In a simulation, the share of learners that leave for good."""
+    missing_weights: Literal["constant", "answered"] = "constant"
+    """What a release weighs where learners are missing: 1/n of the enrolled, as a server does it.
+    "answered", 1/(who answered), is there to show that correlated noise then stays in the model."""
+
+    @property
+    def partial_attendance(self) -> bool:
+        """Whether some learners do not take part in every round."""
+        return max(self.missing, self.late, self.leaving) > 0.0
 
 
 class RunPlan(PlanTable):
@@ -315,12 +330,28 @@ class Plan(PlanTable):
         self._check_table()
         if data.kind != "synthetic" and data.drift != "none":
             raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
+        self._check_attendance()
         if self.learning.ridge and task not in ("logistic", "least_squares"):
             raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
         if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
             raise PlanError(
                 "learning.learners", self.learning.learners, "10 for the paper's split by digit",
                 'learners = 10, or data.split = "even", "dirichlet" or "writers"',
+            )  # fmt: skip
+
+    def _check_attendance(self) -> None:
+        data = self.data
+        if data.missing_weights != "constant" and not data.partial_attendance:
+            raise PlanError(
+                "data.missing_weights", data.missing_weights,
+                '"constant" where every learner takes part in every round',
+                "remove it, or add data.missing, data.late or data.leaving",
+            )  # fmt: skip
+        if data.partial_attendance and self.run.noise == "device":
+            raise PlanError(
+                "run.noise", self.run.noise,
+                '"host" where learners miss rounds: each has noise at a pace of its own',
+                'noise = "host"; or remove data.missing, data.late and data.leaving',
             )  # fmt: skip
 
     def _check_table(self) -> None:

@@ -92,6 +92,14 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
             PlanNotice,
             stacklevel=2,
         )
+    if plan.data.missing_weights == "answered" and name != "independent":
+        warnings.warn(
+            f'data.missing_weights = "answered" beside {name} noise: weights that change from '
+            "round to round keep noise that later steps would have cancelled (remove it; it is "
+            "there for comparison)",
+            PlanNotice,
+            stacklevel=2,
+        )
     options: dict[str, Any] = {}
     if method.objective == "published":
         options = {"workload": plan.workload_of(method)}

@@ -43,7 +43,7 @@ class ModelArrays(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Numbers of each round, (rounds, methods) each but the last."""
+    """Numbers of each round, (rounds, methods) each but the last two."""
 
     step_size: Any
     effective_step_size: Any
@@ -51,6 +51,8 @@ class Schedule(NamedTuple):
     """Weight of the newest model in the average; 1 is no averaging."""
     slot: Any
     """(rounds,): where to keep what is published before the round; -1 is nowhere."""
+    weights: Any = None
+    """(rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class Block:
         seeds = jax.vmap(learners, in_axes=(0, 0, 1, None, None))
         methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
         releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
+        if schedule.weights is not None:
+            releases = schedule.weights[:, :, None] * releases
         after, velocity = self._update(models, releases, schedule.effective_step_size)
         apart = [
             jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
@@ -147,7 +151,7 @@ class Block:
         measured = {
             "loss": loss,
             "accuracy": accuracy,
-            "noise": self._noise_norm(unit_noise, noise_std, x),
+            "noise": self._noise_norm(unit_noise, noise_std, x, schedule.weights),
             "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
         }
         blend = schedule.blend[:, None, None]
@@ -199,7 +203,9 @@ class Block:
         each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
         return jnp.stack(each)
 
-    def _noise_norm(self, unit: tuple[Array, ...], std: Array, x: Array) -> Array:
+    def _noise_norm(
+        self, unit: tuple[Array, ...], std: Array, x: Array, counted: Array | None
+    ) -> Array:
         """Norm of the noise in the averaged release, (methods, seeds)."""
         import jax.numpy as jnp
 
@@ -209,7 +215,10 @@ class Block:
         weights = jnp.full(self.learners, 1.0 / (self.learners * self.steps), x.dtype)
         norms = []
         for noise in unit:
-            mean = jnp.matmul(weights, noise.reshape(shape), precision="highest").sum(axis=0)
+            each_learner = noise.reshape(shape)
+            if counted is not None:
+                each_learner = counted[:, :, None] * each_learner
+            mean = jnp.matmul(weights, each_learner, precision="highest").sum(axis=0)
             norms.append(jnp.sqrt((mean**2).sum(axis=-1)))
         each = [norms[m] * std[i] for i, m in enumerate(self.mechanism_of)]
         return jnp.stack(each)

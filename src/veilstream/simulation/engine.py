@@ -23,16 +23,18 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.tasks import task_of
+from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import (
     DeviceNoise,
     HostNoise,
     NoisePlace,
+    OwnPaceNoise,
     noise_place,
     noise_seed,
 )
-from veilstream.simulation.records import ExpectedRecords
+from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
 
@@ -40,9 +42,9 @@ __all__ = [
     "METRICS",
     "Progress",
     "Simulation",
-    "clients_of",
     "evaluated_rounds",
     "memory_of",
+    "noise_place_of",
     "noise_seed",
 ]
 
@@ -61,39 +63,15 @@ class Progress:
     """Prequential, over the last block, of the main method; None while it is not known."""
 
 
-def clients_of(
-    stream: Stream, seeds: Sequence[int], first: int, count: int, expected: ExpectedRecords
-) -> Sample:
-    """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
-    drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
-    for r, row in enumerate(drawn, start=first):
-        for seed, met in zip(seeds, row, strict=True):
-            expected.check_round(met, seed, r)
-    features = np.array([[s.features for s in row] for row in drawn])
-    targets = np.array([[s.target for s in row] for row in drawn])
-    if not (np.isfinite(features).all() and np.isfinite(targets).all()):
-        raise InputError(
-            "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
-            "repair the stream; nothing was learned from these rounds",
-        )  # fmt: skip
-    if all(s.present is None for row in drawn for s in row):
-        return Sample(features, targets)
-    everyone = np.ones(targets.shape[2:], np.float32)
-    present = np.array(
-        [[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32
-    )
-    if not ((present == 0.0) | (present == 1.0)).all():
-        raise InputError(
-            "data", f"rounds {first} to {first + count - 1}", "present = 0 or 1 for every client",
-            "a client counts once or not at all: the guarantee rests on it",
-        )  # fmt: skip
-    return Sample(features, targets, present)
-
-
 def evaluated_rounds(plan: Plan) -> list[int]:
     """Rounds before which held-out accuracy is measured, and the end."""
     R = plan.learning.rounds
     return [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
+
+
+def noise_place_of(plan: Plan) -> NoisePlace:
+    """Where a run of this plan makes its noise, on this machine."""
+    return noise_place(plan.run.noise, own_pace=plan.data.partial_attendance)
 
 
 def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
@@ -149,7 +127,7 @@ def memory_of(
         workspace=TaskDetails.of(task).workspace,
         feature_floats=int(np.prod(record)),
         pooled=isinstance(stream, PoolStream),
-        on_host=noise_place(plan.run.noise) == "host",
+        on_host=noise_place_of(plan) == "host",
         processes=processes,
     )
 
@@ -208,7 +186,8 @@ class Simulation:
             fits = memory_of(plan, prepared, len(self.seeds), self.task, self.stream)
             block_rounds = fits.rounds_per_block
         self.block_rounds = block_rounds
-        self.noise_place: NoisePlace = noise_place(plan.run.noise)
+        self.noise_place: NoisePlace = noise_place_of(plan)
+        self._attendance = Attendance.of(plan)
         shape = (len(self._prepared), len(self.seeds), R)
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = evaluated_rounds(plan)
@@ -254,17 +233,15 @@ class Simulation:
             momentum=tuple(p.plan.momentum for p in members) if momentum else (),
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
         )
-        width = learners * self.task.dim
+        size = {"steps": steps, "dim": learners * self.task.dim, "rounds": self.block_rounds}
         noise: HostNoise | DeviceNoise
-        if self.noise_place == "host":
-            noise = HostNoise(
-                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
-            )
-            run_block: Any = block.run
+        run_block: Any = block.run
+        if self._attendance is not None:
+            noise = OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size)
+        elif self.noise_place == "host":
+            noise = HostNoise(mechanisms, self.seeds, **size)
         else:
-            noise = DeviceNoise(
-                mechanisms, self.seeds, steps=steps, dim=width, rounds=self.block_rounds
-            )
+            noise = DeviceNoise(mechanisms, self.seeds, **size)
             run_block = _with_device_noise(block, noise)
         return _Group(
             indices, members, block, noise,
@@ -384,7 +361,9 @@ class Simulation:
         eta, effective_eta, blends = (
             np.array(values, np.float32).T for values in (local, effective, weights)
         )
-        return Schedule(eta, effective_eta, blends, slots)
+        there = self._attendance
+        counted = None if there is None else there.weights(self.seeds, first, count)
+        return Schedule(eta, effective_eta, blends, slots, counted)
 
     def _catch_up(self, leave: int) -> float | None:
         """Read what blocks measured, but for the last few; accuracy of the last one read."""

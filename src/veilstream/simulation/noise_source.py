@@ -6,6 +6,8 @@ step size share them and differ only in the factor, so that they differ in nothi
 
 * `HostNoise` runs `NoiseStream`, a block ahead in a thread of its own, while JAX computes
   gradients: the faster way on a CPU.
+* `OwnPaceNoise` is `HostNoise` with one stream a learner, which advances only in the rounds that
+  its learner takes part in.
 * `DeviceNoise` runs the same programs inside the compiled block, with draws of `jax.random`: on a
   GPU no number crosses to the host. Draws are addressed by (seed, mechanism, step), so one plan
   has the same draws on every device.
@@ -24,11 +26,20 @@ from numpy.typing import NDArray
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms import Factorization, NoiseStream
 from veilstream.mechanisms.jax_noise import JaxNoise
+from veilstream.simulation.attendance import Attendance
 
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["DeviceNoise", "HostNoise", "NoisePlace", "noise_place", "noise_seed"]
+__all__ = [
+    "DeviceNoise",
+    "HostNoise",
+    "NoisePlace",
+    "OwnPaceNoise",
+    "learner_noise_seed",
+    "noise_place",
+    "noise_seed",
+]
 
 Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]
@@ -39,8 +50,18 @@ def noise_seed(seed: int, mechanism: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
 
 
-def noise_place(asked: str) -> NoisePlace:
-    """Where noise is made: as asked, or on the host where JAX computes on a CPU."""
+def learner_noise_seed(seed: int, mechanism: str, learner: int) -> int:
+    """Seed of one learner's draws, where every learner has a stream of its own."""
+    return noise_seed(seed, f"{mechanism}/{learner}")
+
+
+def noise_place(asked: str, *, own_pace: bool = False) -> NoisePlace:
+    """Where noise is made: as asked, or on the host where JAX computes on a CPU.
+
+    Learners that advance at a pace of their own have it on the host, always.
+    """
+    if own_pace:
+        return "host"
     if asked in ("host", "device"):
         return asked  # type: ignore[return-value]
     from importlib.util import find_spec
@@ -67,15 +88,18 @@ class HostNoise:
         fitting = [
             m.with_block_length(min(m.program.block_length, rounds * steps)) for m in mechanisms
         ]
-        self._streams: list[list[NoiseStream]] = [
-            [m.noise(std=1.0, dim=dim, seed=noise_seed(seed, m.name)) for seed in seeds]
-            for m in fitting
-        ]
         self._steps = steps
         self._dim = dim
+        self._open(fitting, seeds)
         self._round = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise")
         self._ahead: tuple[int, int, Future[tuple[Float32s, ...]]] | None = None
+
+    def _open(self, mechanisms: Sequence[Factorization], seeds: Sequence[int]) -> None:
+        self._streams: list[list[NoiseStream]] = [
+            [m.noise(std=1.0, dim=self._dim, seed=noise_seed(seed, m.name)) for seed in seeds]
+            for m in mechanisms
+        ]
 
     def take(self, first: int, count: int, following: int) -> tuple[Float32s, ...]:
         """Increments of ``count`` rounds from ``first``, (count, steps, seeds, dim) a mechanism.
@@ -101,10 +125,20 @@ class HostNoise:
     def _make(self, first: int, count: int) -> tuple[Float32s, ...]:
         while self._round < first:  # resumed: run forward to where the checkpoint stood
             now = min(first - self._round, max(1, 64 // self._steps))
-            for streams in self._streams:
-                for stream in streams:
-                    stream.take(now * self._steps)
+            self._pass_over(now)
             self._round += now
+        made = self._next_rounds(count)
+        self._round += count
+        return made
+
+    def _pass_over(self, count: int) -> None:
+        """Run forward by some rounds."""
+        for streams in self._streams:
+            for stream in streams:
+                stream.take(count * self._steps)
+
+    def _next_rounds(self, count: int) -> tuple[Float32s, ...]:
+        """Increments of the next rounds, (count, steps, seeds, dim) a mechanism."""
         made = []
         for streams in self._streams:
             block: Float32s = np.empty((count, self._steps, len(streams), self._dim), np.float32)
@@ -119,12 +153,65 @@ class HostNoise:
                     rows[filled : filled + now, i] = stream.take(now)
                     filled += now
             made.append(block)
-        self._round += count
         return tuple(made)
 
     def close(self) -> None:
         """Let the thread go."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class OwnPaceNoise(HostNoise):
+    """Streams of single learners: each advances when its learner takes part, else it stands still.
+
+    Where a learner is absent its increments are zero. A learner's k-th round has the increments of
+    the mechanism's k-th round, whichever rounds came between.
+    """
+
+    def __init__(
+        self,
+        mechanisms: Sequence[Factorization],
+        seeds: Sequence[int],
+        attendance: Attendance,
+        *,
+        steps: int,
+        dim: int,
+        rounds: int,
+    ) -> None:
+        self._attendance = attendance
+        self._seeds = seeds
+        super().__init__(mechanisms, seeds, steps=steps, dim=dim, rounds=rounds)
+
+    def _open(self, mechanisms: Sequence[Factorization], seeds: Sequence[int]) -> None:
+        n = self._attendance.learners
+        self._of_learners: list[list[list[NoiseStream]]] = [
+            [
+                [
+                    m.noise(
+                        std=1.0, dim=self._dim // n, seed=learner_noise_seed(seed, m.name, learner)
+                    )
+                    for learner in range(n)
+                ]
+                for seed in seeds
+            ]
+            for m in mechanisms
+        ]
+
+    def _pass_over(self, count: int) -> None:
+        self._next_rounds(count)
+
+    def _next_rounds(self, count: int) -> tuple[Float32s, ...]:
+        present = self._attendance.taking_part(self._seeds, self._round, count)
+        n, steps = self._attendance.learners, self._steps
+        made = []
+        for of_seeds in self._of_learners:
+            block = np.zeros((count, steps, len(of_seeds), n, self._dim // n), np.float32)
+            for s, streams in enumerate(of_seeds):
+                for learner, stream in enumerate(streams):
+                    attended = np.flatnonzero(present[:, s, learner])
+                    increments = stream.take(len(attended) * steps)
+                    block[attended, :, s, learner] = increments.reshape(-1, steps, stream.dim)
+            made.append(block.reshape(count, steps, len(of_seeds), self._dim))
+        return tuple(made)
 
 
 class DeviceNoise:

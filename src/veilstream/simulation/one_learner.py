@@ -167,6 +167,13 @@ def _one_method(plan: Plan) -> MethodPlan:
                 f"learning.{key}", given, "1, to simulate record by record",
                 f"{key} = 1; `veilstream run` simulates whole federations",
             )  # fmt: skip
+    if plan.data.partial_attendance:
+        data = plan.data
+        raise InputError(
+            "data.missing", (data.missing, data.late, data.leaving),
+            "0, and late and leaving too, for one learner: it misses what it is not given",
+            "remove them",
+        )  # fmt: skip
     private = [m for m in plan.methods if m.method.private]
     if len(private) != 1 or plan.steps_and_clients(private[0])[1] != 1:
         raise InputError(

@@ -6,6 +6,7 @@ another length, or another number of learners or clients, would end in an error 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from veilstream.plans.plan import Plan
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
 
-__all__ = ["ExpectedRecords", "check_stream", "check_task"]
+__all__ = ["ExpectedRecords", "check_stream", "check_task", "clients_of"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,35 @@ class ExpectedRecords:
                 f"one of the task's labels {listed}",
                 "map the labels: a model trained on others is another model, and no error says so",
             )  # fmt: skip
+
+
+def clients_of(
+    stream: Stream, seeds: Sequence[int], first: int, count: int, expected: ExpectedRecords
+) -> Sample:
+    """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
+    drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
+    for r, row in enumerate(drawn, start=first):
+        for seed, met in zip(seeds, row, strict=True):
+            expected.check_round(met, seed, r)
+    features = np.array([[s.features for s in row] for row in drawn])
+    targets = np.array([[s.target for s in row] for row in drawn])
+    if not (np.isfinite(features).all() and np.isfinite(targets).all()):
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
+            "repair the stream; nothing was learned from these rounds",
+        )  # fmt: skip
+    if all(s.present is None for row in drawn for s in row):
+        return Sample(features, targets)
+    everyone = np.ones(targets.shape[2:], np.float32)
+    present = np.array(
+        [[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32
+    )
+    if not ((present == 0.0) | (present == 1.0)).all():
+        raise InputError(
+            "data", f"rounds {first} to {first + count - 1}", "present = 0 or 1 for every client",
+            "a client counts once or not at all: the guarantee rests on it",
+        )  # fmt: skip
+    return Sample(features, targets, present)
 
 
 def check_stream(plan: Plan, task: Task, stream: Stream) -> Sample:

@@ -30,8 +30,7 @@ from veilstream.plans.start import kept_start, starting_model
 from veilstream.plans.tasks import task_of
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.comparators import Comparators, comparators, has_comparators
-from veilstream.simulation.engine import evaluated_rounds, memory_of
-from veilstream.simulation.noise_source import noise_place
+from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (
     BatchResults,
@@ -176,7 +175,7 @@ def _where(plan: Plan) -> dict[str, str]:
     device = jax.devices()[0]
     return {
         "device": f"{device.platform}: {device.device_kind}",
-        "noise": noise_place(plan.run.noise),
+        "noise": noise_place_of(plan),
     }
 
 

@@ -15,7 +15,8 @@ The features that a client shows are then scaled to norm `feature_norm` (default
 so that the logistic gradient is bounded by it without looking at anyone else's data.
 
 Drift rotates w_k towards a second model w'_k drawn likewise: "abrupt" switches over half-way,
-"gradual" turns from one to the other over the whole horizon.
+"gradual" turns from one to the other over the whole horizon, "seasonal" goes there and back
+`SEASONS` times.
 
 Every round of every seed has its own generator, so a stream can be read from any round, in any
 blocking, by any process, and gives the same clients.
@@ -32,12 +33,14 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, UnknownName
 from veilstream.learning.tasks import Sample
 
-__all__ = ["DRIFTS", "RippleStream", "SyntheticStream"]
+__all__ = ["DRIFTS", "SEASONS", "RippleStream", "SyntheticStream"]
 
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
-DRIFTS = ("none", "abrupt", "gradual")
+DRIFTS = ("none", "abrupt", "gradual", "seasonal")
+SEASONS = 4
+"""How often a seasonal drift comes back to where it began."""
 _WORLD, _ROUND, _HELD_OUT = 1, 2, 3
 
 
@@ -90,6 +93,8 @@ class SyntheticStream:
             return 0.0
         if self.drift == "abrupt":
             return float(2 * round_ >= self.rounds)
+        if self.drift == "seasonal":
+            return float(np.sin(np.pi * SEASONS * round_ / self.rounds) ** 2)
         return round_ / max(1, self.rounds - 1)
 
     def _draw(self, seed: int, rng: np.random.Generator, round_: int, count: int) -> Sample:

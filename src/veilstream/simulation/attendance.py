@@ -1,0 +1,89 @@
+"""Which learners take part in which rounds, where some miss rounds, come late or leave for good.
+
+A learner that is absent does what a deployed one does: it meets no client, sends nothing, spends no
+step, and its noise stays where it was, so that its next release goes on from there. The people that
+it would have met are not asked later. They still count where a model is measured: it is
+published for them too.
+
+With constant weights, 1/n of the enrolled learners, each learner's noise cancels as if
+rounds without it had not been. Weights that follow who answered scale neighbouring
+increments of one learner differently, so that nothing cancels any more: for comparison only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.plans.plan import Plan
+
+__all__ = ["Attendance"]
+
+Bools = NDArray[np.bool_]
+Float32s = NDArray[np.float32]
+
+_SPANS, _ROUND = 11, 12  # generators of their own, beside those of the streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attendance:
+    """Attendance of ``learners`` over ``rounds``: a function of (seed, round), asked in any order.
+
+    Every learner misses each round with probability ``missing``. The nearest number to the share
+    ``late`` of the learners comes at a round from 1 to the last, the share ``leaving`` is gone from
+    a later round on, or stays to the end; both are drawn by seed.
+    """
+
+    learners: int
+    rounds: int
+    missing: float
+    late: float = 0.0
+    leaving: float = 0.0
+    by_answers: bool = False
+    """Whether weights are 1/(who answered) instead of 1/n."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Attendance | None:
+        """As the plan says; None where everyone always takes part."""
+        data = plan.data
+        if not data.partial_attendance:
+            return None
+        return cls(
+            learners=plan.learning.learners, rounds=plan.learning.rounds, missing=data.missing,
+            late=data.late, leaving=data.leaving, by_answers=data.missing_weights == "answered",
+        )  # fmt: skip
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - frozen, few, and asked for every round
+    def span(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each learner's first round, and the one from which on it is gone, (n,) each."""
+        rng = np.random.default_rng([seed, _SPANS])
+        n, R = self.learners, self.rounds
+        first, gone = np.zeros(n, np.int64), np.full(n, R)
+        late = rng.permutation(n)[: round(self.late * n)]
+        leaving = rng.permutation(n)[: round(self.leaving * n)]
+        first[late] = rng.integers(min(1, R - 1), R, len(late))
+        gone[leaving] = rng.integers(first[leaving] + 1, R + 1)
+        return first, gone
+
+    def taking_part(self, seeds: Sequence[int], first: int, count: int) -> Bools:
+        """Who takes part in ``count`` rounds from ``first``, (count, seeds, n)."""
+        found = np.empty((count, len(seeds), self.learners), np.bool_)
+        for s, seed in enumerate(seeds):
+            comes, gone = self.span(seed)
+            for r in range(first, first + count):
+                drawn = np.random.default_rng([seed, _ROUND, r]).random(self.learners)
+                found[r - first, s] = (drawn >= self.missing) & (comes <= r) & (r < gone)
+        return found
+
+    def weights(self, seeds: Sequence[int], first: int, count: int) -> Float32s:
+        """What each learner's release counts, in units of 1/n, (count, seeds, n)."""
+        present = self.taking_part(seeds, first, count)
+        weights: Float32s = present.astype(np.float32)
+        if self.by_answers:
+            answers = present.sum(axis=-1, keepdims=True)
+            weights *= np.float32(self.learners) / np.maximum(1, answers).astype(np.float32)
+        return weights

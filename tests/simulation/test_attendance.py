@@ -1,0 +1,245 @@
+"""Learners that miss rounds, come late or leave for good, against Algorithm 1 by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from studies import dropouts
+
+import veilstream as vs
+from tests.conformance.test_factorizations import draws
+from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, plan_of, simulate
+from veilstream.errors import InputError
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import PlanNotice, prepare
+from veilstream.simulation.attendance import Attendance
+from veilstream.simulation.engine import Simulation
+from veilstream.simulation.noise_source import OwnPaceNoise, learner_noise_seed
+from veilstream.simulation.one_learner import SimulatedLearner
+
+FREE = {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5}
+
+
+def absent(plan: Plan, **data) -> Plan:
+    return Plan.parse(plan.to_toml(), {f"data.{key}": held for key, held in data.items()})
+
+
+def own_draws(learners: int):
+    """ξ as every learner draws them by itself: row k belongs to its own k-th step."""
+
+    def xi(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
+        d = width // learners
+        return np.concatenate(
+            [draws(T, d, learner_noise_seed(seed, mechanism, i)) for i in range(learners)], axis=1
+        )
+
+    return xi
+
+
+class Told(Attendance):
+    """Attendance as a test writes it down, the same for every seed."""
+
+    table = np.array(
+        [[1, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 0], [0, 0, 1]], bool
+    )  # learner 1 leaves after round 1, learner 2 comes at round 4, round 3 has nobody
+
+    def taking_part(self, seeds, first, count):
+        rows = self.table[first : first + count]
+        return np.repeat(rows[:, None], len(seeds), axis=1)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setattr(
+        Attendance, "of", lambda plan: Told(
+            learners=3, rounds=7, missing=0.5, by_answers=plan.data.missing_weights == "answered"
+        )
+    )  # fmt: skip
+    return Told.table
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("block_rounds", [1, 3, 7])
+def test_absent_learners_spend_no_step_and_their_noise_waits(told, tau, block_rounds):
+    plan = absent(plan_of(tau, [*map(entry, MECHANISMS), FREE]), missing=0.5)
+    models = simulate(plan, block_rounds=block_rounds).models()
+    for index, method in enumerate(plan.methods):
+        expected = algorithm_1(plan, index, 1, xi_of=own_draws(3), weights=told.astype(float))
+        scale = max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(
+            models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name
+        )
+
+
+def test_momentum_and_forgetting_go_on_in_rounds_without_anyone(told):
+    plan = absent(plan_of(2, [entry("buffered", momentum=0.5, forgetting=0.8)]), missing=0.5)
+    start = np.linspace(-1.0, 1.0, 6).astype(np.float32)
+    expected = algorithm_1(plan, 0, 0, xi_of=own_draws(3), start=start, weights=told.astype(float))
+    found = simulate(plan, start=start).models()[0, 0]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::veilstream.plans.prepare.PlanNotice")
+def test_weights_by_answers_are_another_algorithm(told):
+    """Round 0 has two answers of three: each weighs 1/2 instead of 1/3."""
+    plan = plan_of(2, [entry("tree"), FREE])
+    by_answers = absent(plan, missing=0.5, missing_weights="answered")
+    weights = told * np.array([3 / 2, 3, 3, 0, 3 / 2, 3, 3])[:, None]
+    found = simulate(by_answers).models()
+    for index in range(2):
+        expected = algorithm_1(plan, index, 1, xi_of=own_draws(3), weights=weights)
+        scale = max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(found[index, 1], expected, atol=1e-5 * scale)
+    constant = simulate(absent(plan, missing=0.5)).models()
+    assert np.abs(found - constant).max() > 0.1
+
+
+def test_noise_in_the_model_is_the_mechanisms_own_at_every_learners_step(told):
+    """Without gradients, x = -η̃/(nτ)·Σ_i (Bξ_i)(own steps so far): all the rest has cancelled."""
+    plan = absent(plan_of(2, [entry("buffered", server_step_size=1.0)], clip_norm=1e-9),
+                  missing=0.5)  # fmt: skip
+    prepared = prepare(plan, plan.methods[0])
+    prepared = dataclasses.replace(prepared, noise_std=1.0)
+    simulation = Simulation(plan, [prepared], (0,))
+    while not simulation.done:
+        simulation.advance()
+    B = np.cumsum(prepared.factorization.noising_matrix(), axis=0)
+    xi = own_draws(3)(14, 18, 0, "buffered").reshape(14, 3, 6)
+    left = sum(B[2 * told[:, i].sum() - 1] @ xi[:, i] for i in range(3))
+    np.testing.assert_allclose(simulation.models()[0, 0], -0.3 / 3 * left, atol=1e-5)
+
+
+def test_loss_is_that_of_all_clients_also_of_absent_learners(told):
+    """Round 3 has nobody, and its people are still served by the model: no gap in the curve."""
+    history = simulate(absent(plan_of(1, [FREE]), missing=0.5)).history
+    assert np.isfinite(history["loss"]).all()
+    assert np.isfinite(history["accuracy"]).all()
+    assert history["loss"][0, 0, 4] != history["loss"][0, 0, 3]
+    assert (history["noise"] == 0.0).all()
+
+
+def test_noise_of_a_round_without_anyone_is_zero(told):
+    history = simulate(absent(plan_of(1, [entry("tree")]), missing=0.5)).history
+    assert (history["noise"][0, :, 3] == 0.0).all()
+    assert (np.delete(history["noise"][0], 3, axis=1) > 0.0).all()
+
+
+def test_checkpoint_goes_on_to_the_same_numbers():
+    plan = absent(plan_of(3, [entry("buffered"), entry("tree")]), missing=0.4, late=0.5)
+    prepared = [prepare(plan, m) for m in plan.methods]
+    begun = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    begun.advance()
+    begun.advance()
+    resumed = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    resumed.restore(begun.state())
+    begun.close()
+    while not resumed.done:
+        resumed.advance()
+    np.testing.assert_array_equal(resumed.models(), simulate(plan, block_rounds=2).models())
+
+
+def test_a_learner_that_is_never_there_needs_no_noise():
+    """A stream is not run forward for rounds that its learner misses."""
+    attendance = Told(learners=3, rounds=7, missing=0.5)
+    mechanism = vs.mechanisms.tree(6)  # 3 rounds of 2 steps: no learner has more than 4
+    noise = OwnPaceNoise([mechanism], (0,), attendance, steps=2, dim=6, rounds=7)
+    with pytest.raises(vs.errors.HorizonExhausted):
+        noise.take(0, 7, 0)  # learner 0 asks for a fourth round
+    noise.close()
+    noise = OwnPaceNoise([mechanism], (0,), attendance, steps=2, dim=6, rounds=7)
+    made = noise.take(0, 5, 0)[0].reshape(5, 2, 3, 2)
+    noise.close()
+    np.testing.assert_array_equal((made != 0.0).all(axis=(1, 3)), Told.table[:5])
+
+
+# --- who is drawn ------------------------------------------------------------------------------
+
+
+def test_shares_are_those_asked_for():
+    """10,000 draws at 0.3: five standard deviations, 0.023; false alarms below 1e-6."""
+    attendance = Attendance(learners=50, rounds=200, missing=0.3)
+    present = attendance.taking_part((0, 1), 0, 200)
+    np.testing.assert_allclose(1.0 - present.mean(axis=(0, 2)), 0.3, atol=0.023)
+    assert not np.array_equal(present[:, 0], present[:, 1])
+
+
+def test_blocks_do_not_change_who_is_there():
+    attendance = Attendance(learners=9, rounds=40, missing=0.5, late=0.4, leaving=0.4)
+    whole = attendance.taking_part((3, 7), 0, 40)
+    parts = [attendance.taking_part((3, 7), r, 8) for r in range(0, 40, 8)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(attendance.taking_part((7,), 0, 40)[:, 0], whole[:, 1])
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 30])
+def test_late_learners_come_once_and_leaving_ones_go_for_good(rounds):
+    attendance = Attendance(learners=20, rounds=rounds, missing=0.0, late=0.25, leaving=0.5)
+    present = attendance.taking_part((5,), 0, rounds)[:, 0].astype(int)
+    changes = np.diff(present, axis=0)
+    assert ((changes == 1).sum(axis=0) <= 1).all()
+    assert ((changes == -1).sum(axis=0) <= 1).all()
+    assert present.any(axis=0).all()  # everyone is there at some time
+    assert (present[0] == 0).sum() == (5 if rounds > 1 else 0)
+    assert (present[-1] == 0).sum() <= 10
+    if rounds == 30:
+        assert (present[-1] == 0).any()
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"missing": 1.0}, r"data\.missing.* = 1\.0: expected a number >= 0 and < 1.*try 0\.3"),
+        ({"late": -0.1}, r"data\.late.* = -0\.1: expected a number >= 0 and <= 1"),
+        ({"leaving": 2}, r"data\.leaving.* = 2: expected"),
+        ({"missing_weights": "who"}, r"data\.missing_weights.* = 'who'.*answered"),
+        ({"missing_weights": "answered"}, r"data\.missing_weights.*takes part.*data\.missing"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        absent(plan_of(1, [FREE]), **given)
+
+
+def test_noise_on_the_device_is_refused_where_learners_miss_rounds():
+    plan = plan_of(1, [FREE]).to_toml()
+    with pytest.raises(InputError, match=r'run\.noise = \'device\'.*pace.*noise = "host"'):
+        Plan.parse(plan, {"data.missing": 0.1, "run.noise": "device"})
+
+
+def test_weights_by_answers_beside_correlated_noise_get_a_warning():
+    plan = absent(plan_of(1, [entry("tree")]), missing=0.1, missing_weights="answered")
+    with pytest.warns(PlanNotice, match=r"missing_weights.*tree noise.*cancelled"):
+        prepare(plan, plan.methods[0])
+    plan = absent(plan_of(1, [entry("independent")]), missing=0.1, missing_weights="answered")
+    prepare(plan, plan.methods[0])  # warnings are errors
+
+
+def test_one_simulated_learner_misses_what_it_is_not_given():
+    plan = plan_of(1, [entry("tree")], learners=1)
+    SimulatedLearner(plan)
+    with pytest.raises(InputError, match=r"data\.missing.*one learner"):
+        SimulatedLearner(absent(plan, missing=0.2))
+
+
+# --- the study ---------------------------------------------------------------------------------
+
+
+def test_the_study_in_small(tmp_path):
+    """Half absent: with constant weights noise stays what it was, with others it piles up."""
+    found = dropouts.study((0.0, 0.5), rounds=100, learners=5, dim=30)
+    whole, half, ruined = (
+        np.array(found[weights][share]["buffered @ 0.5"]["noise over rounds"])[:, -20:]
+        for weights, share in (("constant", "0"), ("constant", "0.5"), ("answered", "0.5"))
+    )
+    # The noise of a prefix at half as many own steps is no larger; at any one time it has 90
+    # numbers, so a ratio of 1.5 is more than four standard errors (of a ninth) from one.
+    assert half.mean() < 1.5 * whole.mean()
+    assert ruined.mean() > 2 * half.mean()
+    assert "| 0.5 | 0.5 | constant, step raised |" in dropouts.table(found)
+    dropouts.draw(found, 100, tmp_path / "dropouts.png")
+    assert (tmp_path / "dropouts.png").stat().st_size > 10_000
