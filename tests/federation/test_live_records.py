@@ -130,7 +130,11 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
         ({"client": "a", "tag": "a", "record": RECORD}, "tag: expected nothing beside client"),
         ({"client": "a", "record": RECORD, "target": 1}, "target: expected nothing beside record"),
         ({"client": "a", "record": [1]}, "record: expected an object"),
-        ({"client": "a"}, "expected 8 numbers in features, and one of -1.0, 1.0 as target"),
+        ({"client": "a"}, "record: expected an object of the plan's fields by name"),
+        (
+            {"client": "a", "features": [1]},
+            "expected 8 numbers in features, and one of -1.0, 1.0 as",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(said, why):
