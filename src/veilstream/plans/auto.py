@@ -41,7 +41,7 @@ __all__ = [
 
 KAPPA = 0.7
 """Standard deviation of the noise in a margin that is aimed at."""
-ROUND_CAP = 2.0
+ROUND_CAP = 4.0
 """Most that one round of unit gradients, all alike, may move a margin."""
 GAMMA_SHARE = 0.1
 """gamma, as a share of the longest gradient that public facts allow."""

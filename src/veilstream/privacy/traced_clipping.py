@@ -64,7 +64,7 @@ def _scaled_to_one(x: Array) -> tuple[Array, Array]:
 
 
 def _normalised(gradients: Array, gamma: float) -> Array:
-    """Return g / (|g| + gamma), up to rounding; a vector with an entry that is not finite is kept."""
+    """Return g / (|g| + gamma), up to rounding; a vector that is not finite as it is."""
     import jax.numpy as jnp
 
     finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
