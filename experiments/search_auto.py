@@ -58,7 +58,9 @@ def plan_of(name: str, epsilon: float, methods: list[dict[str, Any]], *, tuning:
         parts = SYNTHETIC[name] | {"privacy": {"delta": 1e-3}}
     else:
         head = (FOLDER / f"streams_{name}.toml").read_text().split("[[methods]]")[0]
-        parts = tomllib.loads(head.replace(f"data:{name}", f"data:{name}/tuning") if tuning else head)
+        parts = tomllib.loads(
+            head.replace(f"data:{name}", f"data:{name}/tuning") if tuning else head
+        )
     return Plan(**parts | {"privacy": parts["privacy"] | {"epsilon": epsilon}}, methods=methods)
 
 

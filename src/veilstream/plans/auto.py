@@ -11,9 +11,9 @@ rounds and budget.
   of two classes' scores) as large as learning can bear. A model is h·(sum of unit gradients and
   noise), so that noise has standard deviation h · reach · V·e / sqrt(n): V is the calibrated
   noise, e its error in what is published (`Workload.error`, the root of its mean), and reach the
-  norm of a margin's gradient. It does not depend on d. h is where this is `KAPPA`, or `KAPPA` times
-  the half range of a number that is predicted; but a round moves no margin by more than
-  `ROUND_CAP` such units.
+  norm of a margin's gradient. It does not depend on d. h is where this is `KAPPA`, or
+  `KAPPA_NUMBER` times the half range of a number that is predicted; but a round moves no margin by
+  more than `ROUND_CAP` (half ranges).
 
 `docs/auto.md` says how the constants were chosen and how far the result is from the best tuned.
 """
@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilstream.mechanisms import Factorization
+from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.plans.plan import MethodPlan, Plan
 
 __all__ = [
     "GAMMA_SHARE",
     "KAPPA",
+    "KAPPA_NUMBER",
     "ROUND_CAP",
     "AutoChoice",
     "PublicFacts",
@@ -40,7 +42,9 @@ __all__ = [
 ]
 
 KAPPA = 0.7
-"""Standard deviation of the noise in a margin that is aimed at."""
+"""Standard deviation of the noise in a class's margin that is aimed at."""
+KAPPA_NUMBER = 0.5
+"""The same for a predicted number, in half ranges: losses of numbers punish noise more."""
 ROUND_CAP = 4.0
 """Most that one round of unit gradients, all alike, may move a margin."""
 GAMMA_SHARE = 0.1
@@ -62,6 +66,8 @@ class PublicFacts:
     """Longest gradient of a client whose prediction is in the label's range; None if unknown."""
     half_range: float
     """Half the range of what is predicted; 1 for a class's margin."""
+    aim: float
+    """Standard deviation that noise in a margin may have, in half ranges."""
     known: bool
     """Whether the task is one whose facts are known; otherwise features of norm one are assumed."""
 
@@ -69,22 +75,25 @@ class PublicFacts:
     def of(cls, plan: Plan) -> PublicFacts:
         """From the task, the feature norm and the label's range."""
         task, norm = plan.learning.task, plan.data.feature_norm
-        if task == "logistic":
-            return cls(margin_reach=norm, gradient_bound=norm, half_range=1.0, known=True)
-        if task in ("softmax", *_IMAGE_TASKS):
+        if task in ("logistic", "softmax", *_IMAGE_TASKS):
             # An image's features have norm one and a constant beside them.
-            reach = math.sqrt(2.0) * (norm if task == "softmax" else math.sqrt(2.0))
-            return cls(margin_reach=reach, gradient_bound=reach, half_range=1.0, known=True)
-        stated = plan.data.kind == "table" and plan.data.label_range is not None
-        if task in ("least_squares", "huber"):  # labels of a table are moved to -1 to 1
-            slope = 2.0 if task == "least_squares" else _HUBER_WIDTH
-            bound = slope * norm if stated else None
-            return cls(margin_reach=norm, gradient_bound=bound, half_range=1.0, known=True)
-        if task == "poisson" and plan.data.label_range is not None:  # a margin is a log rate
-            most = plan.data.label_range[1]
-            half = 0.5 * math.log1p(most)
-            return cls(margin_reach=norm, gradient_bound=most * norm, half_range=half, known=True)
-        return cls(margin_reach=1.0, gradient_bound=None, half_range=1.0, known=False)
+            length = math.sqrt(2.0) if task in _IMAGE_TASKS else norm
+            reach = length if task == "logistic" else math.sqrt(2.0) * length
+            return cls(
+                margin_reach=reach, gradient_bound=reach, half_range=1.0, aim=KAPPA, known=True
+            )
+        half, bound = 1.0, None  # labels of a table are moved to -1 to 1, but for counts
+        if plan.data.kind == "table" and plan.data.label_range is not None:
+            slope = {"least_squares": 2.0, "huber": _HUBER_WIDTH}.get(task)
+            if task == "poisson":  # a margin is a log rate
+                slope = plan.data.label_range[1]
+                half = 0.5 * math.log1p(slope)
+            bound = None if slope is None else slope * norm
+        known = task in ("least_squares", "huber", "poisson")
+        return cls(
+            margin_reach=norm if known else 1.0, gradient_bound=bound, half_range=half,
+            aim=KAPPA_NUMBER if known else KAPPA, known=known,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,7 @@ class AutoChoice:
         reason = (
             f"a round may move a margin by {ROUND_CAP:g} x {facts.half_range:.3g}"
             if self.capped
-            else f"aimed at {KAPPA:g} x {facts.half_range:.3g}"
+            else f"aimed at {facts.aim:g} x {facts.half_range:.3g}"
         )
         return (
             f"step_size {self.step_size:g}, server_step_size {self.server_step_size:g}, gradients "
@@ -135,12 +144,16 @@ class AutoChoice:
         )
 
 
-def with_defaults(method: MethodPlan) -> MethodPlan:
-    """The method with averaging, and noise made for what is published, unless it says otherwise."""
+def with_defaults(plan: Plan, method: MethodPlan) -> MethodPlan:
+    """The method with averaging, and noise made for what is published, unless it says otherwise.
+
+    Beyond `BUFFERED_LIMIT` steps buffered noise stays made for running sums.
+    """
     changes: dict[str, Any] = {}
     if method.averaging is None and method.newest_weight is None:
         changes["averaging"] = AVERAGING
-    if method.objective is None and method.mechanism_name in ("buffered", "optimal"):
+    short = plan.workload_of(method).horizon <= BUFFERED_LIMIT
+    if method.objective is None and method.mechanism_name == "buffered" and short:
         changes["objective"] = "published"
     return dataclasses.replace(method, **changes)
 
@@ -173,7 +186,7 @@ def choose_steps(
     error = math.sqrt(plan.workload_of(method).error(mechanism).mean)
     published = noise_std * error / mechanism.sensitivity()
     noise_per_step = facts.margin_reach * published / math.sqrt(learning.learners)
-    by_noise = KAPPA * facts.half_range / noise_per_step
+    by_noise = facts.aim * facts.half_range / noise_per_step
     by_round = ROUND_CAP * facts.half_range / (steps * facts.margin_reach)
     both = min(by_noise, by_round)
     # Local models carry one learner's noise, the server's only its average (the paper's η_g).

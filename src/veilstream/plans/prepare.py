@@ -81,7 +81,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
-        method = with_defaults(method)
+        method = with_defaults(plan, method)
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
