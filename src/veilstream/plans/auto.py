@@ -47,7 +47,7 @@ KAPPA_NUMBER = 0.5
 """The same for a predicted number, in half ranges: losses of numbers punish noise more."""
 ROUND_CAP = 4.0
 """Most that one round of unit gradients, all alike, may move a margin."""
-GAMMA_SHARE = 0.1
+GAMMA_SHARE = 0.3
 """gamma, as a share of the longest gradient that public facts allow."""
 AVERAGING = 3.0
 _GAMMA_UNKNOWN = 0.01  # of a task whose gradients have no bound that anybody states
