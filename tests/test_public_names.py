@@ -168,3 +168,11 @@ def test_the_glossary_is_found_from_the_readme_and_the_guides():
     assert "(docs/glossary.md)" in (ROOT / "README.md").read_text()
     for page in ("learner", "privacy", "federation", "operations"):
         assert "(glossary.md)" in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_every_kind_of_method_has_its_name():
+    from veilstream.learning.methods import METHODS
+
+    kinds = {"ours", "auto", "independent", "liu", "dp-ftrl", "undeclared", "noise-free", "gao"}
+    assert set(METHODS) == kinds
+    assert {kind for kind, method in METHODS.items() if method.chooses_steps} == {"auto"}

@@ -126,3 +126,16 @@ def test_demo_trains_and_can_be_run_again(tmp_path):
     assert "noise-free" in done.stdout
     assert "Figure:" in done.stdout
     assert (tmp_path / "demo" / "learning.png").stat().st_size > 10_000
+
+
+def test_run_prints_what_auto_chose_and_from_which_facts(tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text(SMALL_PLAN + '\n[[methods]]\nname = "untuned"\nkind = "auto"\n')
+    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stderr.partition("  auto: step_size ")
+    assert "untuned: (2, 0.001)-local differential privacy" in before
+    assert "From the plan alone: task logistic, margin reach 1" in after
+    assert "3 learners, 12 rounds of 2 steps" in after
+    ranked = veilstream("plan", str(plan), "--json")
+    assert ranked.returncode == 0, ranked.stderr

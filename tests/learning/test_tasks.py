@@ -90,3 +90,18 @@ def test_traced_clipping_is_total_and_leaves_small_vectors_alone():
     clipped = np.asarray(clip_traced(g, 1.0))
     np.testing.assert_array_equal(clipped[0], g[0])
     assert not clipped[1:].any()
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.1, 2.0])
+def test_traced_normalising_is_the_exact_clippers_and_never_exceeds_one(gamma):
+    rng = np.random.default_rng(11)
+    compiled = jax.jit(lambda g: clip_traced(g, np.float32(1.0), gamma))
+    for size in (1, 7, 300, 70_000):
+        for length in (1e-12, 1e-3, 0.1, 1.0, 1e6, 1e25, 1e37):
+            g = rng.standard_normal(size)
+            g = (g * (length / np.linalg.norm(g))).astype(np.float32)
+            clipped = np.asarray(compiled(g))
+            assert within(clipped, 1.0)
+            np.testing.assert_allclose(clipped, clip(g, 1.0, gamma=gamma), rtol=2e-4, atol=1e-7)
+    bad = np.array([[np.nan, 1.0], [np.inf, 0.0], [0.0, 0.0]], np.float32)
+    assert not np.asarray(compiled(bad)).any()

@@ -108,3 +108,39 @@ def test_bad_gradients_are_refused(bad):
 
 def test_empty_vectors_pass():
     assert clip(np.zeros((4, 0)), 1.0).shape == (4, 0)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    data=st.data(),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    gamma=st.sampled_from([1e-300, 1e-30, 1e-9, 0.1, 1.0, 1e30]),
+)
+def test_normalised_gradients_never_exceed_the_bound(data, dtype, gamma):
+    width = 32 if dtype is np.float32 else 64
+    elements = st.floats(width=width, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+    shape = hnp.array_shapes(min_dims=1, max_dims=2, max_side=40)
+    raw = data.draw(hnp.arrays(dtype, shape, elements=elements))
+    clipped = clip(raw, 1.0, gamma=gamma)
+    assert clipped.dtype == raw.dtype
+    for before, after in zip(np.atleast_2d(raw), np.atleast_2d(clipped), strict=True):
+        assert within(after, 1.0)
+        if not np.isfinite(before).all():
+            assert not after.any()
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-3, 0.1, 1.0, 50.0, 1e30])
+def test_normalising_is_the_formula_in_rational_arithmetic(length):
+    """A vector of 3-4-12 proportions has the rational norm 13."""
+    raw = np.array([3.0, -4.0, 12.0]) * length
+    gamma = Fraction(1, 8)
+    norm = sum(Fraction(x) ** 2 for x in raw)
+    root = Fraction(math.isqrt(norm.numerator * 2**400), 1) / math.isqrt(norm.denominator * 2**400)
+    expected = [float(Fraction(x) / (root + gamma)) for x in raw]
+    np.testing.assert_allclose(clip(raw, 1.0, gamma=0.125), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf, "0.1"])
+def test_bad_gamma_is_refused(gamma):
+    with pytest.raises(InputError, match="gamma"):
+        clip(np.ones(3), 1.0, gamma=gamma)

@@ -60,11 +60,11 @@ def algorithm_1(
     Around it the server's momentum and forgetting, which the paper has not, and ``weights`` (R, n)
     of releases in units of 1/n: a learner of weight zero is absent, and none of its steps is spent.
     """
-    method = plan.methods[index]
+    prepared = prepare(plan, plan.methods[index])
+    method, gamma = prepared.plan, prepared.rule.gamma
     R, tau, n = plan.learning.rounds, plan.learning.local_steps, plan.learning.learners
     d, c = plan.data.dim, plan.learning.clients_per_step
     eta, eta_g = method.step_size, method.server_step_size
-    prepared = prepare(plan, method)
     if prepared.factorization is None:
         B, xi = np.zeros((R * tau, R * tau)), np.zeros((R * tau, n, d))
     else:
@@ -93,6 +93,8 @@ def algorithm_1(
                     a = clients.features[i, place].astype(float)
                     y = float(clients.target[i, place])
                     g = -y * a / (1 + np.exp(y * (a @ z)))
+                    if gamma is not None:
+                        g = g / (np.linalg.norm(g) + gamma)
                     gradient += g * min(1.0, clip_norm / np.linalg.norm(g)) / c
                 gradients_so_far[i] += gradient
                 S = gradients_so_far[i] + B[spent[i]] @ xi[:, i]
@@ -120,6 +122,21 @@ def test_engine_is_algorithm_1_for_every_mechanism(tau):
             np.testing.assert_allclose(
                 models[index, s], expected, atol=1e-5 * scale, err_msg=method.name
             )
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_auto_is_algorithm_1_on_normalised_gradients_beside_methods_that_clip(tau):
+    """Off is off to the bit: the method beside it has the numbers that it has alone."""
+    auto = {"name": "auto", "kind": "auto", "newest_weight": 1.0}  # the newest model, no average
+    beside = entry("buffered")
+    plan = plan_of(tau, [auto, beside], clients_per_step=2)
+    simulation = simulate(plan)
+    for s, seed in enumerate((0, 1)):
+        expected = algorithm_1(plan, 0, seed)
+        scale = max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(simulation.models()[0, s], expected, atol=1e-5 * scale)
+    alone = simulate(plan_of(tau, [beside], clients_per_step=2))
+    np.testing.assert_array_equal(simulation.models()[1], alone.models()[0])
 
 
 MEMORIES = {

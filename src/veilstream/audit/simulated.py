@@ -164,4 +164,4 @@ def _releases(
     finally:
         simulation.close()
     x = np.stack(models, axis=1)
-    return -x[:, 1:] / (prepared.plan.step_size * prepared.plan.server_step_size), x[:, :-1]
+    return -x[:, 1:] / (prepared.plan.local_step_size * prepared.plan.server_step_size), x[:, :-1]

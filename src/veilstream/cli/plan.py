@@ -206,6 +206,10 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
             "methods", [m.name for m in plan.methods], "a method that protects someone",
             "add one with a mechanism",
         )  # fmt: skip
+    if method.method.chooses_steps:
+        from veilstream.plans.prepare import prepare
+
+        method = prepare(plan, method).plan
     budget, learning, often = plan.budget_of(method), plan.learning, plan.participation
     steps, _ = plan.steps_and_clients(method)
     return {
@@ -214,6 +218,6 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
         "learners": learning.learners, "dim": task_of(plan).dim if dim is None else dim,
         "neighbours": plan.neighbours, "participations": often.times,
         "separation": often.min_separation, "accounting": plan.accounting_of(method),
-        "step_size": method.step_size * method.server_step_size, "people": plan.data.clients,
+        "step_size": method.local_step_size * method.server_step_size, "people": plan.data.clients,
         **{key: getattr(method, key) for key in _PUBLISHING}, "unbounded": learning.unbounded,
     }  # fmt: skip

@@ -83,6 +83,8 @@ def run_with_progress(
         for p in prepared:
             text = str(p.guarantee) if p.guarantee else f"{p.plan.method.protects} ({p.plan.kind})"
             console.print(f"[bold]{escape(p.plan.name)}[/bold]: {escape(text)}", soft_wrap=True)
+            if p.auto:
+                console.print(f"  auto: {escape(str(p.auto))}", soft_wrap=True)
         remarks = [r for p in prepared if p.guarantee for r in p.guarantee.remarks]
         for remark in dict.fromkeys(remarks):
             console.print(f"note: {escape(remark)}", soft_wrap=True)

@@ -481,7 +481,8 @@ class Learner(Epochs):
         if sample is None:
             return local.noisy(local.nothing(), seed)
         raw = self._gradients.raw(local.model, sample)
-        self.clipped += _is_longer(raw, self.grid.clip_norm)
+        if local.terms.gamma is None:  # normalised gradients are short, whatever a client has
+            self.clipped += _is_longer(raw, self.grid.clip_norm)
         return local.noisy(local.clip(raw), seed)
 
     def _bookmark_blob(self) -> dict[str, bytes]:

@@ -205,6 +205,10 @@ class LocalRounds(NoisySum):
         """Begin the round at this model."""
         self._pinned, self._model = digest, Hidden(model)
 
+    def clip(self, raw: RawGradient) -> ClippedGradient:
+        """Onto the grid, normalised first where the terms say so; not finite becomes zero."""
+        return clip_onto_grid(raw, self.grid, self.terms.gamma)
+
     def nothing(self) -> ClippedGradient:
         """The gradient of a step without a client."""
         return self.clip(RawGradient(np.zeros(self.dim, np.float32)))
@@ -212,7 +216,7 @@ class LocalRounds(NoisySum):
     def apply(self, noisy: Noised) -> None:
         """Move the local model and the prefix by a noisy step."""
         method = self.terms.method
-        size = np.float32(step_size(method.step_size, method.step_decay, self._round))
+        size = np.float32(step_size(method.local_step_size, method.step_decay, self._round))
         value = self.grid.value(noisy)
         radius = self.terms.projection_radius
         self._model = Hidden(moved(self._model.reveal(), value, size, radius))

@@ -75,14 +75,16 @@ class Terms:
     """How many the server may lead learners through, one after the other."""
     start_sha256: str | None = None
     """Of the model that the run starts from, where the plan says it."""
+    gamma: float | None = None
+    """Gradients become g / (|g| + gamma); None where they are clipped as they are."""
     admission: Admission | None = None
     """Which records the task admits; None where only the plan is known, not the task itself."""
 
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
         """What this plan means for a model with so many parameters, and for this task."""
-        method = _deployable(plan)
-        prepared = prepare(plan, method)
+        prepared = prepare(plan, _deployable(plan))
+        method = prepared.plan
         assert prepared.factorization is not None
         noise = calibrate_release(
             plan.budget_of(method), prepared.factorization, plan.clip_norm_of(method), dim,
@@ -98,7 +100,7 @@ class Terms:
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
             record_terms(plan), plan.federation.epochs, plan.learning.start_sha256,
-            _admission(task),
+            prepared.rule.gamma, _admission(task),
         )  # fmt: skip
 
     @property
@@ -130,6 +132,8 @@ class Terms:
             "program": program_digest(self.mechanism.program),
         }
         settings |= _memory(self.method)
+        if self.gamma is not None:  # left out elsewhere: stores begun before it stay what they were
+            settings["gamma"] = self.gamma
         as_stored: dict[str, Any] = json.loads(json.dumps(settings))
         as_stored["digest"] = _digest(as_stored)
         as_stored[_ADMITS] = self._admits()

@@ -46,6 +46,8 @@ class StepRule:
     """Keep models in this ball around zero: post-processing, so no cost in privacy."""
     unit_steps: bool = False
     """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
+    gamma: float | None = None
+    """Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself."""
 
     def __post_init__(self) -> None:
         known = isinstance(self.clip_norm, float | int | np.floating)
@@ -111,7 +113,7 @@ def local_step(
     import jax.numpy as jnp
 
     gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
-    gradient = _mean(clip_traced(gradients, rule.clip_norm), clients.present)
+    gradient = _mean(clip_traced(gradients, rule.clip_norm, rule.gamma), clients.present)
     if rule.unit_steps:
         length = jnp.sqrt((gradient**2).sum())
         gradient = gradient / jnp.where(length > 0.0, length, 1.0)

@@ -32,6 +32,10 @@ class Method:
     """Whether it is for a single learner that releases after every client (n = 1, τ = 1)."""
     unit_steps: bool = False
     """Whether gradients are scaled to length one."""
+    normalises: bool = False
+    """Whether every client's gradient g becomes g / (|g| + gamma), and the clip norm is one."""
+    chooses_steps: bool = False
+    """Whether step sizes follow from public facts of the plan (`plans.auto`)."""
 
     def steps_and_clients(self, local_steps: int, clients_per_step: int) -> tuple[int, int]:
         """Steps in a round and clients in a step."""
@@ -60,6 +64,14 @@ METHODS: dict[str, Method] = {
             source="Zhang, Zhu, Fay and Johansson, Algorithm 1",
             adds_noise=True,
             default_mechanism="optimal",
+        ),
+        Method(
+            kind="auto",
+            source="Algorithm 1 with normalised gradients and a step from public facts",
+            adds_noise=True,
+            default_mechanism="buffered",
+            normalises=True,
+            chooses_steps=True,
         ),
         Method(
             kind="independent",

@@ -225,10 +225,10 @@ class MethodPlan(PlanTable):
     )  # fmt: skip
     kind: str = value(default="ours", choices=METHODS)
     mechanism: str | None = value(default=None, choices=MECHANISMS)
-    step_size: float = value(gt=0, hint="try 0.1")
-    """η, of a local step."""
+    step_size: float | None = value(default=None, gt=0, hint="try 0.1")
+    """η, of a local step. Only kind = "auto" leaves it out, and must: it follows from the plan."""
     server_step_size: float = value(default=1.0, gt=0, hint="try 1")
-    """η_g."""
+    """η_g. Chosen by kind = "auto" too."""
     step_decay: float = value(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
     """Both step sizes together fall like (1 + round)^-step_decay."""
     averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
@@ -255,10 +255,33 @@ class MethodPlan(PlanTable):
     interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
     """For "published" and "rounds": what noise in models that are not published counts beside."""
 
+    def check(self) -> None:
+        """Refuse a method that neither says its step size nor chooses it."""
+        if self.step_size is None and not self.method.chooses_steps:
+            raise PlanError(
+                "step_size", None, "a finite number > 0",
+                'add step_size = ...; try 0.1, or kind = "auto" which needs none',
+            )  # fmt: skip
+
     @property
     def method(self) -> Method:
         """Whose method this is."""
         return method_of(self.kind)
+
+    @property
+    def local_step_size(self) -> float:
+        """η, of a local step.
+
+        Raises:
+            InputError: for a method of kind "auto" as a plan holds it; `prepare` chooses it.
+
+        """
+        if self.step_size is None:
+            raise InputError(
+                "step_size", None, f"a number: {self.name} has not chosen its own yet",
+                "take the method from prepare(plan, method).plan",
+            )  # fmt: skip
+        return self.step_size
 
     def blend(self, round_: Any) -> Any:
         """Weight of the model that a round ends with in the average that is published."""
@@ -389,6 +412,8 @@ class Plan(PlanTable):
                 f"{where}.mechanism", plan.mechanism, f"{method.default_mechanism} for {plan.kind}",
                 'kind = "ours" takes any',
             )  # fmt: skip
+        if method.chooses_steps:
+            self._check_auto(where, plan)
         fitting = _FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
         if plan.objective is not None and plan.mechanism_name not in fitting:
             raise PlanError(
@@ -422,6 +447,21 @@ class Plan(PlanTable):
                 f"local_steps = {self.learning.local_steps}",
             )  # fmt: skip
 
+    def _check_auto(self, where: str, plan: MethodPlan) -> None:
+        """What is chosen is not said: a number beside it would be tuned on someone's data."""
+        entries = MethodPlan._entries
+        for field in ("step_size", "server_step_size", "clip_norm"):
+            if getattr(plan, field) != entries[field].default:
+                raise PlanError(
+                    f"{where}.{field}", getattr(plan, field),
+                    "nothing: auto takes it from public facts", 'remove it, or kind = "ours"',
+                )  # fmt: skip
+        if self.learning.unbounded:
+            raise PlanError(
+                f"{where}.kind", plan.kind, "a run with an end: auto's step depends on it",
+                'rounds that you will not reach, or kind = "ours" with a step_size',
+            )  # fmt: skip
+
     def budget_of(self, plan: MethodPlan, where: str = "methods") -> Budget:
         """The method's own budget, or the plan's."""
         epsilon = plan.epsilon or (self.privacy.epsilon if self.privacy else None)
@@ -453,7 +493,9 @@ class Plan(PlanTable):
         )  # fmt: skip
 
     def clip_norm_of(self, plan: MethodPlan) -> float:
-        """The method's own B_g, or the plan's."""
+        """The method's own B_g, or the plan's; of normalised gradients it is one."""
+        if plan.method.normalises:
+            return 1.0
         return plan.clip_norm or self.learning.clip_norm
 
     def accounting_of(self, plan: MethodPlan) -> str:

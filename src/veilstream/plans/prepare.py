@@ -15,6 +15,7 @@ from veilstream.mechanisms import (
     doubling,
     stationary,
 )
+from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
@@ -41,11 +42,14 @@ class Prepared:
     factorization: Factorization | None
     noise_std: float
     guarantee: Guarantee | None
+    auto: AutoChoice | None = None
+    """What a method of kind "auto" chose, and from which facts."""
 
     @property
-    def shape(self) -> tuple[int, int, bool, tuple[bool, bool]]:
+    def shape(self) -> tuple[int, int, bool, float | None, tuple[bool, bool]]:
         """Methods of one shape run as one array."""
-        return self.steps, self.clients, self.rule.unit_steps, self.plan.memory
+        rule = self.rule
+        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.memory
 
     @property
     def recipe(self) -> tuple[object, ...]:
@@ -62,7 +66,7 @@ class Prepared:
     @property
     def effective_step_size(self) -> float:
         """η̃ = η·η_g·τ before any decay."""
-        return self.plan.step_size * self.plan.server_step_size * self.steps
+        return self.plan.local_step_size * self.plan.server_step_size * self.steps
 
 
 def main_method(prepared: Sequence[Prepared]) -> int:
@@ -71,15 +75,19 @@ def main_method(prepared: Sequence[Prepared]) -> int:
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
-    """Build the mechanism and calibrate it.
+    """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps.
 
     Averaging c clients in a step divides what one of them can move by c.
     """
-    learning = plan.learning
+    learning, chooses = plan.learning, method.step_size is None
+    if chooses:
+        method = with_defaults(plan, method)
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
-    rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps)
+    rule = StepRule(
+        enforced, learning.projection_radius, method.method.unit_steps, gamma_of(plan, method)
+    )
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None)
@@ -124,4 +132,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         participation=plan.participation,
     )
     kept = guarantee if method.method.private else None
-    return Prepared(method, steps, clients, rule, factorization, std, kept)
+    if not chooses:
+        return Prepared(method, steps, clients, rule, factorization, std, kept)
+    method, choice = choose_steps(plan, method, factorization, std)
+    return Prepared(method, steps, clients, rule, factorization, std, kept, choice)

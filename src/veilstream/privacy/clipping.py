@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["Clipped", "checked_clip_norm", "clip"]
+__all__ = ["Clipped", "checked_clip_norm", "clip", "normalised"]
 
 _SMALLEST = 1e-150  # below, products of subnormal numbers could round up past the bound
 
@@ -26,7 +26,9 @@ def checked_clip_norm(clip_norm: object) -> float:
     return bound
 
 
-def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
+def clip(
+    gradients: NDArray[np.floating], clip_norm: float, *, gamma: float | None = None
+) -> Clipped:
     """Scale each vector along the last axis to norm at most ``clip_norm``.
 
     Guarantees, for every input of float32 or float64, whatever its shape and values:
@@ -40,12 +42,16 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     Args:
         gradients: vectors along the last axis, float32 or float64.
         clip_norm: B_g, the largest norm of a result.
+        gamma: take g / (|g| + gamma) instead of g first (`normalised`); None clips g as it is. The
+            guarantees above are then those of the result, and a client's gradient counts by its
+            direction, whatever its size.
 
     Returns:
         An array of the same shape and type.
 
     Raises:
-        InputError: for another type, a scalar, or a clip norm that is not a positive number.
+        InputError: for another type, a scalar, or a clip norm or gamma that is not a positive
+            number.
 
     """
     bound = checked_clip_norm(clip_norm)
@@ -54,6 +60,8 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
         raise InputError("gradients", f"dtype {raw.dtype}", "float32 or float64", "cast them")
     if raw.ndim == 0:
         raise InputError("gradients", "a scalar", "vectors along the last axis", "reshape it")
+    if gamma is not None:
+        raw = normalised(raw, gamma)
     finite = np.isfinite(raw).all(axis=-1, keepdims=True)
     # C order keeps the sums below pairwise along the last axis.
     x = np.where(finite, raw, 0.0).astype(np.float64, order="C")
@@ -72,6 +80,23 @@ def clip(gradients: NDArray[np.floating], clip_norm: float) -> Clipped:
     factor = np.where(inside, 0.0, bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root))
     scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
+
+
+def normalised(gradients: NDArray[np.floating], gamma: float) -> NDArray[np.floating]:
+    """Return g / (|g| + gamma) of each vector along the last axis; not finite where g is not.
+
+    Its norm is below one but for rounding: `clip` is what bounds it. A gradient much longer than
+    ``gamma`` becomes a direction, one much shorter keeps its proportion to others like it.
+    """
+    offset = positive_number("gamma", gamma, "about a tenth of the longest gradient; try 0.1")
+    x = np.asarray(gradients).astype(np.float64, order="C")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        largest = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
+        _, exponent = np.frexp(np.where(np.isfinite(largest), largest, 1.0))
+        unit = np.ldexp(x, -exponent)  # as in `clip`: no square overflows or vanishes
+        root = np.sqrt((unit * unit).sum(axis=-1, keepdims=True))
+        scaled: NDArray[np.floating] = unit / (root + np.ldexp(offset, -exponent))
+        return scaled.astype(gradients.dtype)
 
 
 def _towards_zero(x: NDArray[np.float64], dtype: np.dtype[np.floating]) -> NDArray[np.floating]:

@@ -59,9 +59,12 @@ Noised = NewType("Noised", NDArray[np.int64])
 sums of such."""
 
 
-def clip_onto_grid(raw: RawGradient, grid: Grid) -> ClippedGradient:
-    """Clip and round towards zero; what is not finite becomes zero."""
-    return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm)))
+def clip_onto_grid(raw: RawGradient, grid: Grid, gamma: float | None = None) -> ClippedGradient:
+    """Clip (normalised first where there is a ``gamma``) and round towards zero.
+
+    What is not finite becomes zero.
+    """
+    return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma)))
 
 
 def add_noise(gradient: ClippedGradient, noise: NDArray[np.int64]) -> Noised:

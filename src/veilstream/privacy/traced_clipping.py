@@ -18,24 +18,22 @@ __all__ = ["clip_traced"]
 _RUN = 256
 
 
-def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
+def clip_traced(gradients: Array, clip_norm: float | Array, gamma: float | None = None) -> Array:
     """Scale each float32 vector along the last axis to norm at most ``clip_norm``.
 
     Guarantees: the exact norm of each result is at most ``clip_norm``; a vector with an entry that
     is not finite becomes zero. Unlike `veilstream.clip`, a vector within some 1e-5 of the bound is
-    scaled too, and bounds must lie in [1e-15, 1e15].
+    scaled too, and bounds must lie in [1e-15, 1e15]. With ``gamma``, g / (|g| + gamma) is clipped
+    instead of g.
     """
     import jax.numpy as jnp
 
+    if gamma is not None:
+        gradients = _normalised(gradients, gamma)
     dim = gradients.shape[-1]
     finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
     x = jnp.where(finite, gradients, 0.0)
-    largest = jnp.abs(x).max(axis=-1, keepdims=True, initial=0.0)
-    # A compiler divides by multiplying with the reciprocal, which vanishes or overflows for extreme
-    # numbers; powers of two bring them near one first, exactly.
-    shift = jnp.where(largest > 2.0**40, 2.0**-64, jnp.where(largest < 2.0**-40, 2.0**64, 1.0))
-    near_one = largest * shift
-    unit = (x * shift) / jnp.where(near_one > 0.0, near_one, 1.0)
+    unit, largest = _scaled_to_one(x)
     square = unit * unit
     terms = 1
     while square.shape[-1] > 1:
@@ -51,3 +49,28 @@ def clip_traced(gradients: Array, clip_norm: float | Array) -> Array:
     root = jnp.sqrt(square) if dim else jnp.ones_like(largest)
     scaled = unit * (clip_norm * (1.0 - slack) / jnp.where(inside, 1.0, root))
     return jnp.where(inside, x, scaled)
+
+
+def _scaled_to_one(x: Array) -> tuple[Array, Array]:
+    """Each vector divided by its largest entry, and that entry's size."""
+    import jax.numpy as jnp
+
+    largest = jnp.abs(x).max(axis=-1, keepdims=True, initial=0.0)
+    # A compiler divides by multiplying with the reciprocal, which vanishes or overflows for extreme
+    # numbers; powers of two bring them near one first, exactly.
+    shift = jnp.where(largest > 2.0**40, 2.0**-64, jnp.where(largest < 2.0**-40, 2.0**64, 1.0))
+    near_one = largest * shift
+    return (x * shift) / jnp.where(near_one > 0.0, near_one, 1.0), largest
+
+
+def _normalised(gradients: Array, gamma: float) -> Array:
+    """Return g / (|g| + gamma), up to rounding; a vector that is not finite as it is."""
+    import jax.numpy as jnp
+
+    finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
+    unit, largest = _scaled_to_one(jnp.where(finite, gradients, 0.0))
+    root = jnp.sqrt((unit * unit).sum(axis=-1, keepdims=True))
+    # |g| + gamma over the largest entry; the inner minimum keeps the product in range.
+    length = jnp.minimum(largest, 1e30)
+    scaled = unit * (length / (length * root + gamma))
+    return jnp.where(finite, scaled, gradients)

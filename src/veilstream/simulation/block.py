@@ -63,6 +63,8 @@ class Block:
     steps: int
     clients: int
     unit_steps: bool
+    gamma: float | None
+    """Of normalised gradients; None where gradients are clipped as they are."""
     projection_radius: float | None
     learners: int
     twin: tuple[int | None, ...]
@@ -133,7 +135,7 @@ class Block:
         noise = self._noise(unit_noise, noise_std, x)
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array) -> Array:
-            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps)
+            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma)
             return local_round(self.task, rule, x, met, noise, eta)
 
         # For one method noise is (steps, seeds, n, d).

@@ -217,7 +217,7 @@ class Simulation:
         import jax
 
         members = [self._prepared[i] for i in indices]
-        steps, clients, unit_steps, (momentum, forgets) = members[0].shape
+        steps, clients, unit_steps, gamma, (momentum, forgets) = members[0].shape
         learners = self.plan.learning.learners
         mechanisms, used = _mechanisms(members)
         block = Block(
@@ -225,6 +225,7 @@ class Simulation:
             steps=steps,
             clients=clients,
             unit_steps=unit_steps,
+            gamma=gamma,
             projection_radius=members[0].rule.projection_radius,
             learners=learners,
             twin=_twins(members),
@@ -351,7 +352,7 @@ class Simulation:
         rounds = np.arange(first, first + count, dtype=np.float64)
         local, effective, weights = [], [], []
         for p in group.prepared:
-            size = step_size(p.plan.step_size, p.plan.step_decay, rounds)
+            size = step_size(p.plan.local_step_size, p.plan.step_decay, rounds)
             local.append(size)
             effective.append(size * (p.plan.server_step_size * p.steps))
             weights.append(np.broadcast_to(p.plan.blend(rounds), count))

@@ -123,9 +123,10 @@ class SimulatedLearner:
     def _step(self, gradient: Float32s) -> None:
         prepared, method, plan = self._prepared, self._prepared.plan, self.plan.learning
         round_, radius = self.round, plan.projection_radius
-        noisy = np.asarray(clip(gradient, float(prepared.rule.clip_norm)), np.float32)
-        noisy = noisy + self._next_noise()
-        size = np.float32(step_size(method.step_size, method.step_decay, round_))
+        rule = prepared.rule
+        clipped = clip(gradient, float(rule.clip_norm), gamma=rule.gamma)
+        noisy = np.asarray(clipped, np.float32) + self._next_noise()
+        size = np.float32(step_size(method.local_step_size, method.step_decay, round_))
         self._z = moved(self._z, noisy, size, radius)
         self._sum += noisy
         self._steps += 1

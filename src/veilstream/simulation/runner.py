@@ -226,6 +226,7 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
             "simulated": True,
             "clients_per_step": p.clients,
             "clip_norm_per_client": p.rule.clip_norm,
+            **({"auto": p.auto.as_dict()} if p.auto else {}),
         }
         for p in prepared
     }
@@ -331,6 +332,7 @@ def _method_summary(
         "step_size": prepared.plan.step_size,
         "server_step_size": prepared.plan.server_step_size,
         "effective_step_size": prepared.effective_step_size,
+        **({"auto": prepared.auto.as_dict()} if prepared.auto else {}),
         "final": figures,
     }
 

@@ -528,7 +528,9 @@ class ServerFold:
             direction = self._total / terms.learners
         else:
             direction = self._combine(list(self._increments.values()), terms.learners)
-        size = step_size(method.step_size * method.server_step_size, method.step_decay, self._round)
+        size = step_size(
+            method.local_step_size * method.server_step_size, method.step_decay, self._round
+        )
         memory = self._memory
         after, velocity = next_model(
             self._x, direction * terms.grid.step, size, terms.projection_radius,

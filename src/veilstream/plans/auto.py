@@ -1,0 +1,218 @@
+"""`kind = "auto"`: a private method that needs neither a step size nor a clip norm.
+
+Whoever tunes these on clients' records spends privacy that no guarantee counts. Here they follow
+from what a plan says before anyone's record is read: task, feature norm, label range, learners,
+rounds and budget.
+
+* Every client's gradient g becomes g / (|g| + gamma), then goes through the clipper at norm one:
+  the sensitivity is that of clip norm one, whatever rounding does. gamma is `GAMMA_SHARE` of the
+  longest gradient that the task allows.
+* The step makes the noise in a *margin* (what a model says of one client: w·a, or the difference
+  of two classes' scores) as large as learning can bear. A model is h·(sum of unit gradients and
+  noise), so that noise has standard deviation h · reach · V·e / sqrt(n): V is the calibrated
+  noise, e its error in what is published (`Workload.error`, the root of its mean), and reach the
+  norm of a margin's gradient. It does not depend on d. h is where this is `KAPPA`, or
+  `KAPPA_NUMBER` times the half range of a number that is predicted; but a round moves no margin by
+  more than `ROUND_CAP` (half ranges).
+
+`docs/auto.md` says how the constants were chosen and how far the result is from the best tuned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from veilstream.mechanisms import Factorization
+from veilstream.mechanisms.buffered import BUFFERED_LIMIT
+from veilstream.plans.plan import MethodPlan, Plan
+
+__all__ = [
+    "GAMMA_SHARE",
+    "KAPPA",
+    "KAPPA_NUMBER",
+    "ROUND_CAP",
+    "AutoChoice",
+    "PublicFacts",
+    "choose_steps",
+    "gamma_of",
+    "with_defaults",
+]
+
+KAPPA = 0.7
+"""Standard deviation of the noise in a class's margin that is aimed at."""
+KAPPA_NUMBER = 0.5
+"""The same for a predicted number, in half ranges: losses of numbers punish noise more."""
+ROUND_CAP = 4.0
+"""Most that one round of unit gradients, all alike, may move a margin."""
+GAMMA_SHARE = 0.3
+"""gamma, as a share of the longest gradient that public facts allow."""
+AVERAGING = 3.0
+_GAMMA_UNKNOWN = 0.01  # of a task whose gradients have no bound that anybody states
+_DIGITS = 3  # of a chosen number: people read it, and the last bits of a sum do not matter
+_IMAGE_TASKS = ("edge_features", "random_features")
+_HUBER_WIDTH = 0.5  # of learning.table_tasks.Huber, as a plan makes it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicFacts:
+    """What a plan says of a task before any record is read."""
+
+    margin_reach: float
+    """Norm of the gradient of a margin: features, and sqrt(2) for a difference of two classes."""
+    gradient_bound: float | None
+    """Longest gradient of a client whose prediction is in the label's range; None if unknown."""
+    half_range: float
+    """Half the range of what is predicted; 1 for a class's margin."""
+    aim: float
+    """Standard deviation that noise in a margin may have, in half ranges."""
+    known: bool
+    """Whether the task is one whose facts are known; otherwise features of norm one are assumed."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> PublicFacts:
+        """From the task, the feature norm and the label's range."""
+        task, norm = plan.learning.task, plan.data.feature_norm
+        if task in ("logistic", "softmax", *_IMAGE_TASKS):
+            # An image's features have norm one and a constant beside them.
+            length = math.sqrt(2.0) if task in _IMAGE_TASKS else norm
+            reach = length if task == "logistic" else math.sqrt(2.0) * length
+            return cls(
+                margin_reach=reach, gradient_bound=reach, half_range=1.0, aim=KAPPA, known=True
+            )
+        half, bound = 1.0, None  # labels of a table are moved to -1 to 1, but for counts
+        if plan.data.kind == "table" and plan.data.label_range is not None:
+            slope = {"least_squares": 2.0, "huber": _HUBER_WIDTH}.get(task)
+            if task == "poisson":  # a margin is a log rate
+                slope = plan.data.label_range[1]
+                half = 0.5 * math.log1p(slope)
+            bound = None if slope is None else slope * norm
+        known = task in ("least_squares", "huber", "poisson")
+        return cls(
+            margin_reach=norm if known else 1.0, gradient_bound=bound, half_range=half,
+            aim=KAPPA_NUMBER if known else KAPPA, known=known,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoChoice:
+    """What was chosen, and from what; nothing here knows a record."""
+
+    step_size: float
+    """η, of a local step."""
+    server_step_size: float
+    """η_g."""
+    gamma: float
+    averaging: float | None
+    mechanism: str
+    margin_noise: float
+    """Standard deviation of the noise in a margin: root mean square over what is published."""
+    capped: bool
+    """Whether the most that a round may move decided, not the noise."""
+    task: str
+    facts: PublicFacts
+    learners: int
+    rounds: int
+    local_steps: int
+    noise_std: float
+    published_std: float
+    """Noise in what is published, at step size one: per coordinate, of one learner."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        facts = self.facts
+        assumed = "" if facts.known else " (assumed: nothing is known of this task)"
+        bound = "unknown" if facts.gradient_bound is None else f"{facts.gradient_bound:.3g}"
+        reason = (
+            f"a round may move a margin by {ROUND_CAP:g} x {facts.half_range:.3g}"
+            if self.capped
+            else f"aimed at {facts.aim:g} x {facts.half_range:.3g}"
+        )
+        return (
+            f"step_size {self.step_size:g}, server_step_size {self.server_step_size:g}, gradients "
+            f"g / (|g| + {self.gamma:g}) clipped to 1, {self.mechanism} noise, "
+            f"averaging {self.averaging}: noise in a margin {self.margin_noise:.3g} ({reason}). "
+            f"From the plan alone: task {self.task}, margin reach {facts.margin_reach:.3g}"
+            f"{assumed}, longest gradient {bound}, {self.learners} learners, {self.rounds} rounds "
+            f"of {self.local_steps} steps, noise std {self.noise_std:.4g} "
+            f"({self.published_std:.4g} in what is published)"
+        )
+
+
+def with_defaults(plan: Plan, method: MethodPlan) -> MethodPlan:
+    """The method with averaging, and noise made for what is published, unless it says otherwise.
+
+    Beyond `BUFFERED_LIMIT` steps buffered noise stays made for running sums.
+    """
+    changes: dict[str, Any] = {}
+    if method.averaging is None and method.newest_weight is None:
+        changes["averaging"] = AVERAGING
+    short = plan.workload_of(method).horizon <= BUFFERED_LIMIT
+    if method.objective is None and method.mechanism_name == "buffered" and short:
+        changes["objective"] = "published"
+    return dataclasses.replace(method, **changes)
+
+
+def gamma_of(plan: Plan, method: MethodPlan) -> float | None:
+    """Gamma of a method that normalises gradients; None for the others."""
+    if not method.method.normalises:
+        return None
+    bound = PublicFacts.of(plan).gradient_bound
+    return _GAMMA_UNKNOWN if bound is None else _rounded(GAMMA_SHARE * bound)
+
+
+def choose_steps(
+    plan: Plan, method: MethodPlan, mechanism: Factorization, noise_std: float
+) -> tuple[MethodPlan, AutoChoice]:
+    """The method with its step sizes, and why.
+
+    Guarantees: a function of its arguments alone, so that server, learners and simulation of one
+    plan find the same numbers; nothing of it depends on a record.
+
+    Args:
+        plan: of which the method is one.
+        method: after `with_defaults`.
+        mechanism: that makes its noise.
+        noise_std: V, at clip norm one.
+
+    """
+    facts, learning = PublicFacts.of(plan), plan.learning
+    steps, _ = plan.steps_and_clients(method)
+    error = math.sqrt(plan.workload_of(method).error(mechanism).mean)
+    published = noise_std * error / mechanism.sensitivity()
+    noise_per_step = facts.margin_reach * published / math.sqrt(learning.learners)
+    by_noise = facts.aim * facts.half_range / noise_per_step
+    by_round = ROUND_CAP * facts.half_range / (steps * facts.margin_reach)
+    both = min(by_noise, by_round)
+    # Local models carry one learner's noise, the server's only its average (the paper's η_g).
+    server = _rounded(math.sqrt(learning.learners)) if steps > 1 else 1.0
+    local = _rounded(both / server)
+    chosen = dataclasses.replace(method, step_size=local, server_step_size=server)
+    gamma = gamma_of(plan, method)
+    assert gamma is not None
+    assert method.mechanism_name is not None
+    return chosen, AutoChoice(
+        step_size=local,
+        server_step_size=server,
+        gamma=gamma,
+        averaging=method.averaging,
+        mechanism=method.mechanism_name,
+        margin_noise=local * server * noise_per_step,
+        capped=by_round < by_noise,
+        task=learning.task,
+        facts=facts,
+        learners=learning.learners,
+        rounds=learning.rounds,
+        local_steps=steps,
+        noise_std=noise_std,
+        published_std=published,
+    )
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{_DIGITS}g}")
