@@ -1,0 +1,275 @@
+"""The tables of a plan: every key with its type, default and rule. What fits what is `Plan`'s."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from veilstream.errors import InputError
+from veilstream.learning.methods import METHODS, Method, method_of
+from veilstream.mechanisms import MECHANISMS
+from veilstream.mechanisms.workload import published_blend
+from veilstream.plans.records import FeaturePlan
+from veilstream.plans.schema import PlanError, PlanTable, value
+
+__all__ = [
+    "DATA_OF_TASK",
+    "DataPlan",
+    "FederationPlan",
+    "LearningPlan",
+    "MethodPlan",
+    "PrivacyPlan",
+    "RunPlan",
+]
+
+
+DATA_OF_TASK = {
+    "logistic": ("synthetic", "table"), "least_squares": ("synthetic", "table"),
+    "softmax": ("table",), "huber": ("table",), "poisson": ("table",),
+    "ripple": ("ripple",), "cnn": ("mnist",), "edge_features": ("mnist",),
+    "random_features": ("mnist",),
+}  # fmt: skip
+"""Which data the tasks that are known learn from."""
+
+
+_ROUNDS_SIMULATED = 1000
+"""Of a run without an end that does not say how many."""
+
+
+class PrivacyPlan(PlanTable):
+    """The budget of methods that do not name their own."""
+
+    epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
+    delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
+    accounting: Literal["exact", "zcdp"] = "exact"
+    neighbours: Literal["replace-one", "zero-out"] = "replace-one"
+    participations: int = value(default=1, ge=1, hint="how often a client may take part; try 1")
+    min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
+
+
+class LearningPlan(PlanTable):
+    """Algorithm 1's numbers, shared by all methods."""
+
+    rounds: int = value(
+        ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end'
+    )
+    unbounded: bool = False
+    """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
+    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
+    local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
+    learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
+    clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
+    clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    task: str = value(
+        default="logistic", choices=(*DATA_OF_TASK, "custom"), pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
+        shape='"package.module:function"',
+    )  # fmt: skip
+    """What is learned. "package.module:function" names a function that makes a task of your own, on
+    every machine; "custom" is one given in Python: run(plan, task=...)."""
+    ridge: float = value(default=0.0, ge=0, hint="0 for none")
+    projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
+    model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
+    """A deployed learner refuses models with a larger norm."""
+    start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
+    """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
+    server's models (`veilstream.plans.start`). Learners do not read it: they get the server's x."""
+    start_sha256: str | None = value(
+        default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits",
+        hint="start.json of a run says it",
+    )  # fmt: skip
+    """Which model `start` must be; server and learners then agree on it."""
+    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
+    """Who vouches for a server that `start` names: a PEM file."""
+
+    def __init__(self, /, **given: Any) -> None:
+        if given.get("rounds") == "unbounded":
+            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
+        super().__init__(**given)
+
+
+class DataPlan(PlanTable):
+    """Where clients come from."""
+
+    kind: Literal["synthetic", "ripple", "mnist", "table", "custom"] = "synthetic"
+    """"table" is records of your own: the keys from `source` on. "custom" is a stream given in
+    Python: run(plan, stream=...)."""
+    dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
+    alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
+    beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
+    feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
+    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
+    """How many clients a learner has; the horizon may not need more."""
+    drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
+    split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
+    """How MNIST is dealt to the learners."""
+    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
+    """Of the Dirichlet split."""
+    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
+    """Where the MNIST files are, if not in the user's data directory."""
+    walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
+    held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
+    source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
+    """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
+    "data:NAME", a public data set that `veilstream data get NAME` fetches."""
+    query: str | None = value(default=None, empty=False, hint="SELECT ... ORDER BY time")
+    """Of a SQLite file: which records, in order."""
+    learner: str | None = value(default=None, empty=False, hint="leave it out for one file each")
+    """Column that says at which learner a record is."""
+    client: str | None = value(default=None, empty=False, hint='"#row" if each row is someone else')
+    """Column that says who; "#row" where every row is another person."""
+    time: str | None = value(default=None, empty=False, hint="leave it out for the file's order")
+    """Column that orders records."""
+    label: str | None = value(default=None, empty=False, hint="the column that is predicted")
+    labels: tuple[str, ...] | None = value(default=None, empty=False, hint='["no", "yes"]')
+    """The label's texts; in logistic regression the second is +1."""
+    label_range: tuple[float, ...] | None = value(default=None, hint="[0.0, 100.0]")
+    """The label's public range, where it is a number."""
+    label_outside: Literal["clamp", "refuse"] = "clamp"
+    features: tuple[FeaturePlan, ...] = value(default=())
+    """Columns that predict, each a [[data.features]]."""
+    interactions: tuple[str, ...] = value(default=(), hint='["hour * weekday"]')
+    bias: bool = True
+    fit: Literal["scale", "clip"] = "scale"
+    """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
+    or cut where they are longer."""
+    encode: str | None = value(
+        default=None, pattern=r"[^\W\d][\w.]*:[^\W\d]\w*", shape='"package.module:function"',
+        hint="a function from a row to features, for features of your own",
+    )  # fmt: skip
+    """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
+    held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
+    """Share of a table's people who are measured on and not learned from."""
+    returning: Literal["refuse", "first"] = "refuse"
+    """What a simulation does with people who come more often than the promise allows: refuse the
+    plan, or use only as many of their records as it does."""
+    missing: float = value(default=0.0, ge=0, lt=1, hint="0 for nobody; try 0.3")
+    """In a simulation, how likely each learner is to miss a round; drawn by the run's seeds. In a
+    federation learners miss what they miss."""
+    late: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
+    """In a simulation, the share of learners that come at a later round."""
+    leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
+    """In a simulation, the share of learners that leave for good."""
+    missing_weights: Literal["constant", "answered"] = "constant"
+    """What a release weighs where learners are missing: 1/n of the enrolled, as a server does it.
+    "answered", 1/(who answered), is there to show that correlated noise then stays in the model."""
+
+    @property
+    def partial_attendance(self) -> bool:
+        """Whether some learners do not take part in every round."""
+        return max(self.missing, self.late, self.leaving) > 0.0
+
+
+class RunPlan(PlanTable):
+    """How often, and how much of it is looked at."""
+
+    seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
+    first_seed: int = value(default=0, ge=0, hint="try 0")
+    evaluate_every: int = value(default=10, ge=1, hint="in rounds; try 10")
+    memory_mib: int = value(default=4096, ge=1, hint="try 4096")
+    """Budget for the simulation's memory, besides the data set; block length and the number of
+    seeds that run together follow from it. Changes memory and speed, nothing else."""
+    noise: Literal["auto", "host", "device"] = "auto"
+    """Where noise is made: "device" has the same draws on every machine; "auto" is "host" on a CPU
+    (faster there) and "device" on a GPU."""
+    regret: bool = True
+
+
+class FederationPlan(PlanTable):
+    """How a server waits for learners on other machines."""
+
+    quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
+    deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
+    patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+    min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
+    """How many clients must wait at a learner for it to begin a round. Where fewer do, it sits the
+    round out and spends nothing; the server sees that it does."""
+    epochs: int = value(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
+    """A learner goes into the server's next run by itself until it has been in so many; each is an
+    epoch of its own, with fresh noise and for new clients only."""
+    combine: Literal["mean", "trimmed", "median"] = "mean"
+    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
+    the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
+    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
+    """For "trimmed"."""
+
+
+class MethodPlan(PlanTable):
+    """One line of the comparison."""
+
+    name: str = value(
+        pattern=r"[^/\\\x00-\x1f\x7f]+", shape="text without slashes and control characters",
+        hint="a short name for tables and figures",
+    )  # fmt: skip
+    kind: str = value(default="ours", choices=METHODS)
+    mechanism: str | None = value(default=None, choices=MECHANISMS)
+    step_size: float | None = value(default=None, gt=0, hint="try 0.1")
+    """η, of a local step. Only kind = "auto" leaves it out, and must: it follows from the plan."""
+    server_step_size: float = value(default=1.0, gt=0, hint="try 1")
+    """η_g. Chosen by kind = "auto" too."""
+    step_decay: float = value(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
+    """Both step sizes together fall like (1 + round)^-step_decay."""
+    averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
+    """Publish an average of the models so far, in which model r weighs about r^averaging. Learners
+    still start from the latest one. Post-processing: it costs nothing of the promise."""
+    newest_weight: float | None = value(default=None, gt=0, le=1, hint="leave it out; try 0.01")
+    """Publish an exponential average instead, in which the newest model has this weight."""
+    momentum: float = value(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
+    """Of the server: m <- momentum·m + direction, and x moves along m."""
+    forgetting: float = value(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
+    """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
+    clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    """B_g of this method, if not the plan's; its noise is calibrated to it."""
+    clients_per_step: int | None = value(default=None, ge=1, hint="leave it out for the plan's")
+    """How many of a round's clients a step of this method averages, if not the plan's: fewer and
+    larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
+    epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
+    delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
+    accounting: Literal["exact", "zcdp"] | None = None
+    objective: Literal["mean", "max", "rounds", "published"] | None = None
+    """What the mechanism is best for. "published" is the noise in what this method publishes, by
+    its steps, averaging, momentum and forgetting, at round ends (and `buffered` is then tuned for
+    people who return, where [privacy] allows it); the others are for `optimal`."""
+    interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
+    """For "published" and "rounds": what noise in models that are not published counts beside."""
+
+    def check(self) -> None:
+        """Refuse a method that neither says its step size nor chooses it."""
+        if self.step_size is None and not self.method.chooses_steps:
+            raise PlanError(
+                "step_size", None, "a finite number > 0",
+                'add step_size = ...; try 0.1, or kind = "auto" which needs none',
+            )  # fmt: skip
+
+    @property
+    def method(self) -> Method:
+        """Whose method this is."""
+        return method_of(self.kind)
+
+    @property
+    def local_step_size(self) -> float:
+        """η, of a local step.
+
+        Raises:
+            InputError: for a method of kind "auto" as a plan holds it; `prepare` chooses it.
+
+        """
+        if self.step_size is None:
+            raise InputError(
+                "step_size", None, f"a number: {self.name} has not chosen its own yet",
+                "take the method from prepare(plan, method).plan",
+            )  # fmt: skip
+        return self.step_size
+
+    def blend(self, round_: Any) -> Any:
+        """Weight of the model that a round ends with in the average that is published."""
+        return published_blend(self.averaging, self.newest_weight, round_)
+
+    @property
+    def memory(self) -> tuple[bool, bool]:
+        """Whether the server has momentum, and whether it forgets."""
+        return self.momentum > 0.0, self.forgetting < 1.0
+
+    @property
+    def mechanism_name(self) -> str | None:
+        """The mechanism that makes its noise, if any."""
+        return self.mechanism or self.method.default_mechanism
