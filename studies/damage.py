@@ -41,6 +41,7 @@ import veilstream.deployment.ledger.store
 from studies.disk import scratch
 from studies.power_cuts import ROUNDS, D, NumpyTask, plan_of, small_snapshots
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.visits import TAG_BYTES
 from veilstream.errors import LedgerError, VeilstreamError
 from veilstream.learning.tasks import Sample
@@ -397,7 +398,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
         messages = max(chain.epoch, 0) * ROUNDS + chain.standing.rounds
         copies.append(Copy(chain.length, messages, _read(root)))
 
-    with mock.patch.object(veilstream.deployment.learner, "reached", copy):
+    with mock.patch.object(crash_points, "reached", copy):
         for _ in range(int(rng.integers(4, 14))):
             _advance(learner, 1)
             if rng.random() < 0.3:

@@ -229,7 +229,7 @@ def fresh_tag(rng: Rng, number: int) -> str | bytes:
     if form == 0:
         return name.encode()
     if form == 1:
-        return name + "\0\ud800\udfff"
+        return "\u202e" + name + "\u0301\u200bx"
     if form == 2:
         return b"\xff\x00" + name.encode()
     if form == 3:

@@ -272,6 +272,10 @@ def _obey(learner: Learner, world: Connection, answer_first: bool) -> None:
             world.send(("taken", None, *_stands(learner)))
             _observe(learner, *values)
             continue
+        if answer_first and command == "observe_many" and _would_take(learner, values[0][0][0]):
+            world.send(("answers", [("taken", None)], *_stands(learner)))
+            _observe_many(learner, *values)
+            continue
         kind, value = _COMMANDS[command](learner, *values)
         if kind != "sent":
             world.send((kind, value, *_stands(learner)))

@@ -78,7 +78,7 @@ def rolled_back() -> Finding:
     )  # fmt: skip
 
 
-def unclipped(raw, bound):
+def unclipped(raw, bound, gamma=None):
     return np.nan_to_num(raw, nan=0.0)
 
 
@@ -99,7 +99,7 @@ def not_clipped() -> Finding:
 
 
 def nan_let_through() -> Finding:
-    def kept(raw, bound):
+    def kept(raw, bound, gamma=None):
         return clip(raw, bound) if np.isfinite(raw).all() else raw
 
     def unchecked(self, clipped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from veilstream.errors import InputError
 from veilstream.federation.services.demo_data import DemoData
+from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -97,7 +99,10 @@ def test_a_learner_reads_back_what_the_simulation_has(here):
         taken: list[Sample] = []
         open_source(path, plan, data.names[place]).serve(
             0,
-            lambda who, sample, mark, into=taken: into.append(sample),
+            lambda clients, into=taken: [
+                into.append(offered.sample) or Answer.TAKEN
+                for offered in islice(clients, 6 - len(into))
+            ],
             lambda of=taken: 6 - len(of),
         )
         batch = [data.stream.round(0, r) for r in (0, 1)]

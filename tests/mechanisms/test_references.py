@@ -175,20 +175,22 @@ class TestBuffered:
         assert errors == sorted(errors, reverse=True)
 
     def test_gradient_of_the_tuning_objective_is_right(self):
-        from veilstream.mechanisms.buffered import _log_error
+        from veilstream.mechanisms.buffered import _log_error, _Objective
+        from veilstream.mechanisms.participation import ONCE
 
         rng = np.random.default_rng(3)
+        error = _Objective.of(500, None, ONCE)
         checked = 0
         for _ in range(50):
             k = int(rng.integers(1, 6))
             x = np.concatenate([rng.uniform(-6, 0.5, k), rng.uniform(-8, -3, k)])
-            value, gradient = _log_error(x, 500)
+            value, gradient = _log_error(x, error)
             if value >= 1e3:
                 continue
             checked += 1
             for i in range(2 * k):
                 step = 1e-5 * np.eye(2 * k)[i]
-                slope = (_log_error(x + step, 500)[0] - _log_error(x - step, 500)[0]) / 2e-5
+                slope = (_log_error(x + step, error)[0] - _log_error(x - step, error)[0]) / 2e-5
                 assert gradient[i] == pytest.approx(slope, abs=1e-6, rel=1e-5)
         assert checked > 10
 

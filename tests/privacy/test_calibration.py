@@ -46,7 +46,9 @@ def test_participation_scales_the_noise_and_is_recorded(f):
 
 
 def test_bound_on_sensitivity_is_said_to_be_one():
-    _, guarantee = vs.calibrate(BUDGET, vs.mechanisms.toeplitz(5000), 1.0, participation=(2, 5))
+    _, guarantee = vs.calibrate(
+        BUDGET, vs.mechanisms.toeplitz_normalised(5000), 1.0, participation=(2, 5)
+    )
     assert not guarantee.sensitivity_exact
     assert any("upper bound" in remark for remark in guarantee.remarks)
 
