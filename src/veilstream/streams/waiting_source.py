@@ -123,10 +123,11 @@ class WaitingSource:
                 people = {r.offered.tag for r in self._queue if can.get(r)}
                 if len(people) >= minimum:
                     return True
-                told = [r for r in self._queue if can.get(r) is False]
-                told = told if len(people) + 1 >= minimum else []
-                self._queue = deque(r for r in self._queue if r not in told)
-                self.told_without_a_round += len(told)
+                told = []
+                if len(people) + 1 >= minimum:
+                    told = [r for r in self._queue if can.get(r) is False]
+                    self._queue = deque(r for r in self._queue if can.get(r) is not False)
+                    self.told_without_a_round += len(told)
             for record in told:
                 record.answered(Answer.TAKEN)
             if not fresh:
