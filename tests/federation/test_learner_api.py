@@ -71,7 +71,8 @@ class Served:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers=None):
         """Status, headers and body; headers are sent as they are, and Host by default."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        # Longer than the ten seconds that a record waits for a round, which may be the answer.
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
@@ -490,6 +491,33 @@ def test_refusals_are_counted_and_logged_without_what_was_sent(tmp_path, caplog)
         lines = [r.getMessage() for r in caplog.records if "learner API" in r.getMessage()]
         assert lines == ["learner API: requests refused since the start: JSON 1, record 1, token 1"]
         assert "secret" not in caplog.text
+
+
+def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(
+    tmp_path, monkeypatch
+):
+    """The server answers from the moment that it is made."""
+    from veilstream.federation.services import learner_api
+
+    class Quick(learner_api.AsgiServer):
+        def __init__(self, app, *args, **more):
+            super().__init__(app, *args, **more)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+            connection.request("GET", "/status", headers=KEPT)
+            statuses.append(connection.getresponse().status)
+            connection.close()
+
+    statuses: list[int] = []
+    monkeypatch.setattr(learner_api, "AsgiServer", Quick)
+    with served(tmp_path):
+        assert statuses == [403]
+
+
+@pytest.mark.parametrize(("deadline_s", "said"), [(5.0, True), (32.0, False)])
+def test_a_deadline_before_the_reply_is_said(caplog, tmp_path, deadline_s, said):
+    plan = plan_of(rounds=6, learners=1, federation={"deadline_s": deadline_s})
+    LearnerService(plan, tmp_path, tmp_path, "live", None)._check_times(31.0)
+    assert ("federation.deadline_s = 5: the server waits no longer" in caplog.text) is said
 
 
 def test_it_is_for_this_machine_alone():

@@ -270,3 +270,10 @@ def test_refusals_of_callers_are_kept_over_a_restart(tmp_path):
         second = LocalAccount(here.daemon.learner, here.source, path=path)
         second.looked_at(Refusal("missing", "age"))
         assert second.as_dict()["refused"] == {"age: missing": 2}
+
+
+def test_what_was_used_is_known_after_a_kill_without_the_accounts_file(tmp_path):
+    with served(tmp_path) as here:
+        here.fill_round("u", "v")
+        account = LocalAccount(here.daemon.learner, here.source, path=tmp_path / "lost.local.json")
+        assert account.as_dict()["used"] == 2

@@ -114,7 +114,7 @@ class LearnerApi:
         self._one_count = threading.Lock()
         self._page = LocalPage(self.status)
         self._predicting = _Turns("predict")
-        self.port = address[1]  # the first caller may be there before the next line but ten
+        self.port = address[1]  # until the server has one: its first callers may be quicker
         self._taken_within_s = taken_within_s
         self._ending = False
         routes = [
