@@ -3,13 +3,14 @@
     python experiments/search_fair.py logistic edge cnn --out FOLDER
 
 A study is a task with a grid: clip norm, clients averaged in a step, averaging of the published
-models, step size and, in the "free" half, the number of releases. Every mechanism at every budget
+models, step size and its decay and, in the "free" half, the number of releases. Every mechanism at every budget
 runs through the whole of it, on seeds (logistic: other data; MNIST: 50,000 of the training images,
 judged on the other 10,000) that no figure uses. Its best setting, by each measure, then runs on the
 figure's seeds 0 to 9 and, for MNIST, all training images, judged on the test images.
 
 `FOLDER/STUDY-search.csv` has every setting tried, `FOLDER/STUDY.csv` the best ones with every seed
-and the cost of the search. Needs a GPU for the CNN; the others take long, but run, without.
+and the cost of the search. Needs a GPU for the CNN; the others take long, but run, without. Started
+again with the same folder it goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ class Setting:
     """Of a round; each averages as many clients as then meet in it."""
     clip_norm: float
     averaging: float | None
+    decay: float
+    """Of the step size, `step_decay`."""
     move: float
-    """Effective step times clip norm: the farthest that a round without noise can move x."""
+    """Effective step times clip norm: the farthest that a first round without noise can move x."""
 
     def method(self, name: str, learners: int, clients: int) -> dict[str, Any]:
         """As a plan has it, where a learner meets so many clients in a round."""
@@ -59,7 +62,7 @@ class Setting:
         step = self.move / self.clip_norm / (server * self.steps)
         entry: dict[str, Any] = {
             "name": name, "clip_norm": self.clip_norm, "clients_per_step": clients // self.steps,
-            "step_size": step, "server_step_size": server,
+            "step_size": step, "server_step_size": server, "step_decay": self.decay,
         }  # fmt: skip
         if self.averaging is not None:
             entry["averaging"] = self.averaging
@@ -91,6 +94,7 @@ class Study:
     averaging: tuple[float | None, ...]
     moves: tuple[float, ...]
     measures: tuple[str, ...]
+    decays: tuple[float, ...] = (0.0,)
     mechanisms: tuple[str, ...] = MECHANISMS
     floats_a_client: int = 1000
     memory_mib: int = 8_000
@@ -98,11 +102,13 @@ class Study:
     def grid(self, releases: int) -> Iterator[Setting]:
         """All that is tried at this number of releases."""
         steps = self.steps if releases == self.releases[0] else (1,)
-        for cell in itertools.product(steps, self.clip_norms, self.averaging, self.moves):
+        for cell in itertools.product(
+            steps, self.clip_norms, self.averaging, self.decays, self.moves
+        ):
             setting = Setting("none", 0.0, releases, *cell)
             yield setting
             for mechanism, epsilon in itertools.product(self.mechanisms, self.epsilons):
-                plain = setting.averaging is None and setting.steps == 1
+                plain = setting.averaging is None and setting.steps == 1 and setting.decay == 0.0
                 if mechanism != "matched" or not plain:  # else `optimal` is matched
                     yield replace(setting, mechanism=mechanism, epsilon=epsilon)
 
@@ -150,8 +156,9 @@ STUDIES = {
     "logistic": Study(
         name="logistic", task="logistic", learners=20, clients=4000, searched=4000,
         epsilons=(2.0, 0.5), releases=(1000, 200, 50, 20), steps=(4, 1),
-        clip_norms=(0.1, 0.2, 1.0), averaging=(None, 3.0),
-        moves=tuple(0.025 * 2**k for k in range(7)), measures=("loss", "accuracy"),
+        clip_norms=(0.1, 0.2, 0.4, 1.0), averaging=(None, 1.0, 3.0, 8.0),
+        moves=tuple(0.025 * 2**k for k in range(9)), decays=(0.0, 0.3),
+        measures=("loss", "accuracy"),
     ),
     "edge": Study(
         name="edge", task="edge_features", learners=10, clients=6000, searched=5000,
@@ -174,11 +181,11 @@ Row = dict[str, Any]
 
 def rows_of(
     study: Study, settings: list[Setting], seeds: Sequence[int], *, search: bool
-) -> list[Row]:
+) -> Iterator[list[Row]]:
     """Every setting measured, in batches that fit."""
-    rows = []
     several = study.together(settings[0].releases, len(seeds))
     for first in range(0, len(settings), several):
+        rows = []
         for setting, found in study.measured(
             settings[first : first + several], seeds, search=search
         ):
@@ -187,7 +194,7 @@ def rows_of(
                 row[measure] = float(np.mean(values))
                 row[f"{measure} of each seed"] = " ".join(f"{v:.4f}" for v in values)
             rows.append(row)
-    return rows
+        yield rows
 
 
 def best_of(study: Study, rows: Iterable[Row]) -> list[tuple[str, str, Row]]:
@@ -215,41 +222,59 @@ def write(path: Path, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
+def setting_of(row: Row) -> Setting:
+    return Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
+
+
+def read(path: Path) -> list[Row]:
+    """What an earlier start has found, with its numbers as numbers."""
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    with path.open(newline="") as file:
+        for cells in csv.DictReader(file):
+            row: Row = dict(cells)
+            for name in ("epsilon", "clip_norm", "decay", "move", "loss", "accuracy", "seconds"):
+                row[name] = float(cells[name])
+            row["averaging"] = float(cells["averaging"]) if cells["averaging"] else None
+            rows.append(row | {"releases": int(cells["releases"]), "steps": int(cells["steps"])})
+    return rows
+
+
 def run_study(study: Study, out: Path) -> None:
-    began, tried = time.monotonic(), []
+    searched = out / f"{study.name}-search.csv"
+    tried = read(searched)
+    known = {setting_of(row) for row in tried}
     for releases in study.releases:
+        open_ = [s for s in study.grid(releases) if s not in known]
+        print(f"{study.name}: {len(open_)} settings at {releases} releases", flush=True)
         before = time.monotonic()
-        found = rows_of(study, list(study.grid(releases)), SEARCH_SEEDS, search=True)
-        tried += found
-        write(out / f"{study.name}-search.csv", tried)
-        took = time.monotonic() - before
-        print(
-            f"{study.name}: {len(found)} settings at {releases} releases, {took:.0f} s", flush=True
-        )
-    cost = time.monotonic() - began
+        for found in rows_of(study, open_, SEARCH_SEEDS, search=True) if open_ else ():
+            took, before = time.monotonic() - before, time.monotonic()
+            tried += [row | {"seconds": took / len(found)} for row in found]
+            write(searched, tried)
+    cost = sum(row["seconds"] for row in tried)
     finals: list[Row] = []
     chosen = best_of(study, tried)
     for releases in study.releases:
-        settings = list({
-            Setting(**{name: row[name] for name in Setting.__dataclass_fields__}): None
-            for _, _, row in chosen
-            if row["releases"] == releases
-        })  # fmt: skip
+        settings = list(
+            dict.fromkeys(setting_of(row) for _, _, row in chosen if row["releases"] == releases)
+        )
         if not settings:
             continue
-        for row in rows_of(study, settings, FIGURE_SEEDS, search=False):
+        for row in itertools.chain(*rows_of(study, settings, FIGURE_SEEDS, search=False)):
             for measure, free, other in chosen:
-                if all(row[name] == other[name] for name in Setting.__dataclass_fields__):
+                if setting_of(row) == setting_of(other):
                     about = {"best by": measure, "releases are": free, "in search": other[measure]}
                     finals.append(about | row)
         write(out / f"{study.name}.csv", finals)
-    print(f"{study.name}: search {cost:.0f} s, whole {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{study.name}: {len(tried)} settings in {cost:.0f} s", flush=True)
     for row in sorted(finals, key=lambda r: (r["best by"], r["releases are"], -r["epsilon"])):
         print(
             f"{row['best by']:9}{row['releases are']:6}{row['epsilon']:4g} {row['mechanism']:20}"
             f"loss {row['loss']:.4f} accuracy {row['accuracy']:.4f}  releases {row['releases']} "
             f"steps {row['steps']} clip {row['clip_norm']} averaging {row['averaging']} "
-            f"move {row['move']:g}",
+            f"decay {row['decay']:g} move {row['move']:g}",
             flush=True,
         )
 
