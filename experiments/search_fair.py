@@ -3,8 +3,8 @@
     python experiments/search_fair.py logistic edge cnn --out FOLDER
 
 A study is a task with a grid: clip norm, clients averaged in a step, averaging of the published
-models, step size and its decay and, in the "free" half, the number of releases. Every mechanism at every budget
-runs through the whole of it, on seeds (logistic: other data; MNIST: 50,000 of the training images,
+models, step size and its decay and, in the "free" half, the number of releases. Every mechanism at
+every budget runs through the whole of it, on seeds (logistic: other data; MNIST: 50,000 of the training images,
 judged on the other 10,000) that no figure uses. Its best setting, by each measure, then runs on the
 figure's seeds 0 to 9 and, for MNIST, all training images, judged on the test images.
 
