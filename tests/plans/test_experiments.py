@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -48,6 +49,35 @@ def test_a_shipped_plan_loads_and_its_methods_can_be_prepared(name):
 def test_what_is_not_private_says_so_in_its_name(name):
     for method in Plan.load(experiment_path(name)).methods:
         assert ("NOT PRIVATE" in method.name) == (method.kind == "undeclared")
+
+
+@pytest.mark.parametrize(
+    ("name", "releases"),
+    [("fair_logistic", "equal"), ("fair_logistic_200", "free"), ("fair_logistic_50", "free")],
+)
+def test_a_fair_plan_has_what_the_search_chose(name, releases):
+    plan = Plan.load(experiment_path(name))
+    with (ROOT / "docs" / "results" / "fair_logistic.csv").open(newline="") as file:
+        chosen = [
+            row for row in csv.DictReader(file)
+            if (row["best by"], row["releases are"]) == ("loss", releases)
+            and int(row["releases"]) == plan.learning.rounds
+        ]  # fmt: skip
+    methods = {m.name: m for m in plan.methods}
+    private = [row for row in chosen if row["mechanism"] != "none"]
+    assert len(private) == len(methods) - 1
+    for row in private:
+        kind = {"matched": "optimal for what is published"}.get(row["mechanism"], row["mechanism"])
+        method = methods[f"{kind} @ {float(row['epsilon']):g}"]
+        met = plan.learning.local_steps
+        assert method.clip_norm == float(row["clip_norm"])
+        assert method.clients_per_step == met // int(row["steps"])
+        assert method.averaging == (float(row["averaging"]) if row["averaging"] else None)
+        assert method.step_decay == float(row["decay"])
+        assert method.epsilon == float(row["epsilon"])
+        assert (method.objective == "published") == (row["mechanism"] == "matched")
+        step = method.local_step_size * method.server_step_size * int(row["steps"])
+        assert step * method.clip_norm == pytest.approx(float(row["move"]), rel=1e-4)
 
 
 def test_every_plan_travels_with_the_package():
@@ -170,9 +200,9 @@ def test_reproduce_cnn_in_small_is_interrupted_and_resumed(mnist, tmp_path):
 
 
 def test_the_preset_runs_by_its_name(mnist, tmp_path):
-    small = {"learning.rounds": 6, "run.seeds": 1, "data.held_out": 300, "run.noise": "device"}
+    small = {"learning.rounds": 15, "run.seeds": 1, "data.held_out": 300, "run.noise": "device"}
     run = vs.run(vs.Plan.load(plan_path(Path("mnist_private")), small), tmp_path / "out")
     losses = run.history("loss")["noise-free"][0]
     assert losses[0] == pytest.approx(np.log(10), rel=1e-4)  # ten digits, no one favoured at x⁰
     assert losses[-1] < losses[0]
-    assert run.summary["methods"]["toeplitz_normalised @ 2"]["guarantee"]["epsilon"] == 2.0
+    assert run.summary["methods"]["buffered @ 2"]["guarantee"]["epsilon"] == 2.0

@@ -59,7 +59,11 @@ def _horizon(tau: int) -> dict[str, Any]:
 
 _SMOKE = {"run.seeds": 1, "run.evaluate_every": 50, "data.held_out": 500}
 _STREAMS = ("electricity", "covertype", "flights", "health")
-_BEYOND = ("beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "mnist_private")
+_BEYOND = (
+    "beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "beyond_edge_10",
+    "mnist_private",
+)  # fmt: skip
+_FAIR = {"fair_logistic": 4, "fair_logistic_200": 20, "fair_logistic_50": 80}
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -68,6 +72,12 @@ FIGURES: dict[str, Figure] = {
             "logistic", "the paper's first figure: logistic regression on synthetic data",
             (Variant("", "logistic"),),
             {"learning.rounds": 60, "run.seeds": 2},
+        ),
+        Figure(
+            "fair", "the first figure's task with every method, baselines too, at its own best",
+            tuple(Variant(f"{4000 // met}-releases", name, {"learning.local_steps": met})
+                  for name, met in _FAIR.items()),
+            {"run.seeds": 2, "run.evaluate_every": 1}, smoke_steps=240,
         ),
         Figure(
             "cnn", "the paper's second figure: a CNN on MNIST, tau = 1, 2, 4",

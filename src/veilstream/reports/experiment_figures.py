@@ -29,7 +29,7 @@ def draw_experiment(name: str, runs: Sequence[Run], folder: Path) -> list[Path]:
         return draw_run(runs[0])
     if name == "streams":
         return draw_streams(runs, folder)
-    figure = {"cnn": _cnn, "clip": _clip, "beyond": _beyond}[name](runs)
+    figure = {"cnn": _cnn, "clip": _clip, "beyond": _beyond, "fair": _fair}[name](runs)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         save_figure(figure, path, dpi=100)
@@ -121,4 +121,30 @@ def _beyond(runs: Sequence[Run]) -> Any:
     axes.axvline(0.9, color="0.6", linewidth=1, linestyle=":")
     axes.set_xlabel("test accuracy of the last published model, every seed")
     axes.grid(visible=True, axis="x", alpha=0.2)
+    return figure
+
+
+def _fair(runs: Sequence[Run]) -> Any:
+    """A panel per budget, one line per method and number of releases, every seed a dot."""
+    rows: dict[float, list[tuple[str, str, list[float]]]] = {}
+    for run in runs:
+        for name, method in run.summary["methods"].items():
+            if method["mechanism"] is None:
+                continue
+            kind, _, epsilon = name.rpartition(" @ ")
+            label = f"{kind}, {run.plan.learning.rounds:,} releases"
+            row = (label, method["mechanism"], method["final"]["average_loss"]["seeds"])
+            rows.setdefault(float(epsilon), []).append(row)
+    figure = new_figure(11.0, 0.26 * max(map(len, rows.values()), default=1) + 1.4)
+    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    for panel, (epsilon, found) in zip(panels, sorted(rows.items(), reverse=True), strict=True):
+        for place, (_, mechanism, seeds) in enumerate(found):
+            colour = colour_of(mechanism)
+            panel.plot(seeds, [-place] * len(seeds), "o", color=colour, alpha=0.5, markersize=4)
+            panel.plot(float(np.mean(seeds)), -place, "|", color=colour, markersize=14)
+        places = [-place for place in range(len(found))]
+        panel.set_yticks(places, [label for label, *_ in found], fontsize="small")
+        panel.set_title(f"ε = {epsilon:g}", fontsize="small")
+        panel.set_xlabel("average loss, every seed")
+        panel.grid(visible=True, axis="x", alpha=0.2)
     return figure
