@@ -46,6 +46,8 @@ class Schedule(NamedTuple):
     """Numbers of each round, (rounds, methods) each but the last two."""
 
     step_size: Any
+    """Of a local step. (rounds, methods, seeds, n) where every learner has its own: steps that fall
+    do so with the rounds that a learner took part in."""
     effective_step_size: Any
     blend: Any
     """Weight of the newest model in the average; 1 is no averaging."""
@@ -139,8 +141,9 @@ class Block:
             return local_round(self.task, rule, x, met, noise, eta)
 
         # For one method noise is (steps, seeds, n, d).
-        learners = jax.vmap(learner, in_axes=(None, 0, 1, None, None))
-        seeds = jax.vmap(learners, in_axes=(0, 0, 1, None, None))
+        own = None if schedule.step_size.ndim == 1 else 0
+        learners = jax.vmap(learner, in_axes=(None, 0, 1, own, None))
+        seeds = jax.vmap(learners, in_axes=(0, 0, 1, own, None))
         methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
         releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
         if schedule.weights is not None:
