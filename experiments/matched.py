@@ -205,7 +205,7 @@ def paired(rows: Iterable[Row], measure: str) -> dict[tuple[str, ...], tuple[flo
         cells.setdefault(key, {}).setdefault(row["step"], {})[row["seed"]] = row[measure]
         if row["own best step"]:
             own[key] = row["step"]
-    found = {}
+    found: dict[tuple[str, ...], tuple[float, ...]] = {}
     for made in cells:
         if made[2] == "running sums":
             continue
