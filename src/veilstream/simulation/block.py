@@ -7,14 +7,12 @@ accuracies on clients' data) is an oracle's view, for simulation: a deployed lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veilstream.learning.algorithm import (
     StepRule,
     local_round,
     server_update,
-    server_update_with_memory,
 )
 from veilstream.learning.tasks import Sample, Task
 
@@ -169,10 +167,6 @@ class Block:
         import jax.numpy as jnp
 
         rule, x = StepRule(1.0, self.projection_radius), models.current
-        if not self.momentum and not self.forgetting:
-            update = partial(server_update, rule)
-            update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
-            return update(x, releases, size), models.velocity
         memory, constants = {}, {}
         if self.momentum:
             memory["velocity"] = models.velocity
@@ -182,8 +176,8 @@ class Block:
             constants["forgetting"] = jnp.array(self.forgetting, x.dtype)
 
         def one(x: Array, releases: Array, size: Array, memory: Any, constants: Any) -> Any:
-            moved = server_update_with_memory(rule, x, releases, size, **memory, **constants)
-            return moved[0], x[:0] if moved[1] is None else moved[1]
+            after, velocity = server_update(rule, x, releases, size, **memory, **constants)
+            return after, x[:0] if velocity is None else velocity
 
         seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
         moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)
