@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from studies.cell_attack import planted
 from studies.mutations.data_bugs import fine, unclipped
@@ -18,6 +21,8 @@ from tests.support.known_secrets import known_secrets, unguarded
 from veilstream.audit import audit
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds, NoisySum
+from veilstream.deployment.terms import Terms
+from veilstream.plans.plan import Plan
 from veilstream.privacy import gradient_types, grid
 from veilstream.reports.audit_figure import draw_audit
 
@@ -77,6 +82,62 @@ def test_the_audit_says_what_is_wrong(bug, tmp_path):
     if bug == "noise row shifted by one":
         assert report.as_dict()["one_run"]["fixed"]["mu_lower"] == "infinite"
         assert all(path.exists() for path in draw_audit(report, tmp_path))
+
+
+def auto(**learning) -> Plan:
+    return Plan(
+        learning={"rounds": 8, "learners": 3, **learning},
+        data={"dim": 4},
+        privacy={"epsilon": 2.0, "delta": 1e-3},
+        methods=[{"name": "auto", "kind": "auto"}],
+    )
+
+
+def normalised_twice_as_long(raw, bound, gamma=None):
+    norm = np.linalg.norm(raw.astype(float))
+    return np.nan_to_num(2.0 * raw / (norm + gamma), nan=0.0).astype(np.float32)
+
+
+@pytest.mark.parametrize("tau", [1, 2])
+def test_a_method_that_chooses_its_own_steps_keeps_its_promise(tau):
+    """All checks together alarm on correct code with probability below 6e-6."""
+    plan = auto(local_steps=tau)
+    report = audit(plan, runs=4000, coordinates=3000, draws=20_000)
+    assert report.verdict.startswith("KEPT"), report.alarms
+    if tau == 1:  # gradients of length 7 are normalised with gamma = 0.01, not clipped to one
+        step = Terms.of(plan, 4).grid.step
+        assert report.twins.moved_units == pytest.approx(2.0 * 7.0 / 7.01 / step, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("said", "patches"),
+    [
+        ("mu is at least", [patch(f"{LAW}.calibrate", halved)]),
+        (
+            "no gradient explains",
+            [patch.object(gradient_types, "clip", normalised_twice_as_long),
+             patch.object(grid, "_square_norm", lambda units, bound: 0)],
+        ),
+    ],
+    ids=["B_g instead of 2·B_g", "normalised to length two"],
+)  # fmt: skip
+def test_the_audit_says_what_is_wrong_with_such_a_method(said, patches):
+    with ExitStack() as planted_bugs:
+        for each in patches:
+            planted_bugs.enter_context(each)
+        report = audit(auto(), runs=4000, coordinates=3000, draws=20_000)
+    assert any(said in alarm for alarm in report.alarms), report.alarms
+
+
+def test_the_command_takes_such_a_plan(tmp_path):
+    path = tmp_path / "auto.toml"
+    path.write_text(auto().to_toml())
+    asked = ["audit", "--plan", str(path), "--runs", "400", "--draws", "1e4", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "veilstream", *asked], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"].startswith("KEPT")
 
 
 def test_the_audit_sees_float32_under_the_grid():

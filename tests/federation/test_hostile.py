@@ -10,9 +10,7 @@ import csv
 import dataclasses
 import hashlib
 import json
-import os
 import random
-import socket
 import struct
 import time
 
@@ -24,7 +22,7 @@ from tests.support.federation import DIM, Lines, Plain, World, plan_of
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms, both_sides, differences
-from veilstream.errors import InputError, ProtocolError, RunBusy
+from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.identity import LearnerKeys, PrivateKey, ServerKeys, make_keys
 from veilstream.federation.protocol.bounds import FALSE_ALARM, OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
@@ -34,8 +32,6 @@ from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Inbox
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.run_lock import RunLock
-from veilstream.federation.services.server import ServerService
 from veilstream.plans.data_source import PlanSource
 from veilstream.privacy.gradient_types import Noised
 
@@ -548,66 +544,6 @@ def test_plans_that_differ_are_told_apart_by_their_differing_fields_only():
     many = both_sides(differences(ours, ours | {f"k{i}": "y" * 500 for i in range(100)}))
     assert "and 88 more" in many
     assert len(many) < 2000
-
-
-# --- files and ports ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
-def test_a_private_key_that_others_can_read_is_refused_with_the_command(tmp_path, mode):
-    from veilstream.federation.identity import renew_server
-    from veilstream.federation.transports.direct import DirectNode, DirectServer
-
-    make_keys(tmp_path, ["127.0.0.1"], ["north"])
-    server, north = tmp_path / "server", tmp_path / "learners/north"
-    tries = {
-        server / "identity.key": lambda: ServerKeys.load(server),
-        north / "identity.key": lambda: LearnerKeys.load(north),
-        server / "tls.key": lambda: DirectServer(server, ("127.0.0.1", 0), dim=1),
-        north / "tls.key": lambda: DirectNode(north, bytes, ("127.0.0.1", 1), dim=1),
-        tmp_path / "ca/ca.key": lambda: renew_server(tmp_path, [], days=1),
-    }
-    for path, use in tries.items():
-        path.chmod(mode)
-        with pytest.raises(InputError, match=f"chmod 600 {path}"):
-            use()
-        path.chmod(0o600)
-        use()
-        path.chmod(0o400)
-        use()
-        path.chmod(0o600)
-
-
-def test_a_second_server_in_one_folder_ends_at_once_and_names_the_first(tmp_path):
-    make_keys(tmp_path / "keys", ["127.0.0.1"], list(NAMES))
-    first = RunLock(tmp_path / "run")
-    service = ServerService(
-        plan_of(), tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", 0), task=Plain()
-    )
-    with pytest.raises(RunBusy, match=f"held by process {os.getpid()}: a run has one server"):
-        service.run()
-    assert RunBusy.exit_code == 6
-    first.close()
-    RunLock(tmp_path / "run").close()
-    (tmp_path / "run/server.lock").unlink()
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / "run/server.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(InputError, match="not a link"):
-        RunLock(tmp_path / "run")
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
-def test_a_second_server_on_one_port_says_so_at_once(tmp_path, caplog):
-    from veilstream.federation.transports.direct import DirectServer
-
-    make_keys(tmp_path, ["127.0.0.1"], [])
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = DirectServer(tmp_path / "server", taken.getsockname()[:2], dim=1)
-        began = time.monotonic()
-        with pytest.raises(InputError, match=r"--listen.*an address that is free"):
-            server.start()
-        assert time.monotonic() - began < 5
-    assert "Address already in use; waiting 1 s" in caplog.text
 
 
 # --- lies within bounds ---------------------------------------------------------------------------

@@ -200,12 +200,15 @@ def test_terms_hold_the_resolved_numbers_and_say_which_differ():
     assert list(differences(ours, theirs)) == ["gamma"]
 
 
-def test_an_audit_keeps_the_noise_and_clips_raw_gradients():
+def test_an_audit_keeps_the_noise_and_normalises_as_deployed():
     plan = plan_of(learners=1)
-    audited = auditable(plan)
-    (method,) = audited.methods
-    assert (method.kind, method.mechanism, method.clip_norm) == ("ours", "buffered", 1.0)
-    assert Terms.of(audited, DIM).noise_std == Terms.of(plan, DIM).noise_std
+    audited, deployed = (Terms.of(p, DIM) for p in (auditable(plan), plan))
+    assert audited.gamma is not None
+    assert audited.noise_std == deployed.noise_std
+    assert audited.guarantee == deployed.guarantee
+    np.testing.assert_array_equal(
+        audited.mechanism.noising_matrix(), deployed.mechanism.noising_matrix()
+    )
 
 
 def test_the_run_folder_shows_what_was_chosen_and_no_record(tmp_path):

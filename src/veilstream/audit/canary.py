@@ -44,6 +44,7 @@ BATCH = 25_000
 """Runs of one `Apart`."""
 _NUMBERS = 100_000_000  # of all transcripts together
 _CANARY, _OTHER = 1.0, 0.0
+_ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 
 
 class Canary:
@@ -55,9 +56,11 @@ class Canary:
     def __init__(self, terms: Terms, second: Bools, others: Others) -> None:
         self.dim = len(second)
         reach, B = reach_of(terms), terms.grid.clip_norm
-        # Three times too long: clipping is part of what is audited.
-        self._canary = (3.0 * np.where(second, B, B - reach)).astype(np.float32)
-        self._loud = np.float32(2.0 * B)
+        # Three times too long: clipping is part of what is audited. Where gradients are normalised
+        # it takes more to come as close to the bound as anyone can.
+        times = 3.0 if terms.gamma is None else _ENDLESS
+        self._canary = (times * np.where(second, B, B - reach)).astype(np.float32)
+        self._loud = np.float32(times * B)
         self._others = others
         self.x = np.zeros(self.dim, np.float32)
 

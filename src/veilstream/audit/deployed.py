@@ -44,6 +44,7 @@ class Unkind:
     def __init__(self, terms: Terms, *, seed: int = 0) -> None:
         self.dim = terms.dim
         self._clip_norm, self._step = terms.grid.clip_norm, terms.grid.step
+        self._gamma = terms.gamma
         self._seed = seed
         self._before: Integers = np.zeros(self.dim, np.int64)
         self._now: tuple[int, Integers] = (-1, self._before)
@@ -61,7 +62,7 @@ class Unkind:
             return raw
         if step != self._now[0]:
             self._before = self.known
-        self._now = step, clipped_by_hand(raw, self._clip_norm, self._step)
+        self._now = step, clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
         return raw
 
     def _raw(self, step: int, z: Float32s) -> Float32s:

@@ -24,8 +24,7 @@ from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.plans.plan import DataPlan, MethodPlan, Plan
-from veilstream.plans.prepare import prepare
+from veilstream.plans.plan import DataPlan, Plan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
 
@@ -171,10 +170,9 @@ def auditable(plan: Plan) -> Plan:
     """The plan for one learner, with the audit's own clients, and without what is post-processing.
 
     All that the promise rests on stays: budget, mechanism, horizon, clip norm, participation. A
-    method of kind "auto" becomes one that clips to norm one without normalising first: the same
-    noise and the same clipper, for raw gradients of every length, the worst case included.
+    method of kind "auto" normalises gradients as deployed, with the gamma of a task whose
+    gradients nobody knows a bound of.
     """
-    plan = dataclasses.replace(plan, methods=tuple(_clipping(plan, m) for m in plan.methods))
     learning = dataclasses.replace(
         plan.learning, learners=1, projection_radius=None, model_norm_cap=1e30, task="custom",
         ridge=0.0,
@@ -185,15 +183,6 @@ def auditable(plan: Plan) -> Plan:
             "audit the same method with fewer rounds",
         )  # fmt: skip
     return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
-
-
-def _clipping(plan: Plan, method: MethodPlan) -> MethodPlan:
-    if not method.method.normalises:
-        return method
-    chosen = prepare(plan, method).plan
-    return dataclasses.replace(
-        chosen, kind="ours", mechanism=chosen.mechanism_name, clip_norm=plan.clip_norm_of(chosen)
-    )
 
 
 def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:

@@ -28,7 +28,6 @@ __all__ = [
     "moved",
     "next_model",
     "server_update",
-    "server_update_with_memory",
     "step_size",
 ]
 
@@ -150,16 +149,14 @@ def local_round(
     return total / noise.shape[0]
 
 
-def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size: Array) -> Array:
-    """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each."""
-    after: Array = moved(x, _mean(releases), effective_step_size, rule.projection_radius)
-    return after
-
-
-def server_update_with_memory(
+def server_update(
     rule: StepRule, x: Array, releases: Array, effective_step_size: Array, **memory: Any
 ) -> tuple[Array, Array | None]:
-    """`server_update` with the momentum and forgetting of `next_model`."""
+    """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each.
+
+    ``memory`` is what `next_model` takes: momentum with its velocity, forgetting with its start.
+    Also returns the velocity after the round; None without momentum.
+    """
     direction = _mean(releases)
     return next_model(x, direction, effective_step_size, rule.projection_radius, **memory)
 

@@ -13,7 +13,7 @@ Both cost O(T·k²) and use float64 throughout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from veilstream.mechanisms.program import NoiseProgram
 __all__ = [
     "DENSE_LIMIT",
     "RoundingGains",
+    "band_products",
     "check_dense",
     "column_norms_squared",
     "decoder_matrix",
@@ -73,6 +74,58 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
             later = seen[i] + F[i].T @ later @ F[i]
     norms.setflags(write=False)
     return norms
+
+
+def band_products(
+    program: NoiseProgram, width: int, distances: Sequence[int]
+) -> tuple[Floats, float]:
+    """Inner products of columns of C whose entries below ``width`` diagonals are rounding.
+
+    Columns are cut off after ``width`` entries, so that those ``width`` apart are orthogonal.
+
+    Args:
+        program: what runs.
+        width: how many entries of a column count.
+        distances: of the columns that are multiplied, each below ``width``.
+
+    Returns:
+        Row i holds ⟨c_j, c_{j-d}⟩ of the columns as cut off, with d the i-th distance, for every
+        j (zero where j < d); and the largest norm of what was cut off, of any column.
+
+    """
+    k, T, length = program.state_size, program.horizon, program.block_length
+    following = -(-(width + length - 1) // length)  # blocks that a column's entries reach into
+    products = np.zeros((len(distances), T))
+    beyond = 0.0
+    later: list[tuple[Floats, Floats, Floats]] = []  # E, F and the energy after it, next first
+    energy = np.zeros((k, k))
+    window = np.zeros((length + width, width))  # entries of this block's columns and the next ones
+    place = np.arange(width)
+    for first, M in _batches(program, backwards=True):
+        own = M.shape[1] - k
+        H = np.linalg.inv(M[:, :own, k:])
+        E = H @ M[:, :own, :k]
+        G = M[:, own:, k:] @ H
+        F = M[:, own:, :k] - G @ M[:, :own, :k]
+        for i in range(len(M) - 1, -1, -1):
+            made, state, after = [H[i]], G[i], energy
+            for E_next, F_next, after in later:  # noqa: B007 - the last one's is used
+                made.append(-E_next @ state)
+                state = F_next @ state
+            left = np.einsum("kj,kj->j", state, after @ state)
+            rows = np.concatenate([*made, np.zeros((width, own))])
+            entries = np.stack([rows[j + place, j] for j in range(own)])
+            for j in range(own):
+                left[j] += (rows[j + width :, j] ** 2).sum()
+            beyond = max(beyond, float(left.max()))
+            window = np.concatenate([entries, window[: length + width - own]])
+            start = program.span(first + i)[0]
+            for row, d in zip(products, distances, strict=True):
+                found = (window[:own, d:] * window[d : d + own, : width - d]).sum(axis=1)
+                row[start + d : start + d + own] = found[: max(0, T - start - d)]
+            later = [(E[i], F[i], energy), *later][:following]
+            energy = E[i].T @ E[i] + F[i].T @ energy @ F[i]
+    return products, float(np.sqrt(max(beyond, 0.0)))
 
 
 def toeplitz_column(program: NoiseProgram) -> tuple[Floats, float] | None:

@@ -5,7 +5,12 @@ least b steps apart costs exactly √k: the mechanism for repeated participation
 al. 2023, "(Amplified) Banded Matrix Factorization"). A banded C⁻¹ needs only the last b draws as
 its state, and its C is positive and decreasing (Kalinin et al. 2025, banded-inverse square root).
 
-Both are Toeplitz with coefficients tuned for the horizon, columns then scaled to norm one.
+With more bands than steps between two visits, columns of neighbouring visits overlap: a lower error
+against a higher sensitivity. Coefficients are then tuned for both at once, among those that fall,
+for which the left-most pattern is the worst (`participation`), and so is the number of bands.
+
+All are Toeplitz with coefficients tuned for the horizon; where columns of visits do not overlap,
+they are then scaled to norm one.
 """
 
 from __future__ import annotations
@@ -24,10 +29,13 @@ __all__ = ["banded"]
 
 Floats = NDArray[np.float64]
 
+_BANDS = 16
+_MOST_BANDS = 64  # of those that are chosen; a state is as long
+
 
 def banded(
     horizon: int,
-    bands: int = 16,
+    bands: int | None = None,
     *,
     inverse: bool = False,
     participation: Participation | tuple[int, int] | None = None,
@@ -37,32 +45,56 @@ def banded(
 
     Args:
         horizon: number of steps T = R·τ.
-        bands: number of diagonals, the main one included; for repeated participation, at most the
-            separation.
+        bands: number of diagonals, the main one included. None is 16; for a banded C and people who
+            return, the number up to 64 that has the least error for them.
         inverse: whether C⁻¹ rather than C is banded.
-        participation: what to tune a banded inverse for. (A banded C with bands <= separation is
-            best for all k at once.)
-        normalise: scale columns to norm one. Default: yes, except for a banded inverse that is
-            tuned for repeated participation, whose columns overlap.
+        participation: what to tune for. A banded C with bands <= separation is best for all k
+            at once; one with more is tuned for k and the separation.
+        normalise: scale columns to norm one. Default: yes, except where columns of two visits
+            overlap: a banded inverse that is tuned for repeated participation, and a banded C
+            with more bands than the separation.
 
     Returns:
-        The factorization, with its noise program.
+        The factorization, with its noise program. `sensitivity` of a banded C is exact at any
+        horizon for bands <= 2·separation, and for any separation where columns are as they are.
 
     Raises:
         InputError: for a value that the rules exclude, or a participation that does not fit.
 
     """
     T = checked_horizon(horizon)
-    b = min(positive_integer("bands", bands, "try 16"), T)
     part = as_participation(participation)
     part.check_horizon(T)
-    if normalise is None:
-        normalise = not (inverse and part.times > 1)
-    kernel = _tune_inverse(T, b, part) if inverse else _tune_banded(T, b)
-    plain = Factorization("banded", T, _moving_average(kernel) if inverse else _recursion(kernel))
+    if bands is None and not inverse and part.times > 1:
+        tried = (_banded(T, b, part, normalise) for b in _bandwidths(T, part))
+        return min(tried, key=lambda f: f.mean_error(part))
+    b = min(positive_integer("bands", _BANDS if bands is None else bands, "try 16"), T)
     if not inverse:
-        plain.bandwidth = b
+        return _banded(T, b, part, normalise)
+    plain = Factorization("banded", T, _moving_average(_tune_inverse(T, b, part)))
+    if normalise is None:
+        normalise = part.times == 1
     return normalised(plain, "banded") if normalise else plain
+
+
+def _banded(T: int, b: int, part: Participation, normalise: bool | None) -> Factorization:
+    overlap = part.times > 1 and b > part.min_separation
+    kernel = _tune_overlapping(T, b, part) if overlap else _tune_banded(T, b)
+    plain = Factorization("banded", T, _recursion(kernel))
+    plain.bandwidth = b
+    if normalise is None:
+        normalise = not overlap
+    return normalised(plain, "banded") if normalise else plain
+
+
+def _bandwidths(T: int, part: Participation) -> list[int]:
+    """Numbers of bands worth trying.
+
+    Up to the separation more are better, since they cost no sensitivity; beyond it they may be.
+    """
+    apart = part.min_separation
+    most = min(_MOST_BANDS, T)
+    return [min(apart, most), *sorted({min(apart * 2**i, most) for i in range(1, 7)} - {apart})]
 
 
 def _shift_register(size: int) -> tuple[Floats, Floats]:
@@ -119,26 +151,62 @@ def _minimise(
     return best
 
 
+def _row_error(c: Floats, T: int) -> tuple[float, Floats]:
+    """Mean ‖b_s‖² of C = Toeplitz(c), and its derivatives by c; infinite where it diverges."""
+    from scipy.signal import lfilter
+
+    share = 1.0 - np.arange(T) / T  # how often coefficient t of B appears, per row
+    with np.errstate(over="ignore", invalid="ignore"):
+        B = np.cumsum(_inverse_series(c, T))
+        row = float(share @ B**2)
+        if not np.isfinite(row) or row > 1e12:
+            return np.inf, np.zeros(len(c))
+        # B = A/c, so dB/dc_i = -(B/c) shifted by i.
+        slope = lfilter([1.0], c, B)
+        return row, -2.0 * _correlate(share * B, slope, len(c))
+
+
 def _tune_banded(T: int, b: int) -> Floats:
     """c_0 = 1 and the c_i that minimise ‖c‖²·mean‖b_s‖²."""
-    share = 1.0 - np.arange(T) / T  # how often coefficient t of B appears, per row
 
     def objective(tail: Floats) -> tuple[float, Floats]:
-        from scipy.signal import lfilter
-
         c = np.concatenate([[1.0], tail])
-        with np.errstate(over="ignore", invalid="ignore"):
-            n = _inverse_series(c, T)
-            B = np.cumsum(n)
-            column, row = c @ c, share @ B**2
-            if not np.isfinite(row) or row > 1e12:
-                return 1e6, np.zeros(len(tail))
-            # B = A/c, so dB/dc_i = -(B/c) shifted by i.
-            slope = lfilter([1.0], c, B)
-            d_row = -2.0 * _correlate(share * B, slope, b)[1:]
-        return float(np.log(column * row)), 2.0 * tail / column + d_row / row
+        row, by_row = _row_error(c, T)
+        if row == np.inf:
+            return 1e6, np.zeros(len(tail))
+        column = c @ c
+        return float(np.log(column * row)), 2.0 * tail / column + by_row[1:] / row
 
     return np.concatenate([[1.0], _minimise(objective, _square_root(b, -1.0)[1:])])
+
+
+def _tune_overlapping(T: int, b: int, part: Participation) -> Floats:
+    """c_0 = 1 and the falling c_i that minimise sensitivity²·mean‖b_s‖² for people who return.
+
+    c_i = c_{i-1}·σ(u_i): whatever u is, coefficients are positive and fall, so that the left-most
+    pattern is the worst.
+    """
+
+    def coefficients(u: Floats) -> tuple[Floats, Floats]:
+        ratio = 1.0 / (1.0 + np.exp(-np.clip(u, -30.0, 30.0)))
+        return np.concatenate([[1.0], np.cumprod(ratio)]), ratio
+
+    def objective(u: Floats) -> tuple[float, Floats]:
+        c, ratio = coefficients(u)
+        row, by_row = _row_error(c, T)
+        if row == np.inf:
+            return 1e6, np.zeros(len(u))
+        total = left_most_sum(np.concatenate([c, np.zeros(T - b)]), part)
+        column = float(total @ total)
+        by_column = 2.0 * left_most_sum(total[::-1], part)[::-1][:b]
+        by_c = by_column / column + by_row / row
+        # ln c_i is the sum of ln σ(u_1..i), and d ln σ(u) = 1 - σ(u).
+        by_log = np.cumsum((by_c * c)[:0:-1])[::-1]
+        return float(np.log(column * row)), by_log * (1.0 - ratio)
+
+    start = _square_root(b, -1.0)
+    first = start[1:] / start[:-1]
+    return coefficients(_minimise(objective, np.log(first / (1.0 - first))))[0]
 
 
 def _tune_inverse(T: int, b: int, part: Participation) -> Floats:

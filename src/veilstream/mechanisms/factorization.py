@@ -32,8 +32,8 @@ from veilstream.mechanisms.participation import (
     Participation,
     Sensitivity,
     as_participation,
+    banded_sensitivity,
     gram_sensitivity,
-    heaviest_pattern,
     long_toeplitz_sensitivity,
 )
 from veilstream.mechanisms.program import NoiseProgram, compile_program
@@ -117,16 +117,19 @@ class Factorization:
             return Sensitivity(float(np.sqrt(norms.max())), True, "largest column norm")
         if self.horizon <= GRAM_LIMIT:
             return gram_sensitivity(self.strategy_matrix(), part)
-        if self.bandwidth is not None and part.min_separation >= self.bandwidth:
-            total, _ = heaviest_pattern(norms, part.times, part.min_separation)
-            # Rounding leaves far columns correlated by less than 1e-6 of their norms.
-            total += part.times**2 * 1e-6 * norms.max()
-            return Sensitivity(float(np.sqrt(total)), False, "orthogonal columns, rounding added")
+        if self.bandwidth is not None and 2 * part.min_separation >= self.bandwidth:
+            return self._banded_sensitivity(self.bandwidth, part)
         shifted = self._shifted_sensitivity(part)
         if shifted is not None:
             return Sensitivity(shifted, True, "left-most pattern of a decreasing Toeplitz matrix")
         bound = part.times * float(np.sqrt(norms.max()))
         return Sensitivity(bound, False, "times x largest column norm (horizon too long for CᵀC)")
+
+    def _banded_sensitivity(self, width: int, part: Participation) -> Sensitivity:
+        near = range(part.min_separation, width)
+        found, beyond = analysis.band_products(self.program, width, (0, *near))
+        products = dict(zip(near, found[1:], strict=True))
+        return banded_sensitivity(found[0], products, beyond, width, part)
 
     def _shifted_sensitivity(self, part: Participation) -> float | None:
         """Exact, but for rounding that is added, where C is Toeplitz and falls."""

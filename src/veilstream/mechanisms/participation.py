@@ -8,6 +8,8 @@ over all such π. It is
 - computed by going through every pattern where there are few enough;
 - read off the left-most pattern where C is Toeplitz with positive decreasing coefficients
   (Kalinin and Lampert 2024, "Banded square root matrix factorization", Theorem 2);
+- found by a dynamic program at any horizon where C is banded and only neighbouring visits meet,
+  bands <= 2b: a pattern's value is then a sum over its steps and over pairs of neighbours;
 - otherwise bounded by Σ_{i∈π} max_{π'} Σ_{j∈π'} |X_ij|, two nested dynamic programs. Where columns
   b apart are orthogonal (banded C) the bound is attained.
 
@@ -31,6 +33,7 @@ __all__ = [
     "Participation",
     "Sensitivity",
     "as_participation",
+    "banded_sensitivity",
     "gram_sensitivity",
     "left_most_sum",
     "long_toeplitz_sensitivity",
@@ -188,6 +191,35 @@ def long_toeplitz_sensitivity(c: Floats, rounding: float, part: Participation) -
     if rounding > _SAME * np.linalg.norm(c):
         return None
     return float(np.linalg.norm(left_most_sum(ideal, part)) + part.times * rounding)
+
+
+def banded_sensitivity(
+    norms: Floats, products: dict[int, Floats], beyond: float, width: int, part: Participation
+) -> Sensitivity:
+    """The maximum over all patterns where columns ``width`` or more apart are orthogonal.
+
+    Args:
+        norms: ‖c_j‖² of the columns as cut off after ``width`` entries.
+        products: ⟨c_j, c_{j-d}⟩ of the same, for every distance d from b up to ``width``.
+        beyond: the largest norm of what was cut off; k times that is added.
+        width: at most 2b, so that a visit meets none but its neighbours.
+        part: k and b.
+
+    """
+    k, b = part.times, part.min_separation
+    apart = max(width, b)
+    best = norms.copy()  # over patterns of at most so many steps that end at j
+    for _ in range(k - 1):
+        before = np.zeros_like(best)
+        before[apart:] = np.maximum.accumulate(best)[:-apart]
+        for d, product in products.items():
+            np.maximum(before[d:], best[:-d] + 2.0 * np.abs(product[d:]), out=before[d:])
+        best = norms + before
+    largest = float(np.sqrt(norms.max()))
+    nonnegative = all((p >= -1e-7 * largest**2).all() for p in products.values())
+    value = math.sqrt(float(best.max())) + k * beyond
+    exact = nonnegative and beyond <= _SAME * largest
+    return Sensitivity(value, exact, "maximum over all patterns of a banded matrix")
 
 
 def _best_patterns(weights: Floats, k: int, b: int) -> Floats:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from veilstream.errors import UnknownName
+from veilstream.errors import InputError, UnknownName
 from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.independent import independent
 from veilstream.mechanisms.optimal import optimal
+from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
+from veilstream.mechanisms.workload import Workload
 
-__all__ = ["MECHANISMS", "build"]
+__all__ = ["MADE_FOR_PUBLISHED", "MECHANISMS", "build", "build_for"]
 
 MECHANISMS: dict[str, Callable[..., Factorization]] = {
     function.__name__: function
@@ -37,3 +39,27 @@ def build(name: str, horizon: int, **options: Any) -> Factorization:
     if not isinstance(name, str) or name not in MECHANISMS:
         raise UnknownName("mechanism", str(name), MECHANISMS)
     return MECHANISMS[name](horizon, **options)
+
+
+MADE_FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised", "banded")
+"""Mechanisms that can be made for what is published, or for people who return."""
+
+
+def build_for(name: str, workload: Workload, participation: Participation) -> Factorization:
+    """The mechanism of this name, made for what is published.
+
+    `buffered` and `banded` are tuned for people who return too; `banded` for nothing else.
+
+    Raises:
+        InputError: for a mechanism that cannot be made for it.
+
+    """
+    if name == "banded":
+        if not workload.plain:
+            raise InputError(
+                "workload", "averages, momentum, forgetting or falling steps",
+                "running sums for banded", "optimal and buffered take others",
+            )  # fmt: skip
+        return banded(workload.horizon, participation=participation)
+    more = {"participation": participation} if name == "buffered" else {}
+    return build(name, workload.horizon, workload=workload, **more)

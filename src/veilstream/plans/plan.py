@@ -15,6 +15,7 @@ from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.mechanisms import Workload
+from veilstream.mechanisms.registry import MADE_FOR_PUBLISHED
 from veilstream.plans.plan_tables import (
     DATA_OF_TASK,
     DataPlan,
@@ -47,10 +48,6 @@ _OF_TABLES = (
     "returning",
 )  # fmt: skip
 """Keys of [data] that only records of a table have."""
-
-
-_FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
-"""Mechanisms that can be made for what a method publishes."""
 
 
 class Plan(PlanTable):
@@ -169,7 +166,7 @@ class Plan(PlanTable):
             )  # fmt: skip
         if method.chooses_steps:
             self._check_auto(where, plan)
-        fitting = _FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
+        fitting = MADE_FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
         if plan.objective is not None and plan.mechanism_name not in fitting:
             raise PlanError(
                 f"{where}.objective", plan.objective,
@@ -182,6 +179,15 @@ class Plan(PlanTable):
                 f"a divisor of {met}, the clients that a learner meets in a round",
                 f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
             )  # fmt: skip
+        if plan.objective and plan.mechanism_name == "banded":
+            returning = self.participation.times > 1
+            if not returning or not self.workload_of(plan).plain:
+                raise PlanError(
+                    f"{where}.objective", plan.objective,
+                    "people who return ([privacy] participations > 1) and models as they are: "
+                    "banded is tuned for nothing else",
+                    "remove it, or take optimal or buffered",
+                )  # fmt: skip
         endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
         if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
             raise PlanError(

@@ -227,8 +227,8 @@ class MethodPlan(PlanTable):
     accounting: Literal["exact", "zcdp"] | None = None
     objective: Literal["mean", "max", "rounds", "published"] | None = None
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging, momentum and forgetting, at round ends (and `buffered` is then tuned for
-    people who return, where [privacy] allows it); the others are for `optimal`."""
+    its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
+    tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
     interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
     """For "published" and "rounds": what noise in models that are not published counts beside."""
 

@@ -15,6 +15,7 @@ from veilstream.mechanisms import (
     doubling,
     stationary,
 )
+from veilstream.mechanisms.registry import build_for
 from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
@@ -109,17 +110,15 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
             stacklevel=2,
         )
     options: dict[str, Any] = {}
-    if method.objective == "published":
-        options = {"workload": plan.workload_of(method)}
-        if name == "buffered":
-            options["participation"] = plan.participation
-    elif method.objective is not None:
+    if method.objective not in (None, "published"):
         options = {"objective": method.objective, "local_steps": steps,
                    "interior_weight": method.interior_weight}  # fmt: skip
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         rate = plan.workload_of(method).forgetting_per_step
         factorization = stationary(rate) if rate < 1.0 else doubling(horizon)
+    elif method.objective == "published":
+        factorization = build_for(name, plan.workload_of(method), plan.participation)
     else:
         factorization = build(name, horizon, **options)
     std, guarantee = calibrate(

@@ -29,6 +29,7 @@ from veilstream.mechanisms import (
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.normals import TILE
+from veilstream.mechanisms.registry import build_for
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 
 __all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
@@ -215,8 +216,7 @@ def compare(
         factorization = build(name, setting.horizon, **(options or {}))
         rows.append(_measure(factorization, setting, baseline))
         if everything and _can_be_matched(name, setting):
-            more = {"participation": setting.participation} if name == "buffered" else {}
-            matched = build(name, setting.horizon, workload=setting.published, **more)
+            matched = build_for(name, setting.published, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
     best = min(row.error_published for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
@@ -234,6 +234,8 @@ def _can_be_matched(name: str, setting: Setting) -> bool:
     w = setting.published
     if name == "buffered":
         return (setting.participation.times > 1) if w.plain else setting.horizon <= BUFFERED_LIMIT
+    if name == "banded":
+        return w.plain and setting.participation.times > 1
     if name in ("toeplitz", "toeplitz_normalised"):
         return w.forgetting < 1.0
     return name == "optimal" and not (w.plain and w.local_steps == 1)

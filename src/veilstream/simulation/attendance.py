@@ -79,6 +79,15 @@ class Attendance:
                 found[r - first, s] = (drawn >= self.missing) & (comes <= r) & (r < gone)
         return found
 
+    def rounds_taken(self, seeds: Sequence[int], first: int, count: int) -> NDArray[np.int64]:
+        """In how many rounds each learner has been before each of them, (count, seeds, n).
+
+        What a deployed learner counts: its own rounds, by which its local steps fall.
+        """
+        present = self.taking_part(seeds, 0, first + count)
+        taken: NDArray[np.int64] = np.cumsum(present, axis=0)
+        return (taken - present)[first:]
+
     def weights(self, seeds: Sequence[int], first: int, count: int) -> Float32s:
         """What each learner's release counts, in units of 1/n, (count, seeds, n)."""
         present = self.taking_part(seeds, first, count)

@@ -7,14 +7,12 @@ accuracies on clients' data) is an oracle's view, for simulation: a deployed lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veilstream.learning.algorithm import (
     StepRule,
     local_round,
     server_update,
-    server_update_with_memory,
 )
 from veilstream.learning.tasks import Sample, Task
 
@@ -46,6 +44,8 @@ class Schedule(NamedTuple):
     """Numbers of each round, (rounds, methods) each but the last two."""
 
     step_size: Any
+    """Of a local step. (rounds, methods, seeds, n) where every learner has its own: steps that fall
+    do so with the rounds that a learner took part in."""
     effective_step_size: Any
     blend: Any
     """Weight of the newest model in the average; 1 is no averaging."""
@@ -139,8 +139,9 @@ class Block:
             return local_round(self.task, rule, x, met, noise, eta)
 
         # For one method noise is (steps, seeds, n, d).
-        learners = jax.vmap(learner, in_axes=(None, 0, 1, None, None))
-        seeds = jax.vmap(learners, in_axes=(0, 0, 1, None, None))
+        own = None if schedule.step_size.ndim == 1 else 0
+        learners = jax.vmap(learner, in_axes=(None, 0, 1, own, None))
+        seeds = jax.vmap(learners, in_axes=(0, 0, 1, own, None))
         methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
         releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
         if schedule.weights is not None:
@@ -166,10 +167,6 @@ class Block:
         import jax.numpy as jnp
 
         rule, x = StepRule(1.0, self.projection_radius), models.current
-        if not self.momentum and not self.forgetting:
-            update = partial(server_update, rule)
-            update = jax.vmap(jax.vmap(update, in_axes=(0, 0, None)), in_axes=(0, 0, 0))
-            return update(x, releases, size), models.velocity
         memory, constants = {}, {}
         if self.momentum:
             memory["velocity"] = models.velocity
@@ -179,8 +176,8 @@ class Block:
             constants["forgetting"] = jnp.array(self.forgetting, x.dtype)
 
         def one(x: Array, releases: Array, size: Array, memory: Any, constants: Any) -> Any:
-            moved = server_update_with_memory(rule, x, releases, size, **memory, **constants)
-            return moved[0], x[:0] if moved[1] is None else moved[1]
+            after, velocity = server_update(rule, x, releases, size, **memory, **constants)
+            return after, x[:0] if velocity is None else velocity
 
         seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
         moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)

@@ -363,7 +363,15 @@ class Simulation:
             np.array(values, np.float32).T for values in (local, effective, weights)
         )
         there = self._attendance
-        counted = None if there is None else there.weights(self.seeds, first, count)
+        if there is None:
+            return Schedule(eta, effective_eta, blends, slots)
+        if any(p.plan.step_decay for p in group.prepared):
+            taken = there.rounds_taken(self.seeds, first, count).astype(np.float64)
+            own = [
+                step_size(p.plan.local_step_size, p.plan.step_decay, taken) for p in group.prepared
+            ]
+            eta = np.stack(own, axis=1).astype(np.float32)
+        counted = there.weights(self.seeds, first, count)
         return Schedule(eta, effective_eta, blends, slots, counted)
 
     def _catch_up(self, leave: int) -> float | None:

@@ -65,9 +65,12 @@ def difference(
     )
 
 
-def clipped_by_hand(raw: NDArray[np.floating], clip_norm: float, step: float) -> Integers:
+def clipped_by_hand(
+    raw: NDArray[np.floating], clip_norm: float, step: float, gamma: float | None = None
+) -> Integers:
     """The gradient that should have been used, in units of the grid; written apart from `clip`.
 
+    With a ``gamma`` it is g / (|g| + gamma), which needs no clipping to norm one.
     In float64, so up to a unit or two beside the deployed result, which is exact in its norm.
     """
     values = np.asarray(raw, np.float64)
@@ -77,5 +80,6 @@ def clipped_by_hand(raw: NDArray[np.floating], clip_norm: float, step: float) ->
     if largest == 0.0:
         return np.zeros(values.shape, np.int64)
     norm = largest * float(np.sqrt(((values / largest) ** 2).sum()))
-    units: Integers = np.trunc(values * min(1.0, clip_norm / norm) / step).astype(np.int64)
+    factor = min(1.0, clip_norm / norm) if gamma is None else min(1.0, clip_norm) / (norm + gamma)
+    units: Integers = np.trunc(values * factor / step).astype(np.int64)
     return units
