@@ -49,4 +49,4 @@ def _plain(app: Sphinx, what: str, name: str, obj: object, options: object, line
 
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
-    app.connect("autodoc-process-docstring", _plain, priority=900)
+    app.connect("autodoc-process-docstring", _plain, priority=100)
