@@ -153,12 +153,11 @@ def rule_in_words(entry: Any) -> str:
     """What a key's rule asks beyond its type."""
     if entry.rule.choices:
         listed = ", ".join(f"`{json.dumps(choice)}`" for choice in entry.rule.choices)
-        return f"one of {listed}" + (f", or {entry.rule.shape}" if entry.rule.shape else "")
+        return f"that is one of {listed}" + (f", or {entry.rule.shape}" if entry.rule.shape else "")
     if entry.rule.shape:
-        return str(entry.rule.shape)
+        return f"of the form: {entry.rule.shape}"
     asked = [f"{sign} {bound:.7g}" for sign, bound in entry.rule.bounds.items()]
-    asked += [] if entry.rule.empty else ["not empty"]
-    return " and ".join(asked)
+    return " and ".join(asked if entry.rule.empty else [*asked, "that is not empty"])
 
 
 def in_toml(given: Any) -> str:
@@ -185,16 +184,16 @@ def rows(table: type[Table], path: str) -> Iterator[str]:
             continue
         key = f"{path}.{name}".removeprefix(".")
         shown = in_toml(example(entry, key))
-        cells = [
-            f"`{name}`", kind_in_words(entry), rule_in_words(entry), default_in_words(entry),
-            f"`{name} = {shown}`", meaning(entry, said[name], key),
-        ]  # fmt: skip
+        kind = f"{kind_in_words(entry)} {rule_in_words(entry)}".strip()
+        kind = kind.replace("text of the form: text", "text").replace("text that is one", "one")
+        about = f"{meaning(entry, said[name], key)} Example: `{name} = {shown}`"
+        cells = (f"`{name}`", kind, default_in_words(entry), about)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def plan_keys() -> str:
     """Every key of a plan."""
-    head = "| key | type | rule | default | example | what it is |\n| --- | --- | --- | --- | --- | --- |"
+    head = "| key | type and rule | default | what it is |\n| --- | --- | --- | --- |"
     page = [
         MADE, "", "# Plan keys", "",
         "A plan is a TOML file: all that a run needs, the same on every machine. Keys that are not listed",
