@@ -253,7 +253,9 @@ def _command(command: Any, name: str) -> Iterator[str]:
 
 
 def _markdown(text: str) -> str:
-    return "\n".join(line.rstrip() for line in inspect.cleandoc(text.replace("\b", "")).splitlines())
+    return "\n".join(
+        line.rstrip() for line in inspect.cleandoc(text.replace("\b", "")).splitlines()
+    )
 
 
 def _one_line(text: str) -> str:

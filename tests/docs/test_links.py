@@ -75,7 +75,9 @@ def test_the_check_finds_a_file_and_a_heading_that_are_not_there():
 
 def test_anchors_are_those_of_code_hosts():
     """Examples as GitHub renders them."""
-    made = anchors("# A: b, c\n## `x` and [y](z)\n## ε = 2 on\n## Again\n## Again\n```\n# no\n```\n")
+    made = anchors(
+        "# A: b, c\n## `x` and [y](z)\n## ε = 2 on\n## Again\n## Again\n```\n# no\n```\n"
+    )
     assert made == {"a-b-c", "x-and-y", "ε--2-on", "again", "again-1"}
 
 
@@ -85,7 +87,9 @@ def test_pages_that_code_and_errors_name_exist(folder):
     for path in files_of_the_repository(".py", ".toml", ".yaml", ".service", ".sh", ""):
         if path.relative_to(ROOT).parts[0] != folder:
             continue
-        named = re.findall(r"\bdocs/[\w./-]+\.(?:md|png|svg|ipynb)\b", path.read_text("utf-8", "replace"))
+        named = re.findall(
+            r"\bdocs/[\w./-]+\.(?:md|png|svg|ipynb)\b", path.read_text("utf-8", "replace")
+        )
         gone = [name for name in named if not (ROOT / name).exists()]
         if gone:
             missing[name_of(path)] = gone

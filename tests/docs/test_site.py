@@ -45,7 +45,13 @@ class Loaded(HTMLParser):
         given = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
             self.found.append(given.get("src") or "")
-        elif tag == "link" and given.get("rel") not in ("canonical", "index", "search", "next", "prev"):
+        elif tag == "link" and given.get("rel") not in (
+            "canonical",
+            "index",
+            "search",
+            "next",
+            "prev",
+        ):
             self.found.append(given.get("href") or "")
         elif tag == "object":
             self.found.append(given.get("data") or "")
