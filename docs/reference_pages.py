@@ -196,10 +196,11 @@ def plan_keys() -> str:
     head = "| key | type and rule | default | what it is |\n| --- | --- | --- | --- |"
     page = [
         MADE, "", "# Plan keys", "",
-        "A plan is a TOML file: all that a run needs, the same on every machine. Keys that are not listed",
-        "here are refused, and so are values outside their rule, with the line, the rule and a way out. Some",
-        "keys exclude each other; those errors name both. Greek letters are those of the paper. Words such",
-        "as learner, round and step: [glossary](glossary.md).", "",
+        "A plan is a TOML file: all that a run needs, the same on every machine. Keys that are",
+        "not listed here are refused, and so are values outside their rule, with the line, the",
+        "rule and a way out. Some keys exclude each other; those errors name both. Greek letters",
+        "are those of the paper. Words such as learner, round and step: [glossary](glossary.md).",
+        "",
         "## At the top", "", head, *rows(Plan, ""),
     ]  # fmt: skip
     for path, table, several in tables():
@@ -224,8 +225,9 @@ def commands() -> str:
         root = typer.main.get_command(app)
     page = [
         MADE, "", "# Commands", "",
-        "`veilstream X` where the package is installed, `./run X` in a clone. Results go to stdout, progress",
-        "to stderr; `--json` gives results to programs. [Exit codes](exit-codes.md) are the same for all.",
+        "`veilstream X` where the package is installed, `./run X` in a clone. Results go to",
+        "stdout, progress to stderr; `--json` gives results to programs.",
+        "[Exit codes](exit-codes.md) are the same for all.",
     ]  # fmt: skip
     page += [line for name in root.commands for line in _command(root.commands[name], name)]
     return "\n".join(page) + "\n"
@@ -273,9 +275,9 @@ def exit_codes() -> str:
             about[found[1]] = found[3]
     page = [
         MADE, "", "# Exit codes", "",
-        "Part of the public interface: scripts and units may rely on them. Whatever ends a command on",
-        "purpose is one line on stderr and one of these codes; in Python it is the error beside it, under",
-        "`vs.errors`.", "",
+        "Part of the public interface: scripts and units may rely on them. Whatever ends a",
+        "command on purpose is one line on stderr and one of these codes; in Python it is the",
+        "error beside it, under `vs.errors`.", "",
         "| code | error | when |", "| ---: | --- | --- |",
         "| 0 | | done |",
     ]  # fmt: skip

@@ -42,10 +42,8 @@ def words(x: float, y: float, text: str, *, size: int = 14, fill: str = INK, anc
           bold: bool = False) -> str:  # fmt: skip
     """One line of text."""
     weight = " font-weight='600'" if bold else ""
-    return (
-        f"<text x='{x:g}' y='{y:g}' font-size='{size}' fill='{fill}' text-anchor='{anchor}'{weight}>"
-        f"{escape(text)}</text>"
-    )
+    look = f"font-size='{size}' fill='{fill}' text-anchor='{anchor}'{weight}"
+    return f"<text x='{x:g}' y='{y:g}' {look}>{escape(text)}</text>"
 
 
 def box(x: float, y: float, width: float, height: float, lines: Sequence[str], *,
@@ -101,9 +99,11 @@ class Axes:
             )
             parts.append(words(self.left - 8, round(level + 5, 1), f"{tick:g}", size=13, fill=SOFT,
                                anchor="end"))  # fmt: skip
-        for tick in x_ticks:
-            parts.append(words(round(self.x(tick), 1), self.top + self.height + 20, f"{tick:g}",
-                               size=13, fill=SOFT, anchor="middle"))  # fmt: skip
+        below = self.top + self.height + 20
+        parts += [
+            words(round(self.x(tick), 1), below, f"{tick:g}", size=13, fill=SOFT, anchor="middle")
+            for tick in x_ticks
+        ]
         middle = self.left + self.width / 2
         parts.append(words(middle, self.top + self.height + 42, x_label, size=13, fill=SOFT,
                            anchor="middle"))  # fmt: skip
@@ -146,7 +146,7 @@ def noise_that_cancels(steps: int = 200, runs: int = 5) -> str:
     axes = Axes(56, 64, 560, 250, steps, -30.0, 30.0)
     parts = [
         words(24, 30, "Five runs: what noise does to the released sum", size=17, bold=True),
-        words(24, 50, "in units of one client's noise; the same draws for both", size=13, fill=SOFT),
+        words(24, 50, "in units of one client's noise, the same draws twice", size=13, fill=SOFT),
         *axes.frame(range(0, steps + 1, 50), range(-30, 31, 10), "steps (clients met)"),
     ]  # fmt: skip
     draws = np.random.default_rng(1).standard_normal((steps, runs))  # a picture's, nobody's noise
@@ -167,7 +167,7 @@ def on_the_wire() -> str:
         words(24, 32, "What stays, and what crosses the wire", size=17, bold=True),
         "<rect x='24' y='52' width='476' height='252' rx='10' fill='#f4f6f8' "
         f"stroke='{SOFT}' stroke-dasharray='6 4'/>",
-        words(40, 76, "a learner's machine: data, noise and keys never leave it", size=13, fill=SOFT),
+        words(40, 76, "a learner's machine: data, noise and keys stay", size=13, fill=SOFT),
         *(box(44, 94 + 66 * i, 96, 50, lines) for i, lines in enumerate(
             (["client 1", "one record"], ["client 2", "one record"], ["client 3", "..."])
         )),
@@ -179,7 +179,8 @@ def on_the_wire() -> str:
         box(402, 146, 88, 80, ["+ noise", "correlated", "in time"], fill=ACCENT, stroke=CORRELATED),
         words(44, 296, "the record is discarded once its step is stored", size=13, fill=SOFT),
         arrow(490, 186, 660, 186, CORRELATED),
-        words(580, 150, "one message a round:", size=13, fill=CORRELATED, anchor="middle", bold=True),
+        words(580, 150, "one message a round:", size=13, fill=CORRELATED, anchor="middle",
+              bold=True),
         words(580, 168, "the noisy sum so far", size=13, fill=CORRELATED, anchor="middle"),
         words(580, 206, "whole numbers,", size=13, fill=SOFT, anchor="middle"),
         words(580, 222, "always of one size", size=13, fill=SOFT, anchor="middle"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import UsageError, parse
+from tests.support.command_line import HELP, UsageError, parse
 from tests.support.containers import instructions
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +184,7 @@ def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
 
 
 def test_a_restart_is_prevented_for_documented_exit_codes_only():
-    documented = set(re.findall(r"(\d+) [a-z]", str(app.info.help)))
+    documented = set(re.findall(r"(\d+) [a-z]", str(HELP)))
     for unit in UNITS:
         codes = " ".join(settings(unit).get("RestartPreventExitStatus", [])).split()
         assert set(codes) <= documented - {"0", "1", "130"}, unit

@@ -1,4 +1,4 @@
-"""The guide's Python example (docs/in-python.md), attacked: one coordinate of one release tells nothing of the gradient.
+"""The example of docs/in-python.md, attacked: one coordinate tells nothing of the gradient.
 
 Each coordinate of the client's gradient is +v or -v, and the attacker, who knows all else, guesses
 which from that coordinate of one release alone. v is so small against the noise that the Gaussian

@@ -12,7 +12,10 @@ with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecat
 
     from veilstream.cli.app import app
 
-__all__ = ["UsageError", "options_of", "parse"]
+__all__ = ["HELP", "UsageError", "options_of", "parse"]
+
+HELP = app.info.help
+"""Of the whole command: what it says first, with the exit codes."""
 
 
 def _found(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
