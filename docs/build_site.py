@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import http.server
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -29,15 +30,29 @@ def build(out: Path) -> int:
     from sphinx.cmd.build import main as sphinx_build
 
     with tempfile.TemporaryDirectory(prefix="veilstream-site-trees-") as trees:
+        os.environ["IPYTHONDIR"] = str(_kernel_settings(Path(trees)))
         return sphinx_build(
             ["-b", "html", "-W", "--keep-going", "-q", "-d", trees, str(DOCS), str(out)]
         )
 
 
-def serve(folder: Path, port: int) -> None:
-    """Answer callers of this machine, and no others, until interrupted."""
+def _kernel_settings(folder: Path) -> Path:
+    """Notebooks run without the user's own settings, and without a remark on loopback."""
+    profile = folder / "ipython" / "profile_default"
+    profile.mkdir(parents=True)
+    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
+    return profile.parent
+
+
+def server_of(folder: Path, port: int) -> http.server.ThreadingHTTPServer:
+    """A server of a folder, for callers of this machine and no others; port 0 takes a free one."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+    return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+
+
+def serve(folder: Path, port: int) -> None:
+    """Answer until interrupted."""
+    with server_of(folder, port) as server:
         print(f"http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()

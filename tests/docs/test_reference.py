@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import tomllib
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, load
 from veilstream.errors import InputError
 from veilstream.federation.services.local_page import LocalPage
 from veilstream.plans.plan import Plan
 from veilstream.plans.schema import Table
 
 DOCS = ROOT / "docs"
-
-
-def load(path: Path) -> ModuleType:
-    """A script of docs/, as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 MADE = {

@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, load
 
 pytestmark = pytest.mark.process
 
@@ -105,6 +107,17 @@ def test_a_notebook_ran_when_the_site_was_built(site, notebook):
     printing = sum("print(" in "".join(cell["source"]) for cell in cells)
     assert built.count("cell_output") >= printing > 0
     assert re.search(r'<img[^>]+src="\.\./_images/\w+\.png"', built)  # its figures
+
+
+def test_the_site_is_served_to_this_machine_alone(tmp_path):
+    (tmp_path / "index.html").write_text("here")
+    build_site = load(ROOT / "docs/build_site.py")
+    with build_site.server_of(tmp_path, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/") as answer:
+            assert answer.read() == b"here"
+        server.shutdown()
 
 
 def test_there_are_two_notebooks():
