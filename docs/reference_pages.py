@@ -134,9 +134,14 @@ def example(entry: Any, key: str) -> Any:
     elif hinted := re.search(r"\b(?:try|; \w+ =) ([-\d.e]+)$", entry.rule.hint):
         given = entry.kind(float(hinted[1]))
     elif entry.rule.choices:
-        given = next((c for c in entry.rule.choices if c != entry.default), None)
+        other = next((c for c in entry.rule.choices if c != entry.default), None)
+        given = [other] if entry.array else other
+    elif entry.default not in (MISSING, None):
+        given = entry.default
+    elif entry.kind in (int, float) and (hinted := re.search(r"\d[\d.e-]*", entry.rule.hint)):
+        given = entry.kind(float(hinted[0]))
     else:
-        given = None if entry.default is MISSING else entry.default
+        given = None
     if given is None:
         raise LookupError(f"{key}: add an example to EXAMPLES in docs/reference_pages.py")
     entry.accepted(given)
