@@ -20,7 +20,9 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["images", "results", "pictures/*.py"]
 html_theme = "furo"
 html_title = f"veilstream {__version__}"
-html_static_path: list[str] = []
+html_static_path = ["style"]
+html_css_files = ["site.css"]
+smartquotes = False  # two hyphens are an option, not a dash
 html_theme_options = {"navigation_with_keys": True}
 
 # Anchors as code hosts make them, so that a link works in both places.
