@@ -17,7 +17,7 @@ copyright = "the authors of veilstream, Apache-2.0"  # noqa: A001 - Sphinx asks 
 release = version = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["images", "results", "pictures/*.py"]
+exclude_patterns = ["images", "results"]
 html_theme = "furo"
 html_title = f"veilstream {__version__}"
 html_static_path = ["style"]

@@ -14,12 +14,13 @@ import ast
 import inspect
 import json
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
+
+from made_files import write_or_check
 
 from veilstream import errors
 from veilstream.errors import VeilstreamError
@@ -307,16 +308,7 @@ PAGES = {"plan-keys.md": plan_keys, "commands.md": commands, "exit-codes.md": ex
 
 def main() -> int:
     """Write the pages, or say which are not current."""
-    stale = []
-    for name, make in PAGES.items():
-        path, text = DOCS / name, make()
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
-    for name in stale:
-        print(f"docs/{name} is not current: python docs/reference_pages.py", file=sys.stderr)
-    return 1 if stale else 0
+    return write_or_check(DOCS, PAGES, "docs/reference_pages.py")
 
 
 if __name__ == "__main__":

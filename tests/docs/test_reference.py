@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 
 MADE = {
     "docs/reference_pages.py": ("PAGES", "DOCS"),
-    "docs/pictures/draw.py": ("PICTURES", "HERE"),
+    "docs/draw_pictures.py": ("PICTURES", "HERE"),
 }
 
 

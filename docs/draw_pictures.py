@@ -1,7 +1,7 @@
 """The pictures of the explanation, as SVG: drawn from the mechanisms themselves, byte for byte.
 
-    python docs/pictures/draw.py            write them beside this file
-    python docs/pictures/draw.py --check    exit 1 and name those that are not current
+    python docs/draw_pictures.py            write them into docs/pictures
+    python docs/draw_pictures.py --check    exit 1 and name those that are not current
 
 No plotting library: a picture is text that any version of one would write otherwise. Coordinates
 are rounded to a tenth of a pixel, far above what floating point leaves open.
@@ -9,16 +9,16 @@ are rounded to a tenth of a pixel, far above what floating point leaves open.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import numpy as np
+from made_files import write_or_check
 
 import veilstream as vs
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent / "pictures"
 INK, SOFT, PAPER, GRID = "#1b2733", "#566573", "#ffffff", "#dfe5ea"
 INDEPENDENT, TREE, CORRELATED, ACCENT = "#b5432c", "#8a6d00", "#0b6e8a", "#e8f3f6"
 FONT = "font-family='system-ui, sans-serif'"
@@ -204,16 +204,7 @@ PICTURES = {
 
 def main() -> int:
     """Write the pictures, or say which are not current."""
-    stale = []
-    for name, draw in PICTURES.items():
-        path, text = HERE / name, draw()
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
-    for name in stale:
-        print(f"docs/pictures/{name}: run python docs/pictures/draw.py", file=sys.stderr)
-    return 1 if stale else 0
+    return write_or_check(HERE, PICTURES, "docs/draw_pictures.py")
 
 
 if __name__ == "__main__":
