@@ -29,6 +29,9 @@ prepare() {
   if current "$lock" || current requirements/test.lock; then
     return 0
   fi
+  if [ "$lock" = requirements/run.lock ] && current requirements/docs.lock; then
+    return 0
+  fi
   python=$(find_python)
   if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c '' 2>/dev/null; then
     echo "== creating .venv with $("$python" --version)" >&2

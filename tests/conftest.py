@@ -31,7 +31,7 @@ if WORKER:  # as many workers as cores: libraries that also want all of them wou
 ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
 # Long files go to the workers first, so that short ones fill the gap at the end.
-LONG_FIRST = ("engine", "plans", "audit", "conformance", "simulation", "process", "cli")
+LONG_FIRST = ("engine", "docs", "plans", "audit", "conformance", "simulation", "process", "cli")
 
 
 @pytest.hookimpl(optionalhook=True)

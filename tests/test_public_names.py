@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import veilstream as vs
-from tests.test_package import ROOT, SMALL_PLAN, documented_python
+from tests.support.pages import PAGES, ROOT, blocks_in, name_of
+from tests.test_package import SMALL_PLAN
 
 MECHANISMS = (
     "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",
@@ -114,12 +115,10 @@ def test_modules_have_their_names_at_the_top(module):
 
 # --- the documentation ---------------------------------------------------------------------------
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_documentation_calls_everything_by_its_name_at_the_top(page):
-    for block in documented_python(page):
+    for block in blocks_in(name_of(page), "python"):
         assert re.findall(r"from veilstream\b.*|import veilstream\.\S*", block) == []
     # `veilstream.x.y` in prose is a deep name too; commands and files are not.
     prose = re.sub(r"python -m veilstream\.\S+", "", page.read_text())

@@ -10,19 +10,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import warnings
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import HELP, UsageError, parse
 from tests.support.containers import instructions
-
-with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import click
-    import typer
-
-    from veilstream.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -84,18 +77,6 @@ def commands() -> list[tuple[str, list[str]]]:
     return found + [("submit-flower", shlex.split(line)) for line in lines]
 
 
-def parse(words: list[str]) -> None:
-    """As the command line would: unknown options, missing ones and extra words are errors."""
-    command: click.Command = typer.main.get_command(app)
-    context = click.Context(command)
-    while isinstance(command, click.Group):
-        name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, f"no command {name}"
-        command, context = found, click.Context(found, parent=context, info_name=name)
-    command.parse_args(context, words)
-
-
 @pytest.mark.parametrize(("where", "words"), commands(), ids=lambda each: str(each)[:40])
 def test_commands_know_the_options_that_deploy_gives_them(where, words):
     program, *words = words
@@ -122,7 +103,7 @@ def test_the_check_of_options_finds_a_wrong_one():
     good = ["server", "--plan", "p.toml"]
     parse(good)
     for bad in ([*good, "--planet", "x"], [*good, "more"], ["server"], ["serve"]):
-        with pytest.raises((click.UsageError, AssertionError)):
+        with pytest.raises((UsageError, AssertionError)):
             parse(bad)
 
 
@@ -203,7 +184,7 @@ def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
 
 
 def test_a_restart_is_prevented_for_documented_exit_codes_only():
-    documented = set(re.findall(r"(\d+) [a-z]", str(app.info.help)))
+    documented = set(re.findall(r"(\d+) [a-z]", str(HELP)))
     for unit in UNITS:
         codes = " ".join(settings(unit).get("RestartPreventExitStatus", [])).split()
         assert set(codes) <= documented - {"0", "1", "130"}, unit

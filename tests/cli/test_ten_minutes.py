@@ -1,15 +1,21 @@
-"""The ten minutes: the commands that a new project's README lists, one after the other."""
+"""The first ten minutes: docs/quickstart.md and a new project's README, command after command."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from tests.cli.test_plan import veilstream
+from tests.support.pages import ROOT, blocks_in
+from tests.support.visits import write_visits
 from veilstream.learning.records import Refusal
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
@@ -94,3 +100,66 @@ def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
     walk(tmp_path, monkeypatch)
     accuracy, common = held_out_accuracy(tmp_path / "mine")
     assert accuracy > common + 0.1
+
+
+# --- from a clone to a figure of one's own file --------------------------------------------------
+
+QUICKSTART = "docs/quickstart.md"
+
+ENVIRONMENT = """
+mkdir -p .venv/bin
+printf '#!/bin/sh\\nexec "%s" "$@"\\n' "$INTERPRETER" >.venv/bin/python
+chmod +x .venv/bin/python
+. scripts/environment.sh
+wanted requirements/test.lock >.venv/veilstream.stamp
+"""
+"""What `./run` would install is there already: the interpreter and the packages of this suite."""
+
+
+def quickstart_commands() -> list[str]:
+    lines = "".join(blocks_in(QUICKSTART, "sh")).splitlines()
+    return [re.sub(r"\s{2,}#.*", "", line) for line in lines if line]
+
+
+def filled_in(proposed: str) -> str:
+    """The plan after the page's edit: its tables in the place of those that were there."""
+    (edit,) = blocks_in(QUICKSTART, "toml")
+    learning, data = edit[: edit.index("[data]")], edit[edit.index("[data]") :]
+    rest = proposed[: proposed.index("# Names and kinds of columns")]
+    return re.sub(r"\[learning\].*?(?=^\[)", learning, rest, flags=re.DOTALL | re.MULTILINE) + data
+
+
+def test_from_a_clone_to_a_figure_of_ones_own_file_takes_ten_commands(tmp_path):
+    """Every command of docs/quickstart.md as it stands; only the clone's address is this one's."""
+    commands = quickstart_commands()
+    assert len(commands) <= 10
+    assert commands[0].startswith("git clone https://")
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no clone, or git is not here: nothing to clone")
+    write_visits(tmp_path / "visits.csv")
+    commands[0] = f"git clone --quiet --depth 1 file://{ROOT} veilstream"
+    commands.insert(2, ENVIRONMENT)  # after the change into the clone
+    edit = next(i for i, command in enumerate(commands) if "--write" in command) + 1
+    environment = os.environ | {
+        "INTERPRETER": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])
+    }  # fmt: skip
+
+    def run(lines: list[str], where: object) -> str:
+        done = subprocess.run(
+            ["bash", "-euc", "\n".join(lines)], cwd=str(where), env=environment,
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    shown = run(commands[:edit], tmp_path)
+    assert "came_back" in shown
+    project = tmp_path / "veilstream/my-project"
+    plan = project / "plan.toml"
+    plan.write_text(filled_in(plan.read_text()))
+    shown = run(commands[edit:], project)
+    assert "Every row can be used" in shown
+    figure = project / "run/learning.png"
+    assert f"Figure: {figure.relative_to(project)}" in shown
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert json.loads((project / "run/summary.json").read_text())["rounds"] == 100

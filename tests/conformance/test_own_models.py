@@ -15,7 +15,7 @@ from studies.parity import LEARNERS, SEED, GivenNoise, simulated_models
 
 from tests.cli.test_plan import veilstream
 from tests.engine.test_parity import streams_between
-from tests.test_package import ROOT, documented_python
+from tests.support.pages import blocks_in
 from veilstream.errors import ProtocolError
 from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.services.coordinator import Coordinator
@@ -39,7 +39,7 @@ def project(folder: Path, module: str) -> Path:
     for name in NAMES:
         lines = (folder / f"records/{name}.csv").read_text().splitlines()[:60]
         (folder / f"records/{name}.csv").write_text("\n".join(lines) + "\n")
-    blocks = documented_python(ROOT / "docs/your-model.md")
+    blocks = blocks_in("docs/your-model.md", "python")
     (code,) = [block for block in blocks if block.startswith(f"# {module}.py\n")]
     (folder / f"{module}.py").write_text(code)
     text = (folder / "plan.toml").read_text()
@@ -125,7 +125,7 @@ def test_a_model_of_ones_own_deploys_over_every_engine(plan, engine):
 
 
 def test_the_pages_record_by_record_example_runs(capsys):
-    blocks = documented_python(ROOT / "docs/your-model.md")
+    blocks = blocks_in("docs/your-model.md", "python")
     (code,) = [block for block in blocks if block.startswith("import veilstream as vs\n")]
     exec(compile(code, "docs/your-model.md", "exec"), {})
     assert "PrivateModel(simulated, protects no one: 300 of 300 steps)" in capsys.readouterr().out

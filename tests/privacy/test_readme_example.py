@@ -1,4 +1,4 @@
-"""README's Python example, attacked: one coordinate of one release tells nothing of the gradient.
+"""The example of docs/in-python.md, attacked: one coordinate tells nothing of the gradient.
 
 Each coordinate of the client's gradient is +v or -v, and the attacker, who knows all else, guesses
 which from that coordinate of one release alone. v is so small against the noise that the Gaussian
@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 import veilstream as vs
-from tests.test_package import ROOT, documented_python
+from tests.support.pages import blocks_in
 
 HORIZON, DIM, RELEASES = 1000, 100, 10
 V = 0.0123456789  # on no grid; 0.004 of the noise's standard deviation
@@ -117,8 +117,8 @@ def test_v_is_hidden_by_the_gaussian(mechanism):
 
 
 def test_no_page_calls_floats_with_noise_private():
-    """What README and the guides release goes through PrivateSum or a Learner."""
-    for page in ("README.md", "docs/algorithm-by-hand.md", "docs/models-river.md"):
-        code = "\n".join(documented_python(ROOT / page))
+    """What the guides release goes through PrivateSum or a Learner."""
+    for page in ("docs/in-python.md", "docs/algorithm-by-hand.md", "docs/models-river.md"):
+        code = "\n".join(blocks_in(page, "python"))
         assert "PrivateSum(" in code, page
         assert ".noise(" not in code, page

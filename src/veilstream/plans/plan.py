@@ -58,6 +58,7 @@ class Plan(PlanTable):
         shape="text without slashes and control characters", hint="it names the run's folder",
     )  # fmt: skip
     description: str = ""
+    """For people; figures and summaries show it."""
     learning: LearningPlan
     data: DataPlan = DataPlan()
     privacy: PrivacyPlan | None = None

@@ -41,9 +41,14 @@ class PrivacyPlan(PlanTable):
     epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
     delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
     accounting: Literal["exact", "zcdp"] = "exact"
+    """How noise is worked out from the budget: exactly for a Gaussian, or by the paper's bound,
+    which asks for more."""
     neighbours: Literal["replace-one", "zero-out"] = "replace-one"
+    """Between which streams the promise is made: one client replaced by another, or by none."""
     participations: int = value(default=1, ge=1, hint="how often a client may take part; try 1")
+    """How often one client may take part; more visits need more noise."""
     min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
+    """How many steps lie between two visits of one client, at least."""
 
 
 class LearningPlan(PlanTable):
@@ -59,7 +64,9 @@ class LearningPlan(PlanTable):
     local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
+    """How many clients' gradients a step averages."""
     clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    """B_g: every client's gradient is shortened to this norm where it is longer."""
     task: str = value(
         default="logistic", choices=(*DATA_OF_TASK, "custom"), pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
         shape='"package.module:function"',
@@ -67,7 +74,9 @@ class LearningPlan(PlanTable):
     """What is learned. "package.module:function" names a function that makes a task of your own, on
     every machine; "custom" is one given in Python: run(plan, task=...)."""
     ridge: float = value(default=0.0, ge=0, hint="0 for none")
+    """Weight of half the squared norm of the model, added to the loss."""
     projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
+    """The server moves a model that is longer back to this norm."""
     model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
     """A deployed learner refuses models with a larger norm."""
     start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
@@ -94,12 +103,17 @@ class DataPlan(PlanTable):
     """"table" is records of your own: the keys from `source` on. "custom" is a stream given in
     Python: run(plan, stream=...)."""
     dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
+    """d, how many features made-up records have; those of a table have what its columns come to."""
     alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
+    """How far learners of synthetic data differ in their true model."""
     beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
+    """How far learners of synthetic data differ in their features."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
+    """The largest norm that a record's features have."""
     clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
     """How many clients a learner has; the horizon may not need more."""
     drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
+    """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
     concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
@@ -107,7 +121,9 @@ class DataPlan(PlanTable):
     directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
     """Where the MNIST files are, if not in the user's data directory."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
+    """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
+    """How many made-up clients accuracy is measured on; none of them is learned from."""
     source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
@@ -120,15 +136,20 @@ class DataPlan(PlanTable):
     time: str | None = value(default=None, empty=False, hint="leave it out for the file's order")
     """Column that orders records."""
     label: str | None = value(default=None, empty=False, hint="the column that is predicted")
+    """Column that is predicted."""
     labels: tuple[str, ...] | None = value(default=None, empty=False, hint='["no", "yes"]')
     """The label's texts; in logistic regression the second is +1."""
     label_range: tuple[float, ...] | None = value(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
     label_outside: Literal["clamp", "refuse"] = "clamp"
+    """What becomes of a label outside its range: moved to its end and counted, or the record is
+    refused."""
     features: tuple[FeaturePlan, ...] = value(default=())
     """Columns that predict, each a [[data.features]]."""
     interactions: tuple[str, ...] = value(default=(), hint='["hour * weekday"]')
+    """Pairs of features whose products are features too."""
     bias: bool = True
+    """Whether a feature that is always 1 is added."""
     fit: Literal["scale", "clip"] = "scale"
     """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
     or cut where they are longer."""
@@ -163,8 +184,11 @@ class RunPlan(PlanTable):
     """How often, and how much of it is looked at."""
 
     seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
+    """How often the simulation is repeated, each time with other draws."""
     first_seed: int = value(default=0, ge=0, hint="try 0")
+    """The first repetition's seed; the others follow it."""
     evaluate_every: int = value(default=10, ge=1, hint="in rounds; try 10")
+    """How many rounds lie between two measurements of accuracy."""
     memory_mib: int = value(default=4096, ge=1, hint="try 4096")
     """Budget for the simulation's memory, besides the data set; block length and the number of
     seeds that run together follow from it. Changes memory and speed, nothing else."""
@@ -172,14 +196,18 @@ class RunPlan(PlanTable):
     """Where noise is made: "device" has the same draws on every machine; "auto" is "host" on a CPU
     (faster there) and "device" on a GPU."""
     regret: bool = True
+    """Whether regret is worked out after a run: it solves for the best model in hindsight."""
 
 
 class FederationPlan(PlanTable):
     """How a server waits for learners on other machines."""
 
     quorum: float = value(default=0.5, gt=0, le=1, hint="share of learners a round needs; try 0.5")
+    """Share of the learners that a round needs."""
     deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
+    """How long a round waits for the rest of them."""
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
+    """How long a learner waits for clients."""
     min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
     """How many clients must wait at a learner for it to begin a round. Where fewer do, it sits the
     round out and spends nothing; the server sees that it does."""
@@ -190,7 +218,7 @@ class FederationPlan(PlanTable):
     """How the server makes one direction of a round's increments, coordinate by coordinate. Only
     the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
     trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
-    """For "trimmed"."""
+    """Share of the increments that "trimmed" cuts off at each end."""
 
 
 class MethodPlan(PlanTable):
@@ -201,7 +229,10 @@ class MethodPlan(PlanTable):
         hint="a short name for tables and figures",
     )  # fmt: skip
     kind: str = value(default="ours", choices=METHODS)
+    """Whose method: ours, one of those that the paper compares, without noise, or one that needs no
+    tuning ("auto")."""
     mechanism: str | None = value(default=None, choices=MECHANISMS)
+    """Which correlated noise; left out, the one that belongs to the kind."""
     step_size: float | None = value(default=None, gt=0, hint="try 0.1")
     """η, of a local step. Only kind = "auto" leaves it out, and must: it follows from the plan."""
     server_step_size: float = value(default=1.0, gt=0, hint="try 1")
@@ -223,8 +254,11 @@ class MethodPlan(PlanTable):
     """How many of a round's clients a step of this method averages, if not the plan's: fewer and
     larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
     epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
+    """ε of this method, if not the plan's."""
     delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
+    """δ of this method, if not the plan's."""
     accounting: Literal["exact", "zcdp"] | None = None
+    """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = None
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
     its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then

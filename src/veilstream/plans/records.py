@@ -44,14 +44,21 @@ class FeaturePlan(PlanTable):
 
     name: str = value(empty=False, hint="the column's name in the header")
     kind: Literal["numeric", "categorical", "hashed"] = "numeric"
+    """A number, one of known texts, or any text."""
     low: float | None = value(default=None, hint="the range that anybody knows; low = 0.0")
+    """Lower end of the range that anybody knows; it becomes -1."""
     high: float | None = value(default=None, hint="the range that anybody knows; high = 100.0")
+    """Upper end of the range that anybody knows; it becomes 1."""
     center: float | None = value(default=None, hint="with scale, instead of low and high")
+    """Middle of the range, with `scale`, instead of `low` and `high`."""
     scale: float | None = value(default=None, gt=0, hint="with center, instead of low and high")
+    """A third of the way from the middle to either end."""
     vocabulary: tuple[str, ...] | None = value(
         default=None, empty=False, hint='texts that anybody knows: ["north", "south"]'
     )
+    """Texts that anybody knows; each is a place of its own."""
     width: int | None = value(default=None, ge=1, le=1 << 20, hint="places to hash to; try 64")
+    """How many places texts are hashed to."""
     outside: Literal["clamp", "refuse"] = "clamp"
     """What becomes of a number outside its range."""
     unknown: Literal["other", "zero", "refuse"] = "other"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_package import ROOT, documented_python
+from tests.support.pages import blocks_in
 from veilstream.errors import InputError
 from veilstream.learning.models.linear_dicts import DictEncoder, DictLogistic, DictRegression
 from veilstream.learning.tasks import Sample
@@ -224,7 +224,7 @@ def test_labels_are_true_and_false_or_plus_and_minus_one():
 def test_the_page_on_river_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    blocks = documented_python(ROOT / "docs/models-river.md")
+    blocks = blocks_in("docs/models-river.md", "python")
     assert blocks
     for block in blocks:
         exec(compile(block, "models-river.md", "exec"), namespace)

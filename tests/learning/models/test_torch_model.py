@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.test_package import ROOT, documented_python
+from tests.support.pages import blocks_in
 from veilstream.errors import InputError
 from veilstream.learning.models.torch_model import TorchTask
 from veilstream.learning.tasks import Sample
@@ -442,7 +442,7 @@ def test_a_layer_that_writes_in_place_does_not_change_the_samples():
 def test_the_page_on_pytorch_models_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    blocks = documented_python(ROOT / "docs/models-pytorch.md")
+    blocks = blocks_in("docs/models-pytorch.md", "python")
     assert blocks
     for block in blocks:
         exec(compile(block, "models-pytorch.md", "exec"), namespace)
