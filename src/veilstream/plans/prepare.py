@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.learning.algorithm import StepRule
 from veilstream.mechanisms import (
@@ -42,6 +47,7 @@ class Prepared:
     factorization: Factorization | None
     noise_std: float
     guarantee: Guarantee | None
+    rounds: int
     auto: AutoChoice | None = None
     """What a method of kind "auto" chose, and from which facts."""
 
@@ -68,10 +74,54 @@ class Prepared:
         """η̃ = η·η_g·τ before any decay."""
         return self.plan.local_step_size * self.plan.server_step_size * self.steps
 
+    @cached_property
+    def round_end_noise(self) -> NDArray[np.float64] | None:
+        """Standard deviation, a coordinate, of the noise in one learner's sum after each round.
+
+        None without noise.
+        """
+        f = self.factorization
+        if f is None:
+            return None
+        if isinstance(f, StationaryFactorization):
+            f = f.until(self.steps * self.rounds)
+        ends: NDArray[np.float64] = f.row_norms_squared()[self.steps - 1 :: self.steps]
+        return self.noise_std * np.sqrt(ends[: self.rounds])
+
 
 def main_method(prepared: Sequence[Prepared]) -> int:
-    """Which method a run is about: the first that protects anyone, else the first."""
-    return next((i for i, p in enumerate(prepared) if p.guarantee), 0)
+    """Which method a run is about, and recommends: the private one with the least noise.
+
+    Of the methods that share the first private one's budget and accounting, those of the paper
+    ("ours", "auto") before baselines; the noise is that of sums at round ends, as `veilstream plan`
+    ranks it. The first method where none protects anyone.
+    """
+    private = [(i, p) for i, p in enumerate(prepared) if p.guarantee]
+    if not private:
+        return 0
+    first = _budget(private[0][1])
+    alike = [(i, p) for i, p in private if _budget(p) == first]
+    own = [(i, p) for i, p in alike if p.plan.kind in _OWN] or alike
+    return min(own, key=lambda each: _noise(each[1]))[0]
+
+
+_OWN = ("ours", "auto")
+_TIE = 1e-3
+"""Noise this close, relatively, counts as equal: the plan's order then decides."""
+
+
+def _budget(prepared: Prepared) -> tuple[float, float, str]:
+    promise = prepared.guarantee
+    assert promise is not None
+    return promise.epsilon, promise.delta, promise.accounting.value
+
+
+def _noise(prepared: Prepared) -> int:
+    """Root mean square over round ends, in steps of `_TIE` on a logarithmic scale."""
+    noise = prepared.round_end_noise
+    assert noise is not None
+    mean = float(np.mean(noise**2))
+    return round(0.5 * math.log(mean) / _TIE) if mean > 0.0 else -(10**9)
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
@@ -90,7 +140,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     )
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
-        return Prepared(method, steps, clients, rule, None, 0.0, None)
+        return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
     if learning.projection_radius is not None and name != "independent":
         warnings.warn(
             f"learning.projection_radius = {learning.projection_radius:g} beside {name} noise: a "
@@ -133,6 +183,6 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     )
     kept = guarantee if method.method.private else None
     if not chooses:
-        return Prepared(method, steps, clients, rule, factorization, std, kept)
+        return Prepared(method, steps, clients, rule, factorization, std, kept, learning.rounds)
     method, choice = choose_steps(plan, method, factorization, std)
-    return Prepared(method, steps, clients, rule, factorization, std, kept, choice)
+    return Prepared(method, steps, clients, rule, factorization, std, kept, learning.rounds, choice)
