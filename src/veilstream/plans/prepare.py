@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defau
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
-__all__ = ["PlanNotice", "Prepared", "main_method", "prepare"]
+__all__ = ["CLOSE", "PlanNotice", "Prepared", "main_method", "prepare"]
 
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
@@ -93,8 +92,9 @@ def main_method(prepared: Sequence[Prepared]) -> int:
     """Which method a run is about, and recommends: the private one with the least noise.
 
     Of the methods that share the first private one's budget and accounting, those of the paper
-    ("ours", "auto") before baselines; the noise is that of sums at round ends, as `veilstream plan`
-    ranks it. The first method where none protects anyone.
+    ("ours", "auto") before baselines, as `veilstream plan` recommends: the smallest state of those
+    whose noise in sums at round ends is least, or within 2% of it. The first method where none
+    protects anyone.
     """
     private = [(i, p) for i, p in enumerate(prepared) if p.guarantee]
     if not private:
@@ -102,12 +102,14 @@ def main_method(prepared: Sequence[Prepared]) -> int:
     first = _budget(private[0][1])
     alike = [(i, p) for i, p in private if _budget(p) == first]
     own = [(i, p) for i, p in alike if p.plan.kind in _OWN] or alike
-    return min(own, key=lambda each: _noise(each[1]))[0]
+    least = min(_noise(p) for _, p in own)
+    good = [(i, p) for i, p in own if _noise(p) <= CLOSE * least]
+    return min(good, key=lambda each: _state(each[1]))[0]
 
 
+CLOSE = 1.02
+"""Errors this close count as equal; the cheaper mechanism is then recommended."""
 _OWN = ("ours", "auto")
-_TIE = 1e-3
-"""Noise this close, relatively, counts as equal: the plan's order then decides."""
 
 
 def _budget(prepared: Prepared) -> tuple[float, float, str]:
@@ -116,12 +118,16 @@ def _budget(prepared: Prepared) -> tuple[float, float, str]:
     return promise.epsilon, promise.delta, promise.accounting.value
 
 
-def _noise(prepared: Prepared) -> int:
-    """Root mean square over round ends, in steps of `_TIE` on a logarithmic scale."""
+def _noise(prepared: Prepared) -> float:
+    """Root mean square over round ends."""
     noise = prepared.round_end_noise
     assert noise is not None
-    mean = float(np.mean(noise**2))
-    return round(0.5 * math.log(mean) / _TIE) if mean > 0.0 else -(10**9)
+    return float(np.sqrt(np.mean(noise**2)))
+
+
+def _state(prepared: Prepared) -> int:
+    assert prepared.factorization is not None
+    return prepared.factorization.program.state_size
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:

@@ -22,14 +22,13 @@ def federation_state(run: Run) -> dict[str, Any]:
     plan = run.plan
     rounds = _rounds(run)
     finished = (run.path / "summary.json").exists()
-    summary = run.summary if finished else {"learners": {}, "name": plan.name}
+    learners: dict[str, Any] = run.summary["learners"] if finished else {}
     telemetry = telemetry_charts(run)
     wanted = plan.learning.rounds
     notices = []
     if not finished and not plan.learning.unbounded:
         notices.append(f"Not complete: {len(rounds)} of {wanted} rounds are done.")
     missing = [row for row in rounds if row["missing"]]
-    learners = summary["learners"]
     return {
         "kind": "federation",
         "title": plan.name,
@@ -44,7 +43,9 @@ def federation_state(run: Run) -> dict[str, Any]:
         "charts": {"telemetry": telemetry, "rounds": _round_charts(rounds)},
         "results": {
             "columns": ["learner", "epoch", "rounds taken part"],
-            "rows": [[name, str(l["epoch"]), str(l["rounds"])] for name, l in learners.items()],
+            "rows": [
+                [name, str(seat["epoch"]), str(seat["rounds"])] for name, seat in learners.items()
+            ],
             "note": f"{len(rounds)} rounds; in {len(missing)} of them someone was missing.",
             "main": None,
         },
@@ -141,5 +142,5 @@ def _headline(
         "value": f"{len(rounds):,}",
         "label": "rounds under the promise",
         "spread": "",
-        "beside": beside + [{"label": "private curves", "value": str(len(telemetry))}],
+        "beside": [*beside, {"label": "private curves", "value": str(len(telemetry))}],
     }

@@ -12,7 +12,7 @@ from veilstream.plans.run_folder import Run
 from veilstream.reports.packed_series import pack, thinned, window_means
 from veilstream.theory.printed_norms import tree_norms_as_printed
 
-__all__ = ["learning_charts", "noise_charts"]
+__all__ = ["chart", "learning_charts", "noise_charts", "printed_bound", "running_mean"]
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def learning_charts(run: Run) -> list[dict[str, Any]]:
     if (run.path / "accuracy.csv").exists():
         rounds, held = run.held_out_accuracy()
         charts.append(
-            _chart(
+            chart(
                 "held-out",
                 "Held-out accuracy",
                 "Of the published model, on clients who are never learned from.",
@@ -43,7 +43,7 @@ def learning_charts(run: Run) -> list[dict[str, Any]]:
         windows = {name: window_means(values, _WINDOWS) for name, values in right.items()}
         ends = next(iter(windows.values()))[0]
         charts.append(
-            _chart(
+            chart(
                 "prequential",
                 "Prequential accuracy",
                 "Each client is predicted before it is learned from; means over stretches of "
@@ -56,27 +56,27 @@ def learning_charts(run: Run) -> list[dict[str, Any]]:
         )
     so_far = np.arange(1, summary["rounds"] + 1)
     charts.append(
-        _chart(
+        chart(
             "loss",
             "Average loss so far",
             "Prequential: the loss of each round's clients at the model published before it.",
             "average loss",
             so_far,
-            {name: _running_mean(values) for name, values in measured.items()},
+            {name: running_mean(values) for name, values in measured.items()},
             logarithmic=True,
         )
     )
     if summary.get("comparators"):
         best = {name: _plain(values) for name, values in run.history("optimum").items()}
         charts.append(
-            _chart(
+            chart(
                 "regret",
                 "Dynamic regret per step",
                 "Loss above the least that any model could have had in that very round, averaged "
                 "so far. " + " ".join(_sentence(r) for r in summary["comparators"]["remarks"]),
                 "regret per step",
                 so_far,
-                {name: _running_mean(values - best[name]) for name, values in measured.items()},
+                {name: running_mean(values - best[name]) for name, values in measured.items()},
                 logarithmic=True,
             )
         )
@@ -94,7 +94,7 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
         windows = {name: window_means(values, _WINDOWS) for name, values in sent.items()}
         ends = next(iter(windows.values()))[0]
         charts.append(
-            _chart(
+            chart(
                 "noise",
                 "Noise against signal, a round",
                 "Norm of the noise in the learners' averaged message. The line is the clip norm, "
@@ -108,7 +108,7 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
         )
         far = {n: _plain(v) for n, v in run.history("distance").items() if n in noisy}
         charts.append(
-            _chart(
+            chart(
                 "distance",
                 "What noise did to the model",
                 "Distance of the model to that of the same method without noise, on the same "
@@ -131,7 +131,7 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
                 }
             )
         charts.append(
-            _chart(
+            chart(
                 "error",
                 "Error of the mechanisms",
                 "Standard deviation, a coordinate, of the noise in the learners' averaged sum "
@@ -160,7 +160,7 @@ def printed_bound(guarantee: Mapping[str, Any], learners: int) -> float:
     return float(multiplier * one_step * np.sqrt(norms.column * norms.row / learners))
 
 
-def _chart(
+def chart(
     name: str,
     title: str,
     about: str,
@@ -172,6 +172,20 @@ def _chart(
     share: bool = False,
     lines: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
+    """One chart: arrays (seeds, points) by name, of at most `MOST_POINTS` points each.
+
+    Args:
+        name: its id, of its own on the page.
+        title: its name for people.
+        about: a sentence or two on what it shows.
+        y_label: what is measured.
+        x: rounds of the points.
+        values: the curves; those without any number are left out.
+        logarithmic: whether orders of magnitude matter.
+        share: whether values lie between 0 and 1.
+        lines: levels to compare with, each a label and a value.
+
+    """
     kept = thinned(len(x), MOST_POINTS)
     values = {n: v for n, v in values.items() if np.isfinite(v).any()}
     return {
@@ -192,7 +206,8 @@ def _plain(values: NDArray[Any]) -> Floats:
     return np.asarray(values, np.float64)
 
 
-def _running_mean(values: Floats) -> Floats:
+def running_mean(values: Floats) -> Floats:
+    """Means so far of every seed; no number before the first, and none once it has diverged."""
     there = np.isfinite(values)
     total = np.cumsum(np.where(there, values, 0.0), axis=-1)
     mean: Floats = total / np.maximum(np.cumsum(there, axis=-1), 1)

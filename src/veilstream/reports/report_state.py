@@ -154,7 +154,12 @@ def _headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     own = summary["methods"][main]["final"]
     found = [kind for kind in kinds if own.get(kind[0])]
     if not found:
-        return {"value": "diverged", "label": f"{main}: no final figure", "spread": "", "beside": []}
+        return {
+            "value": "diverged",
+            "label": f"{main}: no final figure",
+            "spread": "",
+            "beside": [],
+        }
     key, label, form = found[0]
     budget = summary["methods"][main]["guarantee"]
     beside = []
@@ -184,7 +189,9 @@ def _form(value: float, form: str) -> str:
 def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
     methods = summary["methods"]
     keys = [k for k in _RESULTS if any(m["final"].get(k) for m in methods.values())]
-    if "held_out_accuracy" not in keys and any(m["final"].get("accuracy") for m in methods.values()):
+    if "held_out_accuracy" not in keys and any(
+        m["final"].get("accuracy") for m in methods.values()
+    ):
         keys.insert(0, "accuracy")  # a folder of an earlier version
     rows = []
     for name, method in methods.items():

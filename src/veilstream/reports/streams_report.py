@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from veilstream.files import write_file
 from veilstream.plans.run_folder import Run
 from veilstream.reports.error_figure import save_figure
-from veilstream.reports.learning_figure import draw_curves, new_figure
+from veilstream.reports.learning_figure import draw_curves, legend_below, new_figure
 
 __all__ = ["StreamRow", "draw_streams", "stream_rows", "write_stream_tables"]
 
@@ -121,7 +121,7 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
         line[0].set_ylabel("prequential accuracy")
     for panel in axes[-1]:
         panel.set_xlabel("round r")
-    axes[0][0].legend(fontsize="x-small", ncols=2)
+    legend_below(figure, axes.flat)
     paths = [folder / "streams.png", folder / "streams.svg"]
     for path in paths:
         save_figure(figure, path, dpi=100)

@@ -79,6 +79,7 @@ def run(
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
     on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
+    on_written: Callable[[Run], object] = lambda _: None,
 ) -> Run:
     """Simulate a plan into a run folder.
 
@@ -101,6 +102,8 @@ def run(
         on_prepared: called with the calibrated methods before anything runs.
         on_progress: called with a `RunProgress` after every block of rounds.
         on_solving: called with 1 for each seed whose regret has been worked out.
+        on_written: called with the folder once its tables are written, also of a run that was
+            interrupted; `veilstream.run` makes report.html then.
 
     Returns:
         The folder, read: `Run.summary`, `Run.history`, `Run.model`.
@@ -165,6 +168,7 @@ def run(
         partial = together(batches, made, plan)
         if partial is not None:
             _finish(folder, look, partial, [], complete=False, training_s=None)
+            on_written(Run(folder))
         raise
     results = together(batches, made, plan)
     assert results is not None
@@ -172,7 +176,9 @@ def run(
     batches.clear()
     for kept in folder.glob("regret-*.npz"):
         kept.unlink()
-    return Run(folder)
+    finished = Run(folder)
+    on_written(finished)
+    return finished
 
 
 def _solved(folder: Path, plan: Plan, seed: int) -> Comparators:

@@ -140,7 +140,7 @@
         owner.push(name, name);
       }
       data.push(c.mean.map(function (v) { return logs && v !== null && v <= 0 ? null : v; }));
-      series.push({ label: name, stroke: ink, width: 1.75, dash: spec.style[name].dash || undefined, points: { show: spec.x.length < 2 } });
+      series.push({ label: name, stroke: ink, width: 1.75, spanGaps: true, dash: spec.style[name].dash || undefined, points: { show: spec.x.length < 2 } });
       owner.push(name);
     });
     spec.lines.forEach(function (line) {
