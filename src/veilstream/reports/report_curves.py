@@ -96,7 +96,7 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
         charts.append(
             chart(
                 "noise",
-                "Noise against signal, a round",
+                "In a message",
                 "Norm of the noise in the learners' averaged message. The line is the clip norm, "
                 "the most that the gradients in the same message can have.",
                 "norm",

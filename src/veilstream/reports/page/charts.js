@@ -135,7 +135,8 @@
       var several = c.seeds.length !== 1;
       if (several) {
         data.push(c.high.map(clip), c.low.map(clip));
-        series.push({ stroke: "transparent", width: 0, points: { show: false } }, { stroke: "transparent", width: 0, points: { show: false } });
+        var edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
+        series.push(edge, Object.assign({}, edge));
         bands.push({ series: [series.length - 2, series.length - 1], fill: ink + "26" });
         owner.push(name, name);
       }
