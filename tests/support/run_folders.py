@@ -47,7 +47,11 @@ def federation_folder(folder: Path, rounds: int = 6) -> Path:
     for r in range(rounds):
         missing = "west" if r == 2 else ""
         closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
-        releases += [f"{r},{n},0,{r},{i}{r:063x}" for i, n in enumerate(names) if n != missing]
+        releases += [
+            f"{r},{n},0,{r - (n == 'west' and r > 2)},{i}{r:063x}"
+            for i, n in enumerate(names)
+            if n != missing
+        ]
     (folder / "rounds.csv").write_text("\n".join(closed) + "\n")
     (folder / "releases.csv").write_text("\n".join(releases) + "\n")
     summary = {
