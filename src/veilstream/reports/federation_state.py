@@ -9,7 +9,7 @@ import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
-from veilstream.reports.packed_series import pack, thinned
+from veilstream.reports.packed_series import pack, thinned, unpack
 from veilstream.reports.promise_words import promise_of
 
 __all__ = ["federation_state", "telemetry_charts"]
@@ -123,6 +123,8 @@ def _round_charts(rounds: list[dict[str, str]]) -> list[dict[str, Any]]:
             "y_label": label,
             "logarithmic": False,
             "share": False,
+            "from_zero": True,
+            "whole": key == "answered",
             "x": [int(row["round"]) + 1 for row in kept],
             "series": {title: pack(np.array([[float(row[key]) for row in kept]]))},
             "lines": [],
@@ -138,9 +140,14 @@ def _headline(
     beside = [{"label": "learners", "value": str(learners)}]
     if times:
         beside.append({"label": "median round", "value": f"{times[len(times) // 2]:.2f} s"})
+    for chart in telemetry[:1]:
+        series = chart["series"][chart["y_label"]]
+        last = [float(unpack(series[part])[-1]) for part in ("estimate", "high")]
+        value = f"{last[0]:.3f} ± {last[1] - last[0]:.3f}"
+        beside.append({"label": f"{chart['y_label']}, private estimate", "value": value})
     return {
         "value": f"{len(rounds):,}",
         "label": "rounds under the promise",
         "spread": "",
-        "beside": [*beside, {"label": "private curves", "value": str(len(telemetry))}],
+        "beside": beside,
     }

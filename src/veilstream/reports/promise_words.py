@@ -47,9 +47,9 @@ def promise_of(guarantee: Mapping[str, Any] | None, *, simulated: bool) -> dict[
         "symbols": f"ε = {epsilon:g}, δ = {_power(delta)}",
         "words": (
             f"Whoever reads everything that leaves a learner in {steps}, and even chooses every "
-            f"next model, can hardly tell whether a client’s record was theirs or {swapped}: no "
-            f"conclusion becomes more than e^ε = {_factor(epsilon)} times as likely by it, except "
-            f"with probability δ = {_power(delta)}. The server need not be trusted."
+            f"next model, gains only so much on whether a client’s record was theirs or {swapped}: "
+            f"no conclusion becomes more than e^ε = {_factor(epsilon)} times as likely by it, "
+            f"except with probability δ = {_power(delta)}. The server need not be trusted."
         ),
         "formula": (
             f"P[M(D) ∈ S] ≤ e^{epsilon:g} · P[M(D′) ∈ S] + {_power(delta)}   for all S, and all "

@@ -67,8 +67,9 @@
 
   function list(values) { return Array.from(values, function (v) { return v === v ? v : null; }); }
 
-  function number(value) {
+  function number(value, whole) {
     if (value === null || value !== value) return "–";
+    if (whole && Math.abs(value - Math.round(value)) < 1e-3) return String(Math.round(value));
     var size = Math.abs(value);
     if (size === 0) return "0";
     if (size >= 1e5 || size < 1e-3) return value.toExponential(2);
@@ -104,6 +105,7 @@
       if (!spec.logarithmic) c.low.forEach(take);
     });
     spec.lines.forEach(function (line) { take(line.value); });
+    if (spec.from_zero) low = Math.min(low, 0);
     if (!(low <= high)) { low = spec.logarithmic ? 0.1 : 0; high = 1; }
     if (low === high) { low = spec.logarithmic ? low / 1.2 : low - 0.5; high = spec.logarithmic ? high * 1.2 : high + 0.5; }
     if (spec.logarithmic) return [low / 1.06, high * 1.06];
@@ -162,6 +164,7 @@
         Object.assign({}, axis, { label: spec.x_label, labelFont: axis.font, labelSize: 20, size: 34 }),
         Object.assign({}, axis, {
           label: spec.y_label, labelFont: axis.font, labelSize: 20, size: 58,
+          incrs: spec.whole ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] : undefined,
           splits: logs ? function () { return splits(range); } : undefined,
           filter: logs ? function (u, values) { return values; } : undefined,
           values: function (u, values) { return ticks(values); }

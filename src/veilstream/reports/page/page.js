@@ -260,7 +260,7 @@
     var styles = Object.assign({}, style);
     Object.keys(chart.series).forEach(function (name, i) { if (!styles[name]) styles[name] = charts.styles([{ name: name, colour: i, private: true }])[name]; });
     shown.plot = charts.make(node.querySelector(".plot"), {
-      x: chart.x, names: names, curves: own, style: styles, lines: chart.lines, logarithmic: chart.logarithmic, share: chart.share,
+      x: chart.x, names: names, curves: own, style: styles, lines: chart.lines, logarithmic: chart.logarithmic, share: chart.share, from_zero: chart.from_zero, whole: chart.whole,
       x_label: chart.x_label, y_label: chart.y_label,
       onCursor: function (index, near) {
         shown.near = near || shown.near;
@@ -285,7 +285,7 @@
       var c = own[name], v = c.mean[index], swatch = el("span", { class: "swatch", "aria-hidden": "true" });
       swatch.style.background = charts.colour(styles[name]);
       var spread = v === null || c.seeds.length === 1 ? "" : " ± " + charts.number(c.high[index] - v);
-      lines.push(el("li", { "data-name": name }, swatch, el("span", { text: label(name) }), el("b", { text: charts.number(v) + spread })));
+      lines.push(el("li", { "data-name": name }, swatch, el("span", { text: label(name) }), el("b", { text: charts.number(v, chart.whole) + spread })));
     });
     var each = near && own[near] && own[near].seeds.length > 1
       ? label(near) + ", every seed: " + own[near].seeds.map(function (seed, i) { return "#" + state.seeds[i] + " " + charts.number(seed[index]); }).join("   ")
