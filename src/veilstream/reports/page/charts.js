@@ -244,7 +244,7 @@
 
   /* Without the library: the same curves as SVG, drawn once; the slider below reads them out. */
   function withSvg(host, spec) {
-    var W = 900, H = 360, L = 64, R = 12, T = 8, B = 40;
+    var W = host.clientWidth || 900, H = host.clientHeight || 360, L = 56, R = 24, T = 8, B = 40;
     var logs = logarithmic(spec), range = bounds(Object.assign({}, spec, { logarithmic: logs }));
     var f = logs ? Math.log : function (v) { return v; };
     var x0 = spec.x[0], x1 = spec.x[spec.x.length - 1];
@@ -280,7 +280,7 @@
       parts.push('<path d="M' + L + " " + py(each.value) + "H" + (W - R) + '" stroke="' + soft + '" stroke-dasharray="3 4"/><text x="' + (W - R) + '" y="' + (py(each.value) - 5) + '" text-anchor="end">' + escape(each.label) + "</text>");
     });
     parts.push('<path class="cursor" stroke="' + soft + '"/>');
-    host.innerHTML = '<svg viewBox="0 0 ' + W + " " + H + '" preserveAspectRatio="none" aria-hidden="true" font-size="12" fill="' + soft + '">' + parts.join("") + "</svg>";
+    host.innerHTML = '<svg viewBox="0 0 ' + W + " " + H + '" aria-hidden="true" font-size="12" fill="' + soft + '">' + parts.join("") + "</svg>";
     var hair = host.querySelector(".cursor");
     function show(index) { hair.setAttribute("d", "M" + px(spec.x[index]) + " " + T + "V" + (H - B)); spec.onCursor(index, spec.names[0] || null); }
     host.addEventListener("pointermove", function (event) {

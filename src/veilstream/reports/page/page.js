@@ -288,7 +288,7 @@
       lines.push(el("li", { "data-name": name }, swatch, el("span", { text: label(name) }), el("b", { text: charts.number(v, chart.whole) + spread })));
     });
     var each = near && own[near] && own[near].seeds.length > 1
-      ? label(near) + ", every seed: " + own[near].seeds.map(function (seed, i) { return "#" + state.seeds[i] + " " + charts.number(seed[index]); }).join("   ")
+      ? label(near) + ", every seed: " + own[near].seeds.map(function (seed, i) { return "#" + state.seeds[i] + " " + charts.number(seed[index]); }).join(" · ")
       : names.some(function (n) { return own[n].seeds.length > 1; }) ? "Point at a curve for every seed." : "";
     lines.push(el("li", { class: "each", text: each }));
     list.replaceChildren.apply(list, lines);
