@@ -137,6 +137,10 @@ def test_folders_of_earlier_versions_are_read(finished, tmp_path):
     assert old.noise() == {}
     with pytest.raises(InputError, match="no column regret; there are"):
         old.history("regret")
+    head, first, *rest = (finished.path / "history.csv").read_text().splitlines()
+    (tmp_path / "history.csv").write_text("\n".join([head, *rest, first]) + "\n")
+    with pytest.raises(InputError, match="are not together"):
+        vs.Run(tmp_path).history("loss")
 
 
 def test_a_simulation_can_be_read_by_others_as_the_umask_says(tmp_path):

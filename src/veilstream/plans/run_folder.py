@@ -21,6 +21,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,7 @@ class Run:
             table = self._read_table(name)
             own = _column(column, list(table))
             return dict(table[own])
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, StopIteration) as error:
             raise InputError(
                 "run", str(self.path / name), f"a table that the run wrote, with {column}",
                 f"{error}; --resume an unfinished run, or run it again",
@@ -303,22 +304,34 @@ class Run:
     def _read_table(self, name: str) -> dict[str, dict[str, Float32s]]:
         """By column and method, an array (seeds, rounds); read once as long as it stays the same.
 
-        Rows of a method and seed follow each other, as `history_csv` writes them.
+        Rows of a method and seed must follow each other, as `history_csv` writes them.
         """
         path = self.path / name
         state = path.stat().st_mtime_ns
         if self._tables.get(name, (None, {}))[0] != state:
+            numbers, length = array("f"), dict[str, dict[str, int]]()
             with path.open(newline="") as file:
-                head, *rows = csv.reader(file)
-            keys = [(row[0], row[1]) for row in rows]
-            numbers = np.array([[c or "nan" for c in row[3:]] for row in rows], np.float32)
-            read: dict[str, dict[str, Float32s]] = {column: {} for column in head[3:]}
-            for method in dict.fromkeys(method for method, _ in keys):
-                own = [i for i, key in enumerate(keys) if key[0] == method]
-                seeds = len({keys[i][1] for i in own})
-                values = numbers[own].reshape(seeds, -1, len(head) - 3)
-                for place, column in enumerate(head[3:]):
+                rows = csv.reader(file)
+                columns = next(rows)[3:]
+                before = ("", "")
+                for method, seed, _, *cells in rows:
+                    seeds = length.setdefault(method, {})
+                    if (method, seed) != before and (
+                        seed in seeds or (seeds and method != before[0])
+                    ):
+                        raise ValueError(f"rows of {method}, seed {seed}, are not together")
+                    before = method, seed
+                    seeds[seed] = seeds.get(seed, 0) + 1
+                    numbers.extend([float(cell or "nan") for cell in cells])
+            table = np.frombuffer(numbers, np.float32).reshape(-1, len(columns))
+            read: dict[str, dict[str, Float32s]] = {column: {} for column in columns}
+            first = 0
+            for method, seeds in length.items():
+                last = first + sum(seeds.values())
+                values = table[first:last].reshape(len(seeds), -1, len(columns))
+                for place, column in enumerate(columns):
                     read[column][method] = values[..., place]
+                first = last
             self._tables[name] = state, read
         return self._tables[name][1]
 
