@@ -52,7 +52,7 @@ fetch_charts() {
 
 # Chromium and its driver for tests/browser: what is there, else the system's package where we may.
 prepare_browser() {
-  if { command -v chromium || command -v chromium-browser; } >/dev/null && command -v chromedriver >/dev/null; then
+  if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && command -v chromedriver >/dev/null; then
     :
   elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "== installing chromium and chromium-driver" >&2

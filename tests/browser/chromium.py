@@ -30,7 +30,8 @@ def cannot(why: str) -> None:
 @contextmanager
 def chromium(profile: Path, *, dark: bool = False, width: int = 1280) -> Iterator[Any]:
     """A browser with a profile of its own; its log and its requests are kept."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((found for name in names if (found := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
         cannot(f"{'chromium' if browser is None else 'chromedriver'} is not installed")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import veilstream as vs
+from tests.test_package import SMALL_PLAN
 from veilstream.reports.report_page import page_html, write_report
 from veilstream.reports.report_state import report_state
 from veilstream.reports.run_comparison import compared_runs, comparison_state
@@ -249,6 +250,26 @@ def test_names_that_look_like_markup_stay_text(page, run, tmp_path):
     assert page.texts(".chip")[0] == "<b>bold</b>"
     assert page.all("h1 img") == []
     assert page.errors() == []
+
+
+ODD = {
+    "one seed, one round": {"run.seeds": 1, "learning.rounds": 1, "run.regret": False},
+    "diverged": {"methods.tree.step_size": 1e20, "learning.ridge": 0.1},
+    "no classes": {"learning.task": "least_squares"},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_runs_have_a_page_without_a_complaint(page, library, tmp_path, name):
+    run = vs.run(vs.Plan.parse(SMALL_PLAN, ODD[name]), tmp_path / "out")
+    page.open(run.path / "report.html")
+    assert page.find("#headline").text
+    assert page.errors() == []
+    if name == "diverged":
+        assert "diverged from round" in page.find("#opening").text
+    if name == "no classes":
+        assert page.all("#chart-held-out") == []
+        assert page.all("#chart-loss canvas")
 
 
 def test_a_comparison_has_both_runs(page, run, tmp_path):
