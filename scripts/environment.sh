@@ -1,4 +1,5 @@
-# Sourced by ./run and ./test: makes .venv hold exactly one lock, quickly when it already does.
+# Sourced by ./run and ./test: makes .venv hold exactly one lock, quickly when it already does, and
+# fetches what pages and their tests need.
 # Usage: prepare requirements/NAME.lock
 
 find_python() {
@@ -44,4 +45,24 @@ prepare() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --no-deps --no-build-isolation --editable . >&2
   wanted "$lock" >.venv/veilstream.stamp
+}
+
+# The chart library of report.html, once; without npm reports draw plainer charts.
+fetch_charts() {
+  [ -f src/veilstream/reports/page/vendor/uplot.js ] || .venv/bin/python scripts/fetch_npm.py uplot ||
+    echo "== report.html draws plain charts until npm can fetch the library" >&2
+}
+
+# Chromium and its driver for tests/browser: what is there, else the system's package where we may.
+prepare_browser() {
+  if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && command -v chromedriver >/dev/null; then
+    :
+  elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "== installing chromium and chromium-driver" >&2
+    { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
+      echo "== they cannot be installed; browser tests will not run" >&2
+  else
+    echo "== no Chromium: browser tests will not run (install chromium and chromium-driver)" >&2
+  fi
+  .venv/bin/python scripts/fetch_npm.py axe-core || echo "== no axe-core: its tests will not run" >&2
 }

@@ -88,7 +88,7 @@ _NAMES = {
     "clip": "veilstream.privacy",
     "decode": "veilstream.deployment.release",
     "privacy_of": "veilstream.privacy",
-    "run": "veilstream.simulation.runner",
+    "run": "veilstream.reports.reported_run",
 }
 
 

@@ -103,7 +103,9 @@ def test_ctrl_c_says_what_is_left_and_resumes(tmp_path):
     partial = json.loads((out / "summary.json").read_text())
     assert not partial["complete"]
     assert 0 < partial["rounds"] < 6000
-    assert not (out / "models.npz").exists()
+    for name in ("models.npz", "learning.png", "report.html"):
+        assert (out / name).stat().st_size > 0, name
+    assert "Not complete" in (out / "report.html").read_text()
     refused = veilstream(*options)
     assert refused.returncode == 2
     assert "--resume continues it" in refused.stderr

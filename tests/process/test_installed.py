@@ -97,3 +97,14 @@ def test_the_demo_runs_where_only_the_wheel_was_installed(environment, tmp_path)
     told = json.loads(ask(command, "demo", *small, cwd=tmp_path))
     assert told["complete"]
     assert vs.Run(tmp_path / "demo").summary["complete"]
+
+
+def test_the_wheel_carries_the_page_and_its_library_with_the_licence(wheel):
+    """Where npm can fetch it; the page's own parts are always there."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    page = "veilstream/reports/page/"
+    assert {page + own for own in ("template.html", "page.css", "page.js", "charts.js")} <= names
+    if not (ROOT / "src/veilstream/reports/page/vendor/uplot.js").exists():
+        pytest.skip("the chart library is not here: npm could not fetch it")
+    carried = {name.removeprefix(page) for name in names if name.startswith(page + "vendor/")}
+    assert carried == {"vendor/uplot.js", "vendor/uplot.css", "vendor/uplot-LICENSE"}

@@ -105,8 +105,8 @@ def test_a_whole_run_leaves_a_folder_that_can_be_read_elsewhere(tmp_path):
                                     {"learning.rounds": 20, "run.seeds": 1})  # fmt: skip
     assert json.loads((out / "versions.json").read_text())["noise"] == "device"
     assert {p.name for p in out.iterdir()} == {
-        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "summary.json",
-        "versions.json", "models.npz",
+        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "noise.csv",
+        "summary.json", "versions.json", "models.npz", "report.html",
     }  # fmt: skip
     assert run.history("loss")["optimal"].shape == (1, 20)
     assert run.summary["methods"]["tree"]["final"]["dynamic_regret"] is not None

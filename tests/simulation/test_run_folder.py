@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import veilstream as vs
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import main_method, prepare
 from veilstream.reports.learning_figure import draw_run
 from veilstream.simulation import seed_batches
-from veilstream.simulation.comparators import comparators
+from veilstream.simulation.comparators import Comparators, comparators
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.memory import MemoryPlan
 
@@ -25,8 +28,8 @@ def finished(tmp_path_factory):
 
 def test_folder_holds_everything_and_nothing_else(finished):
     assert {p.name for p in finished.path.iterdir()} == {
-        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "summary.json",
-        "versions.json", "models.npz",
+        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "noise.csv",
+        "summary.json", "versions.json", "models.npz", "report.html",
     }  # fmt: skip
     assert finished.plan == Plan.parse(SMALL_PLAN)
     for method in finished.summary["methods"].values():
@@ -101,6 +104,140 @@ def test_figures_are_drawn_from_the_folder_alone(finished):
     assert all(p.stat().st_size > 5000 for p in paths)
     for path in paths:
         path.unlink()
+
+
+def test_each_accuracy_has_a_name_of_its_own(finished):
+    head = (finished.path / "history.csv").read_text().splitlines()[0].split(",")
+    assert "prequential_accuracy" in head
+    assert "accuracy" not in head
+    looked = (finished.path / "accuracy.csv").read_text().splitlines()[0]
+    assert looked == "method,seed,round,held_out_accuracy"
+    final = finished.summary["methods"]["tree"]["final"]
+    assert final["accuracy"] == final["held_out_accuracy"] != final["prequential_accuracy"]
+    np.testing.assert_allclose(
+        final["prequential_accuracy"]["seeds"],
+        finished.history("prequential_accuracy")["tree"].mean(axis=1), rtol=1e-5,
+    )  # fmt: skip
+
+
+def test_folders_of_earlier_versions_are_read(finished, tmp_path):
+    """Both tables called their column `accuracy`, and there was no noise.csv."""
+    for name in ("plan.toml", "summary.json", "guarantee.json", "versions.json"):
+        (tmp_path / name).write_bytes((finished.path / name).read_bytes())
+    for name, column in (("history", "prequential_accuracy"), ("accuracy", "held_out_accuracy")):
+        text = (finished.path / f"{name}.csv").read_text().replace(column, "accuracy")
+        (tmp_path / f"{name}.csv").write_text(text)
+    old = vs.Run(tmp_path)
+    for mine, theirs in (
+        (old.history("accuracy"), finished.history("accuracy")),
+        (old.history("prequential_accuracy"), finished.history("prequential_accuracy")),
+        (old.held_out_accuracy()[1], finished.held_out_accuracy()[1]),
+    ):
+        np.testing.assert_array_equal(mine["tree"], theirs["tree"])
+    assert old.noise() == {}
+    with pytest.raises(InputError, match="no column regret; there are"):
+        old.history("regret")
+    head, first, *rest = (finished.path / "history.csv").read_text().splitlines()
+    (tmp_path / "history.csv").write_text("\n".join([head, *rest, first]) + "\n")
+    with pytest.raises(InputError, match="are not together"):
+        vs.Run(tmp_path).history("loss")
+
+
+def test_a_simulation_can_be_read_by_others_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        done = vs.run(Plan.parse(SMALL_PLAN, {"learning.rounds": 4}), tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {p.name: p.stat().st_mode & 0o777 for p in done.path.iterdir()}
+    assert set(modes.values()) == {0o644}, modes
+    assert done.path.stat().st_mode & 0o777 == 0o755
+
+
+def test_noise_over_rounds_is_that_of_dense_matrices(finished):
+    """V times the norm of B's row at a round's end, over the root of three learners."""
+    method = finished.summary["methods"]["tree"]
+    rows = np.linalg.norm(vs.mechanisms.tree(24).decoder_matrix(), axis=1)[1::2]
+    np.testing.assert_allclose(
+        finished.noise()["tree"], method["noise_std"] * rows / np.sqrt(3), rtol=1e-5
+    )
+    assert set(finished.noise()) == {"tree"}
+
+
+def test_the_recommended_method_has_the_least_noise_at_the_first_budget():
+    """At T = 24 independent noise in a sum grows to sqrt(24) V; a tree's is below; twice the
+    budget does not count."""
+    text = SMALL_PLAN.replace('name = "free"', 'name = "a"').replace("noise-free", "independent")
+    text += '[[methods]]\nname = "rich"\nmechanism = "optimal"\nstep_size = 0.1\nepsilon = 4.0\n'
+    plan = Plan.parse(text + '[[methods]]\nname = "best"\nmechanism = "optimal"\nstep_size = 0.1\n')
+    prepared = [prepare(plan, method) for method in plan.methods]
+    assert [p.plan.name for p in prepared] == ["a", "tree", "rich", "best"]
+    assert main_method(prepared) == 3
+    assert main_method(prepared[:2]) == 1
+    assert main_method(prepared[:1]) == 0
+    assert main_method(prepared[2:3]) == 0
+
+
+def test_folders_without_a_name_never_collide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = Plan.parse(SMALL_PLAN, {"learning.rounds": 4})
+    runs = [vs.run(plan) for _ in range(3)]
+    names = [str(run.path) for run in runs]
+    assert names == [f"runs/{plan.name}", f"runs/{plan.name}-2", f"runs/{plan.name}-3"]
+    again = vs.run(plan, resume=True)
+    assert again.path == runs[-1].path
+
+
+def test_a_changed_key_is_named_with_both_values(finished):
+    changed = {"learning.rounds": 5, "methods.tree.step_size": 0.2}
+    with pytest.raises(InputError) as refused:
+        vs.run(Plan.parse(SMALL_PLAN, changed), finished.path, resume=True)
+    assert "learning.rounds = 5 (was 12)" in str(refused.value)
+    assert "methods.tree.step_size = 0.2 (was 0.1)" in str(refused.value)
+    assert "set it back to resume" in str(refused.value)
+
+
+def test_regret_resumes_where_it_was_and_can_be_left_out(tmp_path, monkeypatch):
+    from veilstream.simulation import runner
+
+    plan, out, solved = Plan.parse(SMALL_PLAN), tmp_path / "out", []
+
+    def counted(plan, seed):
+        solved.append(seed)
+        return comparators(plan, seed)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "comparators", counted)
+    with pytest.raises(KeyboardInterrupt):
+        vs.run(plan, out, on_solving=interrupt)
+    assert solved == [0]
+    assert vs.Run(out).summary["methods"]["tree"]["final"]["dynamic_regret"] is None
+    shutil.copytree(out, tmp_path / "without")
+    whole = vs.run(plan, out, resume=True)
+    assert solved == [0, 1]
+    assert whole.summary["methods"] == vs.run(plan, tmp_path / "once").summary["methods"]
+    assert not list(out.glob("regret-*"))
+    solved.clear()
+    left_out = Plan.parse(SMALL_PLAN, {"run.regret": False})
+    short = vs.run(left_out, tmp_path / "without", resume=True)
+    assert solved == []
+    assert short.summary["complete"]
+    assert short.summary["comparators"] is None
+
+
+def test_damaged_regret_is_solved_again(tmp_path):
+    kept = tmp_path / "regret-0.npz"
+    found = comparators(Plan.parse(SMALL_PLAN), 0)
+    found.save(kept)
+    loaded = Comparators.load(kept, 12)
+    np.testing.assert_array_equal(loaded.round_values, found.round_values)
+    assert (loaded.path_variation, loaded.remark) == (found.path_variation, found.remark)
+    assert Comparators.load(kept, 13) is None
+    kept.write_bytes(kept.read_bytes()[:200])
+    assert Comparators.load(kept, 12) is None
+    assert Comparators.load(tmp_path / "none.npz", 12) is None
 
 
 def test_another_runs_folder_is_never_overwritten(finished, tmp_path):

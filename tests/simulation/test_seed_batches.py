@@ -179,8 +179,7 @@ def test_an_interrupted_run_goes_on_in_another_number_of_processes(in_two_proces
     assert not partial.summary["complete"]
     assert 1 <= partial.summary["rounds"] < ROUNDS
     assert len(partial.summary["seeds"]) == 2 * len(begun)
-    with pytest.raises(InputError, match="complete run"):
-        partial.model()
+    assert np.isfinite(partial.model()).all()
     resumed = vs.run(PLAN, out, stream=Clients(), resume=True)
     for name in ("history.csv", "accuracy.csv"):
         assert (resumed.path / name).read_bytes() == (in_two_processes.path / name).read_bytes()

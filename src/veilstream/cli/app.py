@@ -15,6 +15,7 @@ from veilstream.cli import audit, data, demo, federation, keys, ledger, model, p
 from veilstream.cli.aggregator import aggregator_command
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
+from veilstream.cli.report import compare_command, report_command
 from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
@@ -58,6 +59,8 @@ app.command("plan")(plan.command)
 app.command("demo")(demo.command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
+app.command("compare")(compare_command)
 app.command("audit")(audit.command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

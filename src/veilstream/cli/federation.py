@@ -38,7 +38,11 @@ def demo_command(
     engine: EngineName = "direct",
     trust_engine: TrustEngine = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for everything.", show_default="runs/federation")
+        Path | None,
+        typer.Option(
+            help="Folder for everything.",
+            show_default="runs/federation, or runs/federation-2 and so on",
+        ),
     ] = None,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
@@ -57,6 +61,7 @@ def demo_command(
     from veilstream.cli.tables import print_json
     from veilstream.federation.services.demo import demo_plan, run_demo
     from veilstream.plans.plan import Plan
+    from veilstream.plans.run_folder import new_folder
 
     configure_logs(log_level, log_format)
     options = ["--log-level", log_level.value, "--log-format", log_format.value]
@@ -66,7 +71,7 @@ def demo_command(
         given = {"learning.learners": learners, "learning.rounds": rounds}
         chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
     result = run_demo(
-        out or Path("runs/federation"), engine, chosen, insecure=insecure,
+        out or new_folder("federation"), engine, chosen, insecure=insecure,
         trust_engine=trust_engine, options=options,
     )  # fmt: skip
     if json:

@@ -9,7 +9,12 @@ import typer
 
 __all__ = ["reproduce_command", "run_command"]
 
-Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run's folder, new or empty.", show_default="runs/NAME, or runs/NAME-2 and so on"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Memory = Annotated[
     int | None,
@@ -43,16 +48,17 @@ def run_command(
     digits at 0.96 with the promise kept).
 
     The guarantee of every method is printed before anything runs. Ctrl-C leaves a usable partial
-    run; --resume goes on from its checkpoint.
+    run; --resume goes on from its checkpoint. report.html in the folder shows all of it.
     """
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.plans.experiments import plan_path
     from veilstream.plans.plan import Plan, parse_override
+    from veilstream.plans.run_folder import latest_folder, new_folder
     from veilstream.reports.learning_figure import draw_run
 
     overrides = dict(map(parse_override, set_ or [])) | _changes(seeds, memory)
     loaded = Plan.load(plan_path(plan), overrides)
-    folder = out or Path("runs") / plan.stem
+    folder = out or (latest_folder if resume else new_folder)(plan.stem)
     done = run_with_progress(loaded, folder, resume=resume, quiet=json, processes=processes)
     show_run(done, draw_run(done), json=json)
 
@@ -84,11 +90,13 @@ def reproduce_command(
     """
     from veilstream.cli.training import run_with_progress, show_run, show_runs, show_streams
     from veilstream.plans.experiments import figure_of
+    from veilstream.plans.run_folder import latest_folder, new_folder
     from veilstream.reports.experiment_figures import draw_experiment
     from veilstream.simulation.baselines import write_baselines
 
     wanted = figure_of(figure)
-    folder = out or Path("runs") / (figure + ("-smoke" if smoke else ""))
+    name = figure + ("-smoke" if smoke else "")
+    folder = out or (latest_folder if resume else new_folder)(name)
     runs = {}
     for part, plan in wanted.plans(_changes(seeds, memory), smoke=smoke):
         runs[part] = run_with_progress(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from veilstream.federation.services.coordinator import Standing
 
 __all__ = ["server_command"]
+
+_log = logging.getLogger(__name__)
 
 
 def server_command(
@@ -90,12 +93,32 @@ def server_command(
         exit_when_done=exit_when_done, next_run=next_run,
         roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
-    with _Watch(None if loaded.learning.unbounded else loaded.learning.rounds) as watch:
-        done = service.run(watch.standing)
+    last = None if loaded.learning.unbounded else loaded.learning.rounds
+    with _Watch(last) as watch:
+
+        def moved(now: Standing) -> None:
+            watch.standing(now)
+            if now.round == last:
+                _report(service.folder)
+
+        done = service.run(moved)
+    _report(service.folder)
     if json:
         print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
     else:
         typer.echo(f"{done.run}: {done.round} rounds; {service.folder}")
+
+
+def _report(folder: Path) -> None:
+    """Make the run's report.html; a server serves on where it cannot."""
+    from veilstream.errors import VeilstreamError
+    from veilstream.plans.run_folder import Run
+    from veilstream.reports.report_page import write_report
+
+    try:
+        write_report(Run(folder))
+    except (VeilstreamError, OSError) as error:
+        _log.warning("no report: %s; `veilstream report %s` makes it", error, folder)
 
 
 def _end_on_sigterm() -> None:

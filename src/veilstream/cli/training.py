@@ -18,6 +18,8 @@ from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
 from veilstream.plans.run_folder import Run
+from veilstream.reports.learning_figure import draw_run
+from veilstream.reports.report_page import REPORT, write_report
 from veilstream.simulation.comparators import has_comparators
 from veilstream.simulation.runner import run
 
@@ -116,8 +118,11 @@ def run_with_progress(
                 plan, out, resume=resume, processes=processes,
                 on_notices=records, on_prepared=promise, on_progress=advanced,
                 on_solving=lambda n: bar.advance(solving, n),
+                on_written=write_report,
             )  # fmt: skip
         except KeyboardInterrupt:
+            if (out / "summary.json").exists():
+                draw_run(Run(out))
             if any(out.glob("checkpoint*.npz")):
                 console.print(
                     f"The rounds so far are in {escape(str(out))}; --resume continues them.",
@@ -186,7 +191,14 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     """The comparison, on stdout."""
     summary = finished.summary
     if json:
-        print_json(summary | {"folder": str(finished.path), "figures": [str(f) for f in figures]})
+        print_json(
+            summary
+            | {
+                "folder": str(finished.path),
+                "report": str(finished.path / REPORT),
+                "figures": [str(f) for f in figures],
+            }
+        )
         return
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
@@ -222,12 +234,13 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
     console.print(f"Run: {escape(str(finished.path))}")
+    console.print(f"Report: {escape(str(finished.path / REPORT))}")
     for path in figures:
         console.print(f"Figure: {escape(str(path))}")
 
 
 _FIGURES = {
-    "accuracy": "accuracy", "rmse": "held-out error", "explained": "share explained",
+    "accuracy": "held-out accuracy", "rmse": "held-out error", "explained": "share explained",
     "average_loss": "average loss", "dynamic_regret": "dynamic regret",
     "static_regret": "static regret",
 }  # fmt: skip

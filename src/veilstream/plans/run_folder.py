@@ -1,19 +1,10 @@
 """A run is a folder: plan, guarantees, history, summary, versions. Figures are drawn from it alone.
 
-    plan.toml        what was asked
-    guarantee.json   what each method would promise if it were deployed; `simulated` is true here
-    history.csv      one row per method, seed and round
-    accuracy.csv     held-out accuracy at the rounds that were looked at
-    baselines.csv    prequential accuracy and loss of majority, no change and a frozen model, in
-                     runs of `veilstream reproduce streams`
-    models.npz       the last published model of every method and seed, unless they are very large
-    summary.json     per method: final accuracy, average loss, regret: mean, std and every seed
-    versions.json    what ran
-    start.json       with learning.start: which model the run started from (start.f32)
-    checkpoint.npz   only while a run is not complete; one per seed batch where there are several
-    seed_batches.json       likewise: which seeds run together
+docs/run-folder.md lists its files and their columns. `accuracy` alone names nothing in them:
+`prequential_accuracy` is of a round's own clients before they are learned from, and
+`held_out_accuracy` of clients who are never learned from. Folders of before that rule are read too.
 
-Files are written whole or not at all.
+Files are written whole or not at all; those of a simulation are as open as the umask lets them be.
 """
 
 from __future__ import annotations
@@ -21,11 +12,17 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import platform
 import re
+import subprocess
 import sys
+import time
+import tomllib
 import zipfile
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +32,64 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
 
-__all__ = ["Run", "check_folder", "clear_earlier", "history_csv", "versions"]
+__all__ = [
+    "Run",
+    "check_folder",
+    "clear_earlier",
+    "history_csv",
+    "latest_folder",
+    "new_folder",
+    "versions",
+]
 
 Float32s = NDArray[np.float32]
 
 
-def _same_run(one: Plan, other: Plan) -> bool:
-    """Whether both plans have the same numbers; memory changes none of them."""
-    budget = dataclasses.replace(other.run, memory_mib=one.run.memory_mib)
-    return one == dataclasses.replace(other, run=budget)
+def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
+    """Keys of a plan that differ and change a run's numbers, with both values.
+
+    Memory changes no number; regret may be left out of a run that was begun with it.
+    """
+    free = {"run.memory_mib"} | (set() if asked.run.regret else {"run.regret"})
+    before, now = (_flat(tomllib.loads(plan.to_toml())) for plan in (stored, asked))
+    return [
+        f"{key} = {now.get(key, 'not given')!r} (was {before.get(key, 'not given')!r})"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key) and key not in free
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A plan's keys, dotted; methods and features by their names."""
+    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        value = {str(v.get("name", v.get("column", i))): v for i, v in enumerate(value)}
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def new_folder(name: str, base: Path = Path("runs")) -> Path:
+    """A folder that no run has: runs/NAME, or runs/NAME-2 and so on."""
+    return next(path for path in _numbered(name, base) if not path.exists())
+
+
+def latest_folder(name: str, base: Path = Path("runs")) -> Path:
+    """The folder that `new_folder` gave out last; runs/NAME where there is none."""
+    folders = [base / name]
+    for path in _numbered(name, base):
+        if not path.exists():
+            return folders[-1]
+        folders.append(path)
+    raise AssertionError("there is no end of numbers")
+
+
+def _numbered(name: str, base: Path) -> Iterator[Path]:
+    yield base / name
+    for number in itertools.count(2):
+        yield base / f"{name}-{number}"
 
 
 def _stored_plan(path: Path) -> Plan:
@@ -66,8 +112,12 @@ def check_folder(
     """
     stored = path / "plan.toml"
     if stored.exists():
-        if not _same_run(_stored_plan(stored), plan):
-            raise InputError("out", str(path), "a folder without another run", "name a new folder")
+        changed = _changed_keys(_stored_plan(stored), plan)
+        if changed:
+            raise InputError(
+                "out", str(path), "a folder without another run",
+                f"{'; '.join(changed[:5])}: set it back to resume, or name a new folder",
+            )  # fmt: skip
         if not resume:
             raise InputError(
                 "out", str(path), "a folder without a run", "--resume continues it; or name another"
@@ -84,6 +134,8 @@ _OWN_FILES = frozenset(
         "guarantee.json",
         "history.csv",
         "accuracy.csv",
+        "noise.csv",
+        "report.html",
         "baselines.csv",
         "summary.json",
         "versions.json",
@@ -102,7 +154,7 @@ def clear_earlier(path: Path, plan: Plan) -> None:
     """Remove an earlier run of this very plan (seeds aside) that nobody has added files to."""
     stored = path / "plan.toml"
     names = {p.name for p in path.iterdir()} if stored.exists() else set()
-    others = {n for n in names - _OWN_FILES if not re.fullmatch(r"checkpoint-\d+\.npz", n)}
+    others = {n for n in names - _OWN_FILES if not re.fullmatch(r"(checkpoint|regret)-\d+\.npz", n)}
     if not names or others:
         return
     earlier = _stored_plan(stored)
@@ -124,6 +176,7 @@ class Run:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._tables: dict[str, tuple[int, dict[str, dict[str, Float32s]]]] = {}
         if not (self.path / "plan.toml").exists():
             raise InputError(
                 "run", str(path), "a folder with a plan.toml", "veilstream run makes one"
@@ -136,7 +189,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Per method, and at the top the first private method's own figures."""
+        """Per method, and at the top the recommended method's own figures."""
         return self._json("summary.json")
 
     @property
@@ -184,7 +237,7 @@ class Run:
         path = self.path / "models.npz"
         if not path.exists():
             raise InputError(
-                "run", str(self.path), "a complete run that keeps its models",
+                "run", str(self.path), "a run that keeps its models",
                 "models of more than 64 MiB are not kept; run fewer methods and seeds",
             )  # fmt: skip
         try:
@@ -196,8 +249,22 @@ class Run:
             ) from error
         return chosen
 
+    @property
+    def versions(self) -> dict[str, Any]:
+        """What ran, when and where."""
+        return self._json("versions.json")
+
     def history(self, column: str) -> dict[str, Float32s]:
-        """One column of the history: an array (seeds, rounds) per method."""
+        """One column of the history: an array (seeds, rounds) per method.
+
+        Args:
+            column: "loss", "prequential_accuracy" (or "accuracy", as it was called), "noise",
+                "distance" or "optimum".
+
+        Raises:
+            InputError: for a column that the run did not write.
+
+        """
         return self._table("history.csv", column)
 
     def baselines(self, column: str) -> dict[str, Float32s]:
@@ -208,15 +275,79 @@ class Run:
         """Rounds that were looked at, and an array (seeds, those rounds) per method."""
         with (self.path / "accuracy.csv").open() as file:
             rounds = sorted({int(row["round"]) for row in csv.DictReader(file)})
-        return rounds, self._table("accuracy.csv", "accuracy")
+        return rounds, self._table("accuracy.csv", "held_out_accuracy")
+
+    def noise(self) -> dict[str, Float32s]:
+        """Noise in the learners' averaged sums after each round, as it was calibrated.
+
+        Standard deviations, a coordinate; no methods where the run did not write them.
+        """
+        if not (self.path / "noise.csv").exists():
+            return {}
+        found: dict[str, list[float]] = {}
+        with (self.path / "noise.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                found.setdefault(row["method"], []).append(float(row["std"]))
+        return {name: np.array(values, np.float32) for name, values in found.items()}
 
     def _table(self, name: str, column: str) -> dict[str, Float32s]:
-        values: dict[str, dict[int, list[float]]] = {}
-        with (self.path / name).open() as file:
-            for row in csv.DictReader(file):
-                seeds = values.setdefault(row["method"], {})
-                seeds.setdefault(int(row["seed"]), []).append(float(row[column] or "nan"))
-        return {m: np.array(list(by_seed.values()), np.float32) for m, by_seed in values.items()}
+        try:
+            table = self._read_table(name)
+            own = _column(column, list(table))
+            return dict(table[own])
+        except (OSError, KeyError, ValueError, StopIteration) as error:
+            raise InputError(
+                "run", str(self.path / name), f"a table that the run wrote, with {column}",
+                f"{error}; --resume an unfinished run, or run it again",
+            ) from error  # fmt: skip
+
+    def _read_table(self, name: str) -> dict[str, dict[str, Float32s]]:
+        """By column and method, an array (seeds, rounds); read once as long as it stays the same.
+
+        Rows of a method and seed must follow each other, as `history_csv` writes them.
+        """
+        path = self.path / name
+        state = path.stat().st_mtime_ns
+        if self._tables.get(name, (None, {}))[0] != state:
+            numbers, length = array("f"), dict[str, dict[str, int]]()
+            with path.open(newline="") as file:
+                rows = csv.reader(file)
+                columns = next(rows)[3:]
+                before = ("", "")
+                for method, seed, _, *cells in rows:
+                    seeds = length.setdefault(method, {})
+                    if (method, seed) != before and (
+                        seed in seeds or (seeds and method != before[0])
+                    ):
+                        raise ValueError(f"rows of {method}, seed {seed}, are not together")
+                    before = method, seed
+                    seeds[seed] = seeds.get(seed, 0) + 1
+                    numbers.extend([float(cell or "nan") for cell in cells])
+            table = np.frombuffer(numbers, np.float32).reshape(-1, len(columns))
+            read: dict[str, dict[str, Float32s]] = {column: {} for column in columns}
+            first = 0
+            for method, seeds in length.items():
+                last = first + sum(seeds.values())
+                values = table[first:last].reshape(len(seeds), -1, len(columns))
+                for place, column in enumerate(columns):
+                    read[column][method] = values[..., place]
+                first = last
+            self._tables[name] = state, read
+        return self._tables[name][1]
+
+
+_OLD_NAMES = {"prequential_accuracy": "accuracy", "held_out_accuracy": "accuracy"}
+"""What columns were called in folders of earlier versions."""
+
+
+def _column(asked: str, there: Sequence[str]) -> str:
+    """The column of this name, or of the name that it had or has."""
+    names = {asked, _OLD_NAMES.get(asked, asked)}
+    names |= {new for new, old in _OLD_NAMES.items() if old == asked}
+    found = [name for name in there if name in names]
+    if not found:
+        raise KeyError(f"no column {asked}; there are {', '.join(there)}")
+    return found[0]
 
 
 def history_csv(
@@ -239,10 +370,34 @@ def versions() -> dict[str, str]:
     """What ran."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": sys.version.split()[0], "machine": platform.machine()}
+    found = {
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+        "machine": platform.machine(),
+    }
     for package in ("veilstream", "numpy", "scipy", "jax", "jaxlib", "cryptography"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def _commit() -> str:
+    """Which state of the source ran, where it is a git checkout."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return "not a checkout"
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10
+            )
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    if any(each.returncode for each in said):
+        return "unknown"
+    return said[0].stdout.strip() + ("+changes" if said[1].stdout.strip() else "")

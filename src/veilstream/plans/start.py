@@ -57,8 +57,8 @@ class StartingModel:
 
     def keep(self, folder: Path) -> None:
         """Write it into a run's folder, for the run itself and for whoever resumes it."""
-        write_file(folder / _MODEL, self.model.astype("<f4").tobytes())
-        write_file(folder / _FACTS, json.dumps(self.as_dict(), indent=2) + "\n")
+        write_file(folder / _MODEL, self.model.astype("<f4").tobytes(), shared=True)
+        write_file(folder / _FACTS, json.dumps(self.as_dict(), indent=2) + "\n", shared=True)
 
 
 def model_sha256(model: Float32s) -> str:

@@ -1,4 +1,7 @@
-"""One colour per mechanism, in every figure: Okabe and Ito's, told apart by nearly everyone."""
+"""One colour per mechanism, in every figure: Okabe and Ito's, told apart by nearly everyone.
+
+page/charts.js has the same for pages, a shade lighter on dark ones.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ COLOURS = {
     "tree_full": "#E69F00",
     "tree_online": "#56B4E9",
     "tree": "#8C564B",
-    "banded": "#000000",
-    "independent": "0.5",
+    "banded": "#999933",
+    "independent": "#5B3FA8",
 }
 
 
 def colour_of(mechanism: str) -> str:
-    """Its colour; independent noise is always grey, an unknown mechanism blue."""
+    """Its colour; an unknown mechanism is blue. Black is for methods without noise."""
     return COLOURS.get(mechanism, "C0")

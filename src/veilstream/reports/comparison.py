@@ -30,6 +30,7 @@ from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for
+from veilstream.plans.prepare import CLOSE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 
 __all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
@@ -38,8 +39,6 @@ LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")
 _LONGEST_LOOKED_AT = 1_000_000
-_CLOSE = 1.02
-"""Errors this close count as equal; the cheaper mechanism is then recommended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +219,7 @@ def compare(
             rows.append(_measure(matched, setting, baseline, "published"))
     best = min(row.error_published for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
-    good = [row for row in rows if row.error_published <= _CLOSE * best]
+    good = [row for row in rows if row.error_published <= CLOSE * best]
     chosen = min(good, key=lambda row: (row.state_vectors, row.error_published))
     others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
     reason = _reason(chosen, best, rows)

@@ -86,4 +86,4 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Save a matplotlib figure, whole or not at all."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=dpi, format=path.suffix.lower().removeprefix("."))
-    write_file(path, drawn.getvalue())
+    write_file(path, drawn.getvalue(), shared=True)

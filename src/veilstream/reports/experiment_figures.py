@@ -11,7 +11,13 @@ import numpy as np
 from veilstream.plans.run_folder import Run
 from veilstream.reports.colours import colour_of
 from veilstream.reports.error_figure import save_figure
-from veilstream.reports.learning_figure import draw_curves, draw_run, new_figure
+from veilstream.reports.learning_figure import (
+    draw_curves,
+    draw_run,
+    legend_below,
+    new_figure,
+    plain_numbers,
+)
 from veilstream.reports.streams_report import draw_streams
 
 __all__ = ["draw_experiment"]
@@ -58,7 +64,7 @@ def _cnn(runs: Sequence[Run]) -> Any:
         axes[-1][column].set_xlabel("round r")
     for row in axes:
         row[0].set_ylabel("test accuracy of x^r")
-    axes[0][0].legend(fontsize="small")
+    legend_below(figure, axes.flat)
     return figure
 
 
@@ -94,9 +100,10 @@ def _clip(runs: Sequence[Run]) -> Any:
     right.set_title(
         "NOT PRIVATE: noise calibrated for B_g = 1, gradients not clipped", fontsize="small"
     )
+    plain_numbers(left.xaxis)
     for panel in (left, right):
         panel.grid(visible=True, alpha=0.2)
-        panel.legend(fontsize="small")
+    legend_below(figure, (left, right), columns=5)
     return figure
 
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from veilstream.files import write_file
 from veilstream.plans.run_folder import Run
 from veilstream.reports.error_figure import save_figure
-from veilstream.reports.learning_figure import draw_curves, new_figure
+from veilstream.reports.learning_figure import draw_curves, legend_below, new_figure
 
 __all__ = ["StreamRow", "draw_streams", "stream_rows", "write_stream_tables"]
 
 Floats = NDArray[Any]
 WINDOWS = 40
 """Points of a curve: each is the average over a fortieth of the rounds."""
-_STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#7A5FB0"}
+_STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#999933"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def stream_rows(runs: Sequence[Run]) -> list[StreamRow]:
     rows: list[StreamRow] = []
     for run in runs:
         summary = run.summary
-        accuracy, loss = run.baselines("accuracy"), run.baselines("loss")
+        accuracy, loss = run.baselines("prequential_accuracy"), run.baselines("loss")
         for name, right in accuracy.items():
             means = float(np.nanmean(right)), float(np.nanmean(loss[name]))
             rows.append(StreamRow(run.path.name, name, None, means[0], 0.0, means[1], 0.0))
@@ -74,7 +74,7 @@ def write_stream_tables(rows: Sequence[StreamRow], folder: Path) -> list[Path]:
         writer.writerow(["" if (v := getattr(row, n)) is None else v for n in names])
     text = "\n".join(_markdown(name, rows) for name in dict.fromkeys(r.stream for r in rows))
     for name, content in (("streams.csv", out.getvalue()), ("streams.md", text)):
-        write_file(folder / name, content)
+        write_file(folder / name, content, shared=True)
     return [folder / "streams.csv", folder / "streams.md"]
 
 
@@ -107,8 +107,8 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
     axes = figure.subplots(len(runs), len(budgets), squeeze=False, sharex="row", sharey="row")
     for line, run in zip(axes, runs, strict=True):
         summary = run.summary
-        at, curves = _windows(run.history("accuracy"))
-        _, beside = _windows(run.baselines("accuracy"))
+        at, curves = _windows(run.history("prequential_accuracy"))
+        _, beside = _windows(run.baselines("prequential_accuracy"))
         for panel, epsilon in zip(line, budgets, strict=True):
             names = [
                 name for name, m in summary["methods"].items()
@@ -121,7 +121,7 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
         line[0].set_ylabel("prequential accuracy")
     for panel in axes[-1]:
         panel.set_xlabel("round r")
-    axes[0][0].legend(fontsize="x-small", ncols=2)
+    legend_below(figure, axes.flat)
     paths = [folder / "streams.png", folder / "streams.svg"]
     for path in paths:
         save_figure(figure, path, dpi=100)

@@ -182,8 +182,9 @@ def write_baselines(run: Run) -> None:
         raise InputError("data.kind", plan.data.kind, "records of a table", 'kind = "table"')
     found = prequential_baselines(plan, task_of(plan), stream)
     columns = {
-        metric: np.stack([found[name][metric] for name in BASELINES])[:, None]
-        for metric in ("accuracy", "loss")
+        column: np.stack([found[name][metric] for name in BASELINES])[:, None]
+        for metric, column in (("accuracy", "prequential_accuracy"), ("loss", "loss"))
     }
     rounds = list(range(plan.learning.rounds))
-    write_file(path, history_csv(list(BASELINES), [plan.run.first_seed], columns, rounds))
+    table = history_csv(list(BASELINES), [plan.run.first_seed], columns, rounds)
+    write_file(path, table, shared=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.files import write_file
 from veilstream.learning import optima
 from veilstream.learning.regret import path_variation
 from veilstream.plans.clients import stream_of
@@ -33,6 +38,35 @@ class Comparators:
     path_variation: float | None
     """C_R; None where it is undefined."""
     remark: str = ""
+
+    def save(self, path: Path) -> None:
+        """Keep it, so that an interrupted run need not solve it again."""
+        absent = np.zeros(0)
+        held = {
+            "round_values": self.round_values,
+            "separable": np.float64(self.separable),
+            "offline_losses": absent if self.offline_losses is None else self.offline_losses,
+            "path_variation": np.array([] if self.path_variation is None else self.path_variation),
+            "remark": np.array(self.remark),
+        }
+        buffer = io.BytesIO()
+        np.savez(buffer, **held)  # type: ignore[arg-type]
+        write_file(path, buffer.getvalue(), shared=True)
+
+    @classmethod
+    def load(cls, path: Path, rounds: int) -> Comparators | None:
+        """What `save` kept; None where nothing whole of so many rounds is there."""
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as held:
+                offline, varied = held["offline_losses"], held["path_variation"]
+                found = cls(
+                    held["round_values"], float(held["separable"]),
+                    offline if offline.size else None,
+                    float(varied) if varied.size else None, str(held["remark"]),
+                )  # fmt: skip
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+            return None
+        return found if found.round_values.shape == (rounds,) else None
 
 
 def has_comparators(plan: Plan) -> bool:

@@ -181,6 +181,7 @@ class Simulation:
         if isinstance(self.stream, PoolStream):
             self._expected.check_pool(self.stream, plan.learning.rounds)
         self._prepared = list(prepared)
+        self._main = main_method(self._prepared)
         R = plan.learning.rounds
         if block_rounds is None:
             fits = memory_of(plan, prepared, len(self.seeds), self.task, self.stream)
@@ -384,7 +385,7 @@ class Simulation:
                 self._record(group, measured, first)
                 self._evaluate(group, kept, first)
             if self.task.classifies:
-                main = main_method(self._prepared)
+                main = self._main
                 until = later[0][0] if later else here.round
                 span = self.history["accuracy"][main, :, first:until]
                 met = span[~np.isnan(span)]  # none where no client was there

@@ -33,7 +33,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write whole or not at all."""
     buffer = io.BytesIO()
     np.savez(buffer, **state)
-    write_file(path, buffer.getvalue())
+    write_file(path, buffer.getvalue(), shared=True)
 
 
 def read_checkpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import time
 import zipfile
 from collections.abc import Callable
@@ -25,7 +26,14 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.records import label_unit
-from veilstream.plans.run_folder import Run, check_folder, history_csv, versions
+from veilstream.plans.run_folder import (
+    Run,
+    check_folder,
+    history_csv,
+    latest_folder,
+    new_folder,
+    versions,
+)
 from veilstream.plans.start import kept_start, starting_model
 from veilstream.plans.tasks import task_of
 from veilstream.simulation.block import METRICS
@@ -45,6 +53,9 @@ from veilstream.streams.stream import Stream
 from veilstream.streams.table_stream import TableStream
 
 __all__ = ["run"]
+
+COLUMNS = {"accuracy": "prequential_accuracy"}
+"""What the engine's metrics are called in files."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +79,7 @@ def run(
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
     on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
+    on_written: Callable[[Run], object] = lambda _: None,
 ) -> Run:
     """Simulate a plan into a run folder.
 
@@ -79,7 +91,8 @@ def run(
 
     Args:
         plan: what to run, or the path of a TOML file that says it.
-        out: the run's folder, new or empty; runs/NAME where it is left out.
+        out: the run's folder, new or empty; where it is left out runs/NAME, or runs/NAME-2 and so
+            on, the first that is free (with ``resume`` the last that is not).
         task: a model of your own, for plans with learning.task = "custom".
         stream: data of your own, for plans with data.kind = "custom".
         resume: go on with an interrupted run of the same plan in that folder.
@@ -89,6 +102,8 @@ def run(
         on_prepared: called with the calibrated methods before anything runs.
         on_progress: called with a `RunProgress` after every block of rounds.
         on_solving: called with 1 for each seed whose regret has been worked out.
+        on_written: called with the folder once its tables are written, also of a run that was
+            interrupted; `veilstream.run` makes report.html then.
 
     Returns:
         The folder, read: `Run.summary`, `Run.history`, `Run.model`.
@@ -103,7 +118,10 @@ def run(
     positive_integer("processes", processes, "try 1")
     _check_custom("task", task, plan.learning.task == "custom")
     _check_custom("stream", stream, plan.data.kind == "custom")
-    folder = Path("runs") / plan.name if out is None else Path(out)
+    if out is None:
+        folder = latest_folder(plan.name) if resume else new_folder(plan.name)
+    else:
+        folder = Path(out)
     check_folder(folder, plan, resume=resume)
     if resume and _finished(folder):
         return Run(folder)
@@ -122,11 +140,12 @@ def run(
     memory_of(plan, prepared, 1, own_task, own_stream, at_once)
     if at_once > 1:
         pickle_or_refuse((task, stream))
-    write_file(folder / "plan.toml", plan.to_toml())
+    _write(folder / "plan.toml", plan.to_toml())
     if start is not None:
         start.keep(folder)
-    write_file(folder / "guarantee.json", _json(_guarantees(prepared)))
-    write_file(folder / "versions.json", _json(versions() | _where(plan)))
+    _write(folder / "guarantee.json", _json(_guarantees(prepared)))
+    _write(folder / "versions.json", _json(versions() | _where(plan)))
+    _write(folder / "noise.csv", _noise_csv(plan, prepared))
     if isinstance(own_stream, TableStream) and own_stream.report.notices:
         on_notices(own_stream.report.notices)
     on_prepared(prepared)
@@ -143,18 +162,56 @@ def run(
         solved: list[Comparators] = []
         if plan.run.regret and has_comparators(plan):
             for seed in range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds):
-                solved.append(comparators(plan, seed))
+                solved.append(_solved(folder, plan, seed))
                 on_solving(1)
     except KeyboardInterrupt:
         partial = together(batches, made, plan)
         if partial is not None:
             _finish(folder, look, partial, [], complete=False, training_s=None)
+            on_written(Run(folder))
         raise
     results = together(batches, made, plan)
     assert results is not None
     _finish(folder, look, results, solved, complete=True, training_s=training_s)
     batches.clear()
-    return Run(folder)
+    for kept in folder.glob("regret-*.npz"):
+        kept.unlink()
+    finished = Run(folder)
+    on_written(finished)
+    return finished
+
+
+def _solved(folder: Path, plan: Plan, seed: int) -> Comparators:
+    """A seed's comparators, as an interrupted run left them or worked out and kept."""
+    kept = folder / f"regret-{seed}.npz"
+    found = Comparators.load(kept, plan.learning.rounds)
+    if found is None:
+        found = comparators(plan, seed)
+        found.save(kept)
+    return found
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """A simulation holds nobody's data: whoever may read the folder may read its files."""
+    write_file(path, content, shared=True)
+
+
+def _noise_csv(plan: Plan, prepared: list[Prepared]) -> str:
+    """Noise in the average of all learners' sums after each round, as it was calibrated."""
+    noisy = [p for p in prepared if p.round_end_noise is not None]
+    rows = ["method,round,std"]
+    for p in noisy:
+        learners = 1 if p.plan.method.one_machine else plan.learning.learners
+        assert p.round_end_noise is not None
+        name = _cell(p.plan.name)
+        rows += [
+            f"{name},{r},{std / math.sqrt(learners):.7g}" for r, std in enumerate(p.round_end_noise)
+        ]
+    return "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text
 
 
 def _finished(folder: Path) -> bool:
@@ -243,17 +300,19 @@ def _finish(
 ) -> None:
     plan, prepared, seeds, done = look.plan, look.prepared, results.seeds, results.rounds
     names = [p.plan.name for p in prepared]
-    columns: dict[str, NDArray[Any]] = {m: results.history[m][..., :done] for m in METRICS}
+    columns: dict[str, NDArray[Any]] = {
+        COLUMNS.get(m, m): results.history[m][..., :done] for m in METRICS
+    }
     if solved:
         best = np.array([c.round_values for c in solved])
         columns["optimum"] = np.broadcast_to(best, columns["loss"].shape)
     rounds = list(range(done))
-    write_file(folder / "history.csv", history_csv(names, seeds, columns, rounds))
+    _write(folder / "history.csv", history_csv(names, seeds, columns, rounds))
     looked = [i for i, r in enumerate(look.evaluated) if r < done or (r == done and complete)]
     if look.task.classifies:
-        accuracy = {"accuracy": results.held_out_accuracy[..., looked]}
+        accuracy = {"held_out_accuracy": results.held_out_accuracy[..., looked]}
         at = [look.evaluated[i] for i in looked]
-        write_file(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
+        _write(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
     methods = {
         p.plan.name: _method_summary(look, p, results, i, solved, looked)
         for i, p in enumerate(prepared)
@@ -273,9 +332,9 @@ def _finish(
         "records": look.stream.report.as_dict() if isinstance(look.stream, TableStream) else None,
         "methods": methods,
     }
-    if results.models is not None and complete:
-        write_file(folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
-    write_file(folder / "summary.json", _json(summary))
+    if results.models is not None:
+        _write(folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
+    _write(folder / "summary.json", _json(summary))
 
 
 def _method_summary(
@@ -292,6 +351,7 @@ def _method_summary(
     figures: dict[str, Any] = {
         "average_loss": _spread(_over_rounds(losses, nobody)),
         "accuracy": None,
+        "held_out_accuracy": None,
         "prequential_accuracy": None,
         "rmse": None,
         "explained": None,
@@ -300,7 +360,8 @@ def _method_summary(
         "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
     }
     if look.task.classifies and looked:
-        figures["accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+        figures["held_out_accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+        figures["accuracy"] = figures["held_out_accuracy"]  # its name of before, still read
         preq = results.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
     if not look.task.classifies and results.models is not None:

@@ -100,7 +100,7 @@ class SeedBatches:
         content = {
             "seeds": batches.seeds, "block_rounds": batches.block_rounds, "processes": processes
         }  # fmt: skip
-        write_file(stored, json.dumps(content) + "\n")
+        write_file(stored, json.dumps(content) + "\n", shared=True)
         return batches
 
     def checkpoint(self, index: int) -> Path:

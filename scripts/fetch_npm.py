@@ -1,0 +1,97 @@
+"""Fetch the JavaScript that requirements/npm.json pins, by npm, and check every byte.
+
+    python scripts/fetch_npm.py uplot          the charts of report.html, which the wheel carries
+    python scripts/fetch_npm.py axe-core       the accessibility rules of tests/browser
+
+npm decides where packages come from; what comes must have the SHA-512 that stands in the lock.
+What is there already is not fetched again. Exit code 3: npm is missing, or found nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMP = ".fetched"
+_TIMEOUT_S = 120
+
+
+class NotFetched(Exception):
+    """What could not be had, and what to do."""
+
+
+def fetch(name: str, root: Path = ROOT) -> Path:
+    """Have a pinned package's files in their folder, and return it."""
+    pins = json.loads((root / "requirements/npm.json").read_text(encoding="utf-8"))
+    if name not in pins:
+        raise NotFetched(f"{name}: not one of {', '.join(pins)}")
+    pin = pins[name]
+    into = root / pin["into"]
+    stamp = into / f"{STAMP}-{name}"
+    here = all((into / kept).exists() for kept in pin["files"].values())
+    if here and stamp.exists() and stamp.read_text() == pin["integrity"]:
+        return into
+    unpack(packed(name, pin["version"]), pin, into)
+    stamp.write_text(pin["integrity"])
+    return into
+
+
+def packed(name: str, version: str) -> bytes:
+    """The package's archive, as npm hands it out."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise NotFetched(f"{name} {version}: npm is not installed (Debian: apt-get install npm)")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [npm, "pack", f"{name}@{version}", "--silent", "--ignore-scripts",
+                 "--fetch-retries=1", f"--pack-destination={folder}"],
+                cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise NotFetched(f"{name} {version}: npm took more than {_TIMEOUT_S} s") from None
+        found = list(Path(folder).glob("*.tgz"))
+        if done.returncode or len(found) != 1:
+            said = (done.stderr.strip().splitlines() or ["no archive"])[-1]
+            raise NotFetched(f"{name} {version}: npm pack failed: {said}")
+        return found[0].read_bytes()
+
+
+def unpack(archive: bytes, pin: dict[str, Any], into: Path) -> None:
+    """Write the pinned files of an archive that is the pinned one, and no other."""
+    kind, _, wanted = pin["integrity"].partition("-")
+    found = base64.b64encode(hashlib.new(kind, archive).digest()).decode()
+    if found != wanted:
+        raise NotFetched(f"version {pin['version']}: its {kind} is {found}, expected {wanted}")
+    into.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        for inside, name in pin["files"].items():
+            member = members.extractfile(f"package/{inside}")
+            if member is None:
+                raise NotFetched(f"version {pin['version']}: {inside} is not a file in it")
+            (into / name).write_bytes(member.read())
+
+
+def main() -> int:
+    """Fetch what is named."""
+    for name in sys.argv[1:]:
+        try:
+            fetch(name)
+        except (NotFetched, OSError) as error:
+            sys.stderr.write(f"fetch_npm: {error}\n")
+            return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

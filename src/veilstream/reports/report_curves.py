@@ -1,0 +1,220 @@
+"""The charts of a simulation's report: which curves, thinned out and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.plans.run_folder import Run
+from veilstream.reports.packed_series import pack, thinned, window_means
+from veilstream.theory.printed_norms import tree_norms_as_printed
+
+__all__ = ["chart", "learning_charts", "noise_charts", "printed_bound", "running_mean"]
+
+Floats = NDArray[np.float64]
+
+MOST_POINTS = 500
+"""Of a curve on a page: more than a screen has columns for it."""
+_WINDOWS = 200
+
+
+def learning_charts(run: Run) -> list[dict[str, Any]]:
+    """Accuracy, loss and regret over rounds, with every seed."""
+    summary, charts = run.summary, []
+    if (run.path / "accuracy.csv").exists():
+        rounds, held = run.held_out_accuracy()
+        charts.append(
+            chart(
+                "held-out",
+                "Held-out accuracy",
+                "Of the published model, on clients who are never learned from.",
+                "accuracy",
+                np.array(rounds),
+                held,
+                share=True,
+            )
+        )
+    measured = {name: _plain(values) for name, values in run.history("loss").items()}
+    right = {n: _plain(v) for n, v in run.history("prequential_accuracy").items()}
+    if any(np.isfinite(values).any() for values in right.values()):
+        windows = {name: window_means(values, _WINDOWS) for name, values in right.items()}
+        ends = next(iter(windows.values()))[0]
+        charts.append(
+            chart(
+                "prequential",
+                "Prequential accuracy",
+                "Each client is predicted before it is learned from; means over stretches of "
+                f"{max(1, round(summary['rounds'] / len(ends)))} rounds.",
+                "accuracy",
+                ends,
+                {name: values for name, (_, values) in windows.items()},
+                share=True,
+            )
+        )
+    so_far = np.arange(1, summary["rounds"] + 1)
+    charts.append(
+        chart(
+            "loss",
+            "Average loss so far",
+            "Prequential: the loss of each round's clients at the model published before it.",
+            "average loss",
+            so_far,
+            {name: running_mean(values) for name, values in measured.items()},
+            logarithmic=True,
+        )
+    )
+    if summary.get("comparators"):
+        best = {name: _plain(values) for name, values in run.history("optimum").items()}
+        charts.append(
+            chart(
+                "regret",
+                "Dynamic regret per step",
+                "Loss above the least that any model could have had in that very round, averaged "
+                "so far. " + " ".join(_sentence(r) for r in summary["comparators"]["remarks"]),
+                "regret per step",
+                so_far,
+                {name: running_mean(values - best[name]) for name, values in measured.items()},
+                logarithmic=True,
+            )
+        )
+    return charts
+
+
+def noise_charts(run: Run) -> list[dict[str, Any]]:
+    """Noise against signal, and the mechanisms' own error with the theory's bound."""
+    summary, plan, charts = run.summary, run.plan, []
+    noisy = {n for n, method in summary["methods"].items() if method["mechanism"]}
+    sent = {n: _plain(v) for n, v in run.history("noise").items() if n in noisy}
+    rounds = np.arange(1, summary["rounds"] + 1)
+    clip = plan.learning.clip_norm
+    if sent:
+        windows = {name: window_means(values, _WINDOWS) for name, values in sent.items()}
+        ends = next(iter(windows.values()))[0]
+        charts.append(
+            chart(
+                "noise",
+                "In a message",
+                "Norm of the noise in the learners' averaged message. The line is the clip norm, "
+                "the most that the gradients in the same message can have.",
+                "norm",
+                ends,
+                {name: values for name, (_, values) in windows.items()},
+                logarithmic=True,
+                lines=[{"label": f"most signal: clip norm {clip:g}", "value": clip}],
+            )
+        )
+        far = {n: _plain(v) for n, v in run.history("distance").items() if n in noisy}
+        charts.append(
+            chart(
+                "distance",
+                "What noise did to the model",
+                "Distance of the model to that of the same method without noise, on the same "
+                "clients.",
+                "distance",
+                rounds,
+                far,
+                logarithmic=True,
+            )
+        )
+    errors = {name: _plain(values)[None] for name, values in run.noise().items()}
+    if errors:
+        lines = []
+        main = summary["methods"][summary["main_method"]]
+        if main["guarantee"]:
+            lines.append(
+                {
+                    "label": "the paper's bound at this budget",
+                    "value": printed_bound(main["guarantee"], plan.learning.learners),
+                }
+            )
+        charts.append(
+            chart(
+                "error",
+                "Error of the mechanisms",
+                "Standard deviation, a coordinate, of the noise in the learners' averaged sum "
+                "after each round, computed from the noise that runs. The line is what the paper "
+                "prints for its own factorizations (eq-bc-logR), as far as log2(T) goes.",
+                "standard deviation",
+                np.arange(1, next(iter(errors.values())).shape[1] + 1),
+                errors,
+                logarithmic=True,
+                lines=lines,
+            )
+        )
+    return charts
+
+
+def printed_bound(guarantee: Mapping[str, Any], learners: int) -> float:
+    """Largest standard deviation by the norms that eq-bc-logR prints, at a guarantee's budget.
+
+    Noise of std V = m·Δ, with the same multiplier m and a clip norm's reach, but ‖c‖² and ‖b‖² as
+    printed instead of those of the mechanism.
+    """
+    norms = tree_norms_as_printed(guarantee["horizon"])
+    reach = 2.0 if guarantee["neighbours"] == "replace-one" else 1.0
+    one_step = reach * guarantee["clip_norm"] / guarantee.get("clients_per_step", 1)
+    multiplier = guarantee["noise_std"] / guarantee["sensitivity"]
+    return float(multiplier * one_step * np.sqrt(norms.column * norms.row / learners))
+
+
+def chart(
+    name: str,
+    title: str,
+    about: str,
+    y_label: str,
+    x: NDArray[Any],
+    values: Mapping[str, NDArray[Any]],
+    *,
+    logarithmic: bool = False,
+    share: bool = False,
+    lines: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """One chart: arrays (seeds, points) by name, of at most `MOST_POINTS` points each.
+
+    Args:
+        name: its id, of its own on the page.
+        title: its name for people.
+        about: a sentence or two on what it shows.
+        y_label: what is measured.
+        x: rounds of the points.
+        values: the curves; those without any number are left out.
+        logarithmic: whether orders of magnitude matter.
+        share: whether values lie between 0 and 1.
+        lines: levels to compare with, each a label and a value.
+
+    """
+    kept = thinned(len(x), MOST_POINTS)
+    values = {n: v for n, v in values.items() if np.isfinite(v).any()}
+    return {
+        "id": name,
+        "title": title,
+        "about": about,
+        "x_label": "round",
+        "y_label": y_label,
+        "logarithmic": logarithmic,
+        "share": share,
+        "x": [int(v) for v in np.asarray(x)[kept]],
+        "series": {n: pack(np.asarray(v)[..., kept]) for n, v in values.items()},
+        "lines": lines or [],
+    }
+
+
+def _plain(values: NDArray[Any]) -> Floats:
+    return np.asarray(values, np.float64)
+
+
+def running_mean(values: Floats) -> Floats:
+    """Means so far of every seed; no number before the first, and none once it has diverged."""
+    there = np.isfinite(values)
+    total = np.cumsum(np.where(there, values, 0.0), axis=-1)
+    mean: Floats = total / np.maximum(np.cumsum(there, axis=-1), 1)
+    # Once diverged, no mean is a number any more; rounds without clients only add nothing.
+    gone = np.logical_or.accumulate(np.isinf(values), axis=-1)
+    return np.where(gone | (np.cumsum(there, axis=-1) == 0), np.nan, mean)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -1,0 +1,28 @@
+"""`veilstream.run`: a simulation whose folder ends with its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, cast
+
+from veilstream.plans.run_folder import Run
+from veilstream.reports.report_page import write_report
+from veilstream.simulation.runner import run as simulate
+
+__all__ = ["run"]
+
+P = ParamSpec("P")
+
+
+def _reported(function: Callable[P, Run]) -> Callable[P, Run]:
+    @wraps(function)
+    def reported(*args: P.args, **kwargs: P.kwargs) -> Run:
+        options = cast(dict[str, Any], kwargs)
+        options.setdefault("on_written", write_report)
+        return function(*args, **kwargs)
+
+    return reported
+
+
+run = _reported(simulate)

@@ -1,0 +1,75 @@
+"""What a person does with a page, in a driven browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Page:
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self._command(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "light"}],
+        )
+        self.width(1280)
+
+    def open(self, path: Path, *, scheme: str = "light", width: int = 1280) -> None:
+        """From disk; logs of pages before are dropped."""
+        for log in ("browser", "performance"):
+            self.browser.get_log(log)
+        self._command(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        self.width(width)
+        self.browser.get(path.absolute().as_uri())
+        self.run("localStorage.removeItem('veilstream-theme')")
+
+    def width(self, pixels: int) -> None:
+        self._command(
+            "Emulation.setDeviceMetricsOverride",
+            width=pixels, height=900, deviceScaleFactor=1, mobile=pixels < 500,
+        )  # fmt: skip
+
+    def _command(self, name: str, **options: Any) -> Any:
+        return self.browser.execute_cdp_cmd(name, options)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def find(self, css: str) -> Any:
+        return self.browser.find_element("css selector", css)
+
+    def all(self, css: str) -> list[Any]:
+        return list(self.browser.find_elements("css selector", css))
+
+    def texts(self, css: str) -> list[str]:
+        return [node.text for node in self.all(css)]
+
+    def point_at(self, css: str, x: float, y: float) -> None:
+        """Move the mouse to a place inside an element, as shares of its width and height."""
+        self.run("arguments[0].scrollIntoView({block: 'center'})", self.find(css))
+        box = self.run("return arguments[0].getBoundingClientRect().toJSON()", self.find(css))
+        self._command(
+            "Input.dispatchMouseEvent", type="mouseMoved",
+            x=box["x"] + x * box["width"], y=box["y"] + y * box["height"],
+        )  # fmt: skip
+        self.browser.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+        )
+
+    def errors(self) -> list[str]:
+        """What the console complained of, since `open`."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Every address that was asked for, since `open`."""
+        found = []
+        for entry in self.browser.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                found.append(message["params"]["request"]["url"])
+        return found

@@ -1,0 +1,191 @@
+"""What a report says, without a browser: the state, the file, the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import veilstream as vs
+from tests.browser.samples import AUDIT, TELEMETRY
+from tests.cli.test_plan import veilstream
+from tests.support.run_folders import federation_folder, simulated_folder
+from tests.test_package import SMALL_PLAN
+from veilstream.errors import InputError, UnknownName
+from veilstream.reports.packed_series import unpack
+from veilstream.reports.promise_words import promise_of
+from veilstream.reports.report_curves import printed_bound
+from veilstream.reports.report_page import page_html, write_report
+from veilstream.reports.report_state import report_state
+from veilstream.reports.run_comparison import compared_runs, comparison_state
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return vs.run(vs.Plan.parse(SMALL_PLAN), tmp_path_factory.mktemp("run") / "out")
+
+
+def embedded(html: str) -> dict:
+    return json.loads(re.search(r'id="state">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def test_a_report_is_made_from_the_folder_alone(run):
+    before = (run.path / "report.html").read_text()
+    (run.path / "report.html").unlink()
+    assert write_report(vs.Run(run.path)).read_text() == before
+
+
+def test_a_report_names_no_other_host(run):
+    html = (run.path / "report.html").read_text()
+    # The library's banner and SVG's own namespace are names, not addresses that are asked for.
+    found = set(re.findall(r"https?://[^\s\"'<>)]+", html))
+    assert all("uPlot" in url or "w3.org" in url for url in found), found
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:|#)', html)
+
+
+def test_curves_are_the_tables(run):
+    state = embedded((run.path / "report.html").read_text())
+    charts = {c["id"]: c for c in state["charts"]["learning"] + state["charts"]["noise"]}
+    assert list(charts) == [
+        "held-out",
+        "prequential",
+        "loss",
+        "regret",
+        "noise",
+        "distance",
+        "error",
+    ]
+    rounds, held = run.held_out_accuracy()
+    assert charts["held-out"]["x"] == rounds
+    for name in ("free", "tree"):
+        np.testing.assert_allclose(
+            unpack(charts["held-out"]["series"][name]), held[name], atol=1e-4
+        )
+    loss, best = run.history("loss")["tree"], run.history("optimum")["tree"]
+    per_step = np.cumsum(loss - best, axis=1) / np.arange(1, 13)
+    np.testing.assert_allclose(unpack(charts["regret"]["series"]["tree"]), per_step, atol=1e-4)
+    last = [values[-1] for values in unpack(charts["regret"]["series"]["tree"])]
+    told = run.summary["methods"]["tree"]["final"]["dynamic_regret"]["seeds"]
+    np.testing.assert_allclose(last, told, atol=1e-4)
+    assert "free" not in charts["noise"]["series"]
+
+
+def test_the_papers_bound_is_above_the_tree_at_a_power_of_two():
+    """At T = 16: ‖c‖² = 5, ‖b‖² = 4 as printed, and the tree's largest sums have 4 nodes."""
+    f = vs.mechanisms.tree(16)
+    std, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), f, clip_norm=0.5)
+    largest = std * np.linalg.norm(f.decoder_matrix(), axis=1).max() / math.sqrt(9)
+    assert printed_bound(guarantee.as_dict(), 9) == pytest.approx(largest)
+
+
+def test_the_headline_is_the_recommended_methods(run):
+    headline = report_state(run)["headline"]
+    mean = run.summary["methods"]["tree"]["final"]["held_out_accuracy"]["mean"]
+    assert headline["value"] == f"{100 * mean:.1f} %"
+    assert headline["label"] == "held-out accuracy, tree"
+    assert [each["label"] for each in headline["beside"]] == ["free"]
+
+
+def test_the_promise_says_its_numbers():
+    _, guarantee = vs.calibrate(vs.Budget(1.0, 3e-6), vs.mechanisms.tree(64), clip_norm=1.0)
+    said = promise_of(guarantee.as_dict(), simulated=True)
+    assert said["symbols"] == "ε = 1, δ = 3·10⁻⁶"
+    assert "all 64 steps" in said["words"]
+    assert "2.72 times" in said["words"]  # e
+    assert any("seeds made the noise" in line for line in said["rests"])
+    deployed = promise_of(guarantee.as_dict(), simulated=False)
+    assert not any("seeds made the noise" in line for line in deployed["rests"])
+    assert promise_of(None, simulated=True)["symbols"] == "no promise"
+
+
+def test_an_incomplete_run_says_so(run, tmp_path):
+    for path in run.path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    summary = json.loads((tmp_path / "summary.json").read_text()) | {"complete": False}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert any("Not complete" in text for text in report_state(vs.Run(tmp_path))["notices"])
+
+
+def test_telemetry_and_audit_are_shown_where_they_are(run, tmp_path):
+    for path in run.path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert report_state(run)["audit"] is None
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit/audit.json").write_text(AUDIT)
+    (tmp_path / "telemetry.csv").write_text(TELEMETRY)
+    state = report_state(vs.Run(tmp_path))
+    assert state["audit"]["claimed"]["mu"] == 0.7
+    (chart,) = state["charts"]["telemetry"]
+    low, high = (unpack(chart["series"]["accuracy"][k]) for k in ("low", "high"))
+    np.testing.assert_allclose(high - low, 0.1, atol=1e-3)
+    (tmp_path / "audit/audit.json").write_text("{}")
+    with pytest.raises(InputError, match="what `veilstream audit --out` wrote"):
+        report_state(vs.Run(tmp_path))
+
+
+def test_a_federations_state_has_what_its_server_knows(tmp_path):
+    state = report_state(vs.Run(federation_folder(tmp_path / "run")))
+    assert state["kind"] == "federation"
+    assert state["headline"]["value"] == "6"
+    answered = next(c for c in state["charts"]["rounds"] if c["id"] == "answered")
+    assert unpack(answered["series"]["Learners that answered"])[0].tolist() == [3, 3, 2, 3, 3, 3]
+    assert ["west", "0", "5"] in state["results"]["rows"]
+    assert not any("seeds made" in line for line in state["promise"]["rests"])
+    assert "server --plan" in state["provenance"]["command"]
+    path = write_report(vs.Run(tmp_path / "run"))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_large_report_is_below_five_megabytes(tmp_path):
+    folder = simulated_folder(tmp_path / "run", 16, 10, 1000)
+    assert write_report(vs.Run(folder)).stat().st_size < 5_000_000
+
+
+def test_text_cannot_end_the_script_that_carries_it(run):
+    state = report_state(run) | {"title": "</script><b>{{library}}"}
+    html = page_html(state)
+    assert embedded(html)["title"] == state["title"]
+    assert "</script><b>" not in html.split('id="state"')[1].split("</script>")[0]
+
+
+def test_runs_side_by_side(run, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for path in run.path.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    compared = compared_runs([run, vs.Run(folder)])
+    assert len({each.name for each in compared}) == 2  # told apart by the folders above
+    state = comparison_state(compared)
+    mean = run.summary["final"]["held_out_accuracy"]["mean"]
+    assert state["headline"]["value"] == f"{100 * mean:.1f} %"
+    assert [row[1] for row in state["results"]["rows"]] == ["tree", "tree"]
+    with pytest.raises(InputError, match="at least two"):
+        compared_runs([run])
+    with pytest.raises(InputError, match="folders that differ"):
+        compared_runs([run, vs.Run(run.path)])
+    with pytest.raises(UnknownName, match="did you mean 'tree'"):
+        compared_runs([run, vs.Run(folder)], "three")
+    with pytest.raises(InputError, match="a simulation's folder"):
+        compared_runs([run, vs.Run(federation_folder(tmp_path / "federation"))])
+
+
+def test_the_commands_write_pages_and_figures(run, tmp_path):
+    pdf, svg = tmp_path / "f.pdf", tmp_path / "f.svg"
+    done = veilstream("report", str(run.path), "--pdf", str(pdf), "--svg", str(svg), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == [
+        str(run.path / "report.html"), str(pdf), str(svg)
+    ]  # fmt: skip
+    assert pdf.read_bytes().startswith(b"%PDF")
+    assert "<svg" in svg.read_text()
+    refused = veilstream("report", str(run.path), "--pdf", str(tmp_path / "f.png"))
+    assert refused.returncode == 2
+    assert "ending in .pdf" in refused.stderr
+    nowhere = veilstream("report", str(tmp_path))
+    assert nowhere.returncode == 2
+    assert "a folder with a plan.toml" in nowhere.stderr
+    alone = veilstream("compare", str(run.path))
+    assert alone.returncode == 2

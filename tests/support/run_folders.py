@@ -1,0 +1,114 @@
+"""Run folders without a run: files as simulations and servers write them, with made-up numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilstream.deployment.terms import Terms
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare
+from veilstream.plans.run_folder import history_csv, versions
+
+FEDERATION = """
+name = "clinics"
+description = "three clinics"
+[learning]
+rounds = 6
+learners = 3
+[data]
+dim = 4
+[privacy]
+epsilon = 1.0
+delta = 1e-6
+[[methods]]
+name = "ours"
+mechanism = "buffered"
+step_size = 0.1
+"""
+
+
+def federation_folder(folder: Path, rounds: int = 6) -> Path:
+    """A finished federation of three learners, one of which missed round 2."""
+    plan = Plan.parse(FEDERATION, {"learning.rounds": rounds})
+    guarantee = Terms.of(plan, 4).guarantee.as_dict()
+    names = ["east", "north", "west"]
+    folder.mkdir(parents=True)
+    (folder / "plan.toml").write_text(plan.to_toml())
+    _json(folder / "guarantee.json", guarantee)
+    _json(folder / "versions.json", versions() | {"engine": "direct"})
+    closed, releases = (
+        ["round,seconds,answered,missing"],
+        ["round,learner,epoch,learner_round,hash"],
+    )
+    for r in range(rounds):
+        missing = "west" if r == 2 else ""
+        closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
+        releases += [
+            f"{r},{n},0,{r - (n == 'west' and r > 2)},{i}{r:063x}"
+            for i, n in enumerate(names)
+            if n != missing
+        ]
+    (folder / "rounds.csv").write_text("\n".join(closed) + "\n")
+    (folder / "releases.csv").write_text("\n".join(releases) + "\n")
+    summary = {
+        "name": "clinics", "run": "clinics-1", "rounds": rounds, "guarantee": guarantee,
+        "learners": {n: {"epoch": 0, "rounds": rounds - (n == "west")} for n in names},
+    }  # fmt: skip
+    _json(folder / "summary.json", summary)
+    return folder
+
+
+def simulated_folder(folder: Path, methods: int, seeds: int, rounds: int) -> Path:
+    """A finished simulation with so many methods, seeds and rounds."""
+    head = FEDERATION.split("[[methods]]")[0]
+    listed = "".join(
+        f'[[methods]]\nname = "method {i}"\nmechanism = "buffered"\nstep_size = 0.1\n'
+        for i in range(methods)
+    )
+    plan = Plan.parse(head + listed, {"learning.rounds": rounds, "run.seeds": seeds})
+    promise = prepare(plan, plan.methods[0]).guarantee
+    assert promise is not None
+    names, rng = [m.name for m in plan.methods], np.random.default_rng(5)
+    shape = methods, seeds, rounds
+    columns: dict[str, Any] = {
+        "loss": 0.3 + rng.random(shape), "prequential_accuracy": rng.random(shape),
+        "noise": 1.0 + rng.random(shape), "distance": rng.random(shape),
+        "optimum": 0.1 * rng.random(shape),
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    all_seeds, all_rounds = list(range(seeds)), list(range(rounds))
+    (folder / "plan.toml").write_text(plan.to_toml())
+    (folder / "history.csv").write_text(history_csv(names, all_seeds, columns, all_rounds))
+    looked = list(range(0, rounds + 1, max(1, rounds // 100)))
+    held = {"held_out_accuracy": rng.random((methods, seeds, len(looked)))}
+    (folder / "accuracy.csv").write_text(history_csv(names, all_seeds, held, looked))
+    noise = [f"{n},{r},{1 + r / rounds:.6g}" for n in names for r in all_rounds]
+    (folder / "noise.csv").write_text("method,round,std\n" + "\n".join(noise) + "\n")
+    figure = {"mean": 0.9, "std": 0.01, "seeds": [0.9] * seeds}
+    final = {
+        "held_out_accuracy": figure, "accuracy": figure, "average_loss": figure,
+        "prequential_accuracy": figure, "dynamic_regret": figure,
+    }  # fmt: skip
+    each = {
+        "kind": "ours", "mechanism": "buffered", "noise_std": promise.noise_std,
+        "protects": "every client", "guarantee": promise.as_dict(), "simulated": True,
+        "final": final,
+    }  # fmt: skip
+    _json(folder / "guarantee.json", {n: {"guarantee": promise.as_dict()} for n in names})
+    _json(folder / "versions.json", versions())
+    summary = {
+        "name": "large", "simulated": True, "complete": True, "rounds": rounds,
+        "seeds": all_seeds, "main_method": names[0], "final": final, "data": "made up",
+        "comparators": {"separable_rounds": 0.0, "remarks": []},
+        "methods": {n: dict(each) for n in names},
+    }  # fmt: skip
+    _json(folder / "summary.json", summary)
+    return folder
+
+
+def _json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value) + "\n")
