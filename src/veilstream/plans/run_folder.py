@@ -4,6 +4,7 @@
     guarantee.json   what each method would promise if it were deployed; `simulated` is true here
     history.csv      one row per method, seed and round
     accuracy.csv     held-out accuracy at the rounds that were looked at
+    telemetry.csv    with [telemetry]: private estimates with 95% intervals, at the same rounds
     baselines.csv    prequential accuracy and loss of majority, no change and a frozen model, in
                      runs of `veilstream reproduce streams`
     models.npz       the last published model of every method and seed, unless they are very large
@@ -84,6 +85,7 @@ _OWN_FILES = frozenset(
         "guarantee.json",
         "history.csv",
         "accuracy.csv",
+        "telemetry.csv",
         "baselines.csv",
         "summary.json",
         "versions.json",
