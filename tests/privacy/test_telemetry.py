@@ -81,7 +81,8 @@ def test_no_value_leaves_the_ball(values, width):
     grid = grid_for(1.0, 2.0)
     gradient = clip_onto_grid(RawGradient(np.full(3, 9.0, np.float32)), grid)
     whole = extend_on_grid(gradient, MetricValues(np.array(values)), telemetry, grid).reveal()
-    assert len(whole) == 7 and whole.dtype == np.int64
+    assert len(whole) == 7
+    assert whole.dtype == np.int64
     length = math.sqrt(sum(int(n) ** 2 for n in whole)) * grid.step
     assert length <= math.sqrt(1.0 + 4 * (width / 2) ** 2) * (1.0 + 1e-12)
 
