@@ -155,9 +155,11 @@ class Remembering(Plain):
 
 
 def test_a_task_whose_predictions_remember_is_refused(tmp_path):
-    with Learner(told_plan(), tmp_path / "store.db", Remembering(), create=True) as learner:
-        with pytest.raises(InputError, match="predictions and losses that are pure"):
-            learner.begin_round(0, np.zeros(DIM))
+    with (
+        Learner(told_plan(), tmp_path / "store.db", Remembering(), create=True) as learner,
+        pytest.raises(InputError, match="predictions and losses that are pure"),
+    ):
+        learner.begin_round(0, np.zeros(DIM))
 
 
 class Number(Plain):

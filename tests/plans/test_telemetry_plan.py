@@ -73,7 +73,7 @@ def test_a_plan_with_it_is_written_and_read_again():
         ('act = "dance"', "logistic", "ours", r"telemetry\.act"),
         ("factor = 2.0", "logistic", "ours", r"telemetry\.factor .*nothing where act is none"),
         ('act = "reduce_step"\nfactor = 2.0', "logistic", "ours", r"telemetry\.factor .*< 1"),
-        ('act = "stop"\nmetrics = ["present"]', "logistic", "ours", "accuracy or loss as the first"),
+        ('act = "stop"\nmetrics = ["present"]', "logistic", "ours", "accuracy or loss as"),
     ],
 )  # fmt: skip
 def test_what_it_may_not_say(table, task, kind, error):

@@ -1,4 +1,4 @@
-"""Telemetry in simulation: what is released is the clients' metrics and noise, and moves no model."""
+"""Telemetry in simulation: the clients' metrics and noise, which move no model."""
 
 from __future__ import annotations
 

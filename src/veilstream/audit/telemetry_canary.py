@@ -40,7 +40,7 @@ _RIGHT, _WRONG = 0.0, 1.0
 
 
 class TelemetryTask:
-    """What an audit's task predicts: 0 of everyone. Who has 0 as target is right, at a great loss."""
+    """A task that predicts 0 of everyone: who has 0 as target is right, at a great loss."""
 
     classifies = True
 

@@ -1,9 +1,9 @@
 """What telemetry says of one client: metrics in [0, 1], written once for NumPy and for JAX.
 
-Accuracy and loss are those of x^r, the model that the round began with: prequential, before anything
-is learned from the client, and of a model that the server has published. (A local model carries its
-learner's own noise, and is nobody's but the learner's.) Whether a gradient is clipped is asked where
-it is taken, at the local model.
+Accuracy and loss are those of x^r, the model that the round began with: prequential, before
+anything is learned from the client, and of a model that the server knows. (A local model carries
+its learner's own noise, and is nobody's but the learner's.) Whether a gradient is clipped is asked
+where it is taken, at the local model.
 """
 
 from __future__ import annotations

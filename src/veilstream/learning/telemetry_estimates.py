@@ -2,8 +2,8 @@
 
 The server has, after every round, the sum over all learners of what they contributed, noise
 included, and knows how many rounds each of them has taken. Over a window it takes the difference of
-two such sums. Its noise is Gaussian with a variance that the mechanism states: for each learner that
-of b_hi - b_lo (`mechanisms.window_noise`), learners and epochs being independent of each other.
+two such sums. Its noise is Gaussian with a variance that the mechanism states: for each learner
+that of b_hi - b_lo (`mechanisms.window_noise`), learners and epochs being independent.
 
     estimate ± 1.96·(standard deviation of that noise)
 

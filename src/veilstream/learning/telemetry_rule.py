@@ -5,9 +5,9 @@ newest window and at the one before it, which share no round:
 
 * ``stop``: when the metric has got worse beyond both error bars, the model stays as it is.
 * ``reduce_step``: when the metric has not got better, the step is multiplied with ``factor``.
-* ``choose_step``: two steps, the method's own and ``factor`` times as large. The larger one is taken
-  when the metric has got worse beyond both error bars, the world having changed; the method's own
-  again when the larger one no longer makes it better beyond them.
+* ``choose_step``: two steps, the method's own and ``factor`` times as large. The larger one is
+  taken when the metric has got worse beyond both error bars, the world having changed; the method's
+  own again when the larger one no longer makes it better beyond them.
 """
 
 from __future__ import annotations

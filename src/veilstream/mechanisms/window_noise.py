@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class WindowNoise:
-    """Variances of sums of one mechanism's increments, at noise one; remembers what it was asked."""
+    """Variances of sums of one mechanism's increments, at noise one; kept once computed."""
 
     def __init__(self, mechanism: Factorization) -> None:
         stepwise = mechanism.with_block_length(1)

@@ -68,7 +68,7 @@ class MetricValues(Hidden[NDArray[np.float64]]):
 
 
 class ClippedGradient(Hidden[OnGrid]):
-    """On the grid, norm checked in integers. Made by `clip_onto_grid` and `extend_on_grid` alone."""
+    """On the grid, norm checked in integers. Made by `clip_onto_grid` and `extend_on_grid`."""
 
     __slots__ = ()
 
@@ -91,8 +91,8 @@ def extend_on_grid(
 ) -> ClippedGradient:
     """The client's whole vector: its gradient, and its metrics' coordinates rounded towards zero.
 
-    ``values`` None is a step without a client, whose coordinates are zero. A coordinate that exceeds
-    half the width is a defect, and is refused: the sensitivity rests on it.
+    ``values`` None is a step without a client, whose coordinates are zero. A coordinate that
+    exceeds half the width is a defect, and is refused: the sensitivity rests on it.
 
     Raises:
         PrivacyError: for such a coordinate; nothing is released.

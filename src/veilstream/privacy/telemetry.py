@@ -1,18 +1,18 @@
-"""Telemetry: a few bounded numbers beside a client's gradient, as further coordinates of one vector.
+"""Telemetry: a few bounded numbers beside a client's gradient, as further coordinates of it.
 
-A client contributes e = (g, c_1, ..., c_m): its clipped gradient, ‖g‖ <= B_g, and for every metric a
-value v in [0, 1] as the coordinate c = (v - 1/2)·w, in [-w/2, w/2]. A step without a client
+A client contributes e = (g, c_1, ..., c_m): its clipped gradient, ‖g‖ <= B_g, and for every metric
+a value v in [0, 1] as the coordinate c = (v - 1/2)·w, in [-w/2, w/2]. A step without a client
 contributes the zero vector, as it does without telemetry. Hence
 
     ‖e‖ <= R = √(B_g² + m·(w/2)²)                                   (`Telemetry.release_norm`)
 
-and neighbours are apart by at most 2R = √((2·B_g)² + m·w²) where one client's record is replaced, by
-at most R where it is zeroed out: calibration takes R for B_g and nothing else changes. `present` is
-counted like the others, so the bound also holds where "nobody came" takes a client's place.
+and neighbours are apart by at most 2R = √((2·B_g)² + m·w²) where one client's record is replaced,
+by at most R where it is zeroed out: calibration takes R for B_g and nothing else changes. `present`
+is counted like the others, so the bound also holds where "nobody came" takes a client's place.
 
 Simulation extends arrays (`extended`), a deployed learner whole numbers
-(`gradient_types.extend_on_grid`); both by `Telemetry.coordinates`. What a sum of coordinates says of
-the metrics is `Telemetry.averages`.
+(`gradient_types.extend_on_grid`); both by `Telemetry.coordinates`. What a sum of coordinates says
+of the metrics is `Telemetry.averages`.
 """
 
 from __future__ import annotations

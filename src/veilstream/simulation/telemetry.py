@@ -61,7 +61,7 @@ class SimulatedTelemetry:
         return self._plan.telemetry.act != "none"
 
     def record(self, methods: Sequence[int], first: int, released: NDArray[Any]) -> None:
-        """What some methods released in rounds from ``first``, (rounds, methods, seeds, metrics)."""
+        """What methods released in rounds from ``first``, (rounds, methods, seeds, metrics)."""
         moved = np.moveaxis(np.asarray(released, np.float64), 0, 2)
         self.releases[np.asarray(methods), :, first : first + moved.shape[2]] = moved
 
