@@ -7,7 +7,7 @@ newest window and at the one before it, which share no round:
 * ``reduce_step``: when the metric has not got better, the step is multiplied with ``factor``.
 * ``choose_step``: two steps, the method's own and ``factor`` times as large. The larger one is
   taken when the metric has got worse beyond both error bars, the world having changed; the method's
-  own again when the larger one no longer makes it better beyond them.
+  own again when the larger one no longer makes it better.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ class StepControl:
                 self.current *= self.factor
         elif rise < -bars:
             self.current = self.factor
-        elif rise <= bars:
+        elif rise <= 0.0:
             self.current = 1.0
         return self.current
