@@ -181,17 +181,19 @@ class Acting:
     """Accuracy in the last quarter."""
 
 
-def acting(rounds: int, seeds: Sequence[int], drift: str) -> list[Acting]:
-    """One step, the larger one, and servers that act."""
-    return [each for eps in BUDGETS for each in _ways(rounds, seeds, drift, eps)]
+WAYS = ("one step", "the larger step", "choose_step", "reduce_step", "stop")
 
 
-def _ways(rounds: int, seeds: Sequence[int], drift: str, eps: float) -> list[Acting]:
+def acting(
+    rounds: int, seeds: Sequence[int], drift: str, eps: float, ways: Sequence[str] = WAYS
+) -> list[Acting]:
+    """One step, the larger one, and servers that act; or some of them, with one step first."""
+
     def plan(times: float, **told: Any) -> Plan:
         method = {"name": "a", "mechanism": "buffered", "epsilon": eps, "step": times * STEPS[eps]}
         return plan_of(rounds, [method], {"window": ACT_WINDOW} | told, drift)
 
-    ways = {
+    plans = {
         "one step": plan(1.0),
         "the larger step": plan(FACTOR),
         "choose_step": plan(1.0, act="choose_step", factor=FACTOR),
@@ -199,8 +201,7 @@ def _ways(rounds: int, seeds: Sequence[int], drift: str, eps: float) -> list[Act
         "stop": plan(1.0, act="stop"),
     }
     each = {
-        way: simulated(plan, seeds).history["accuracy"][0].astype(np.float64)
-        for way, plan in ways.items()
+        way: simulated(plans[way], seeds).history["accuracy"][0].astype(np.float64) for way in ways
     }
     base = each["one step"].mean(axis=1)
     return [
@@ -240,7 +241,12 @@ def main() -> None:
             f"{p.prequential[0]:+.4f} +- {p.prequential[1]:.4f}"
         )
     fresh = range(FRESH, FRESH + options.seeds)
-    acted = [a for drift in ("none", "abrupt") for a in acting(options.rounds, fresh, drift)]
+    acted = [
+        each
+        for drift in ("none", "abrupt")
+        for eps in BUDGETS
+        for each in acting(options.rounds, fresh, drift, eps)
+    ]
     print("| drift | epsilon | way | accuracy | gain | at the end |\n" + "| --- " * 6 + "|")
     for a in acted:
         print(

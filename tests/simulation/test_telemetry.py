@@ -197,3 +197,26 @@ def test_acting_multiplies_the_steps_of_each_seed_by_its_own_factor(monkeypatch)
     after = simulated(plan_with(None, FREE, learning={"rounds": 8}))
     assert np.allclose(found.models(), after.models(), atol=1e-6)  # stopped after two windows
     assert (found.telemetry.factors(8) == 0.0).all()
+
+
+@pytest.mark.parametrize("memory", [{}, {"momentum": 0.5, "forgetting": 0.99}])
+def test_a_factor_of_one_changes_nothing(memory, monkeypatch):
+    """Steps of each seed, and the same steps for all seeds: one arithmetic but for rounding."""
+    from veilstream.learning import telemetry_rule
+
+    methods = [{"name": "a", "mechanism": "buffered", "step_size": 0.2, **memory}]
+    monkeypatch.setattr(telemetry_rule.StepControl, "look", lambda self, *_: 1.0)
+    acts = simulated(plan_with({"act": "reduce_step", "window": 6}, methods))
+    plain = simulated(plan_with({"window": 6}, methods))
+    assert np.allclose(acts.models(), plain.models(), atol=1e-5)
+
+
+def test_noise_made_on_the_device_reaches_telemetry_too():
+    plan = plan_with({"metrics": ["present"]}, run={"noise": "device"})
+    found = simulated(plan)
+    telemetry = plan.telemetry_of(plan.methods[0])
+    said = telemetry.averages(found.telemetry.releases[0], 1)[..., 0]
+    assert np.isfinite(said).all()
+    assert said.std() > 0.1
+    (estimate,) = found.telemetry.sums(0, 0, 24).estimates(24)
+    assert abs(estimate.estimate - 1.0) < 2.0 * (estimate.high - estimate.estimate)
