@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from veilstream.learning.telemetry_estimates import Estimate
@@ -14,7 +16,7 @@ def window(value, half=0.05, metric="accuracy"):
 
 def steps(act, values, factor=None, **options):
     control = StepControl(act, factor)
-    pairs = zip(values, values[1:], strict=False)
+    pairs = itertools.pairwise(values)
     return [control.look(window(a, **options), window(b, **options)) for a, b in pairs]
 
 
