@@ -201,7 +201,9 @@ _PUBLISHING = ("step_decay", "averaging", "newest_weight", "momentum", "forgetti
 
 def _telemetry(told: TelemetryPlan | None, clip_norm: float) -> Telemetry | None:
     """Of a plan; its width goes with the clip norm, also with one that an option gives."""
-    return told and Telemetry(told.metrics, told.scale * clip_norm, told.loss_cap)
+    if told is None:
+        return None
+    return Telemetry(told.metrics, told.scale * clip_norm, told.loss_cap)
 
 
 def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:

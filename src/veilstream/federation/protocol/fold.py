@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
+from veilstream.federation.protocol.last_message import InMemory, LastMessage
 from veilstream.federation.protocol.messages import Buffer, Sum
 from veilstream.learning.algorithm import next_model, step_size
 from veilstream.learning.telemetry_estimates import Span
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Announcement",
     "ClosedRound",
-    "InMemory",
-    "LastMessage",
     "OtherEpoch",
     "Seat",
     "ServerFold",
@@ -56,55 +55,6 @@ SeatState = Literal["new", "open", "base", "reset", "held", "void"]
 """new: not enrolled in this run yet, so at any epoch. open: as usual. reset: the next enrolment is
 taken as it is. base: its next release says where it stands, and adds nothing. held: not asked until
 the operator decides. void: never asked again."""
-
-
-class LastMessage(Protocol):
-    """Where the last accepted message of one learner is kept."""
-
-    @property
-    def held(self) -> bool:
-        """Whether there is one."""
-
-    def prefix(self) -> NDArray[np.int64]:
-        """The message's; zeros without one."""
-
-    def keep(self, payload: Buffer) -> None:
-        """Take this message for the last one."""
-
-    def increment(self) -> NDArray[np.int64]:
-        """What the last message has added to the one before it, also if it is forgotten since."""
-
-    def forget(self) -> None:
-        """There is none any more."""
-
-
-class InMemory:
-    """A `LastMessage` in memory: for studies, the audit and tests."""
-
-    def __init__(self, dim: int) -> None:
-        self._prefix = self._newest = self._before = self._nothing = np.zeros(dim, np.int64)
-
-    @property
-    def held(self) -> bool:
-        """Whether there is one."""
-        return self._prefix is not self._nothing
-
-    def prefix(self) -> NDArray[np.int64]:
-        """The message's; zeros without one."""
-        return self._prefix
-
-    def keep(self, payload: Buffer) -> None:
-        """Take this message for the last one."""
-        self._before, self._prefix = self._prefix, decode(payload).prefix
-        self._newest = self._prefix
-
-    def increment(self) -> NDArray[np.int64]:
-        """What the last message has added to the one before it."""
-        return self._newest - self._before
-
-    def forget(self) -> None:
-        """There is none any more."""
-        self._prefix = self._nothing
 
 
 @dataclass
