@@ -73,8 +73,10 @@ Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 
 
-def parity_plan(mechanisms: Sequence[str], tau: int, rounds: int) -> Plan:
-    """One method a mechanism; a learner's plan has one."""
+def parity_plan(
+    mechanisms: Sequence[str], tau: int, rounds: int, metrics: Sequence[str] = ()
+) -> Plan:
+    """One method a mechanism; a learner's plan has one. With ``metrics``, telemetry of these."""
     return Plan(
         name="parity",
         learning={
@@ -82,6 +84,7 @@ def parity_plan(mechanisms: Sequence[str], tau: int, rounds: int) -> Plan:
         },
         data={"dim": DIM},
         privacy={"epsilon": 4.0, "delta": 1e-5},
+        telemetry={"metrics": metrics} if metrics else None,
         run={"seeds": 1, "first_seed": SEED, "noise": "host", "regret": False},
         methods=[
             {
@@ -105,9 +108,9 @@ class Simulated:
     final: Float32s
     """x^R as `vs.run` wrote it into its folder."""
     releases: Floats
-    """ĝ of every round and learner, (R, n, d)."""
+    """ĝ of every round and learner, (R, n, d), and telemetry's numbers behind it."""
     noise: Floats
-    """What was added at every step, (T, n, d)."""
+    """What was added at every step, of the same shape but for steps, (T, n, ...)."""
 
 
 def simulated_models(plan: Plan, prepared: Sequence[Prepared]) -> Float32s:
@@ -123,22 +126,27 @@ def simulated_models(plan: Plan, prepared: Sequence[Prepared]) -> Float32s:
     return np.stack(models, axis=1)
 
 
-def simulated_noise(prepared: Prepared) -> Floats:
-    """As `HostNoise` makes it and a block scales it, (T, n, d)."""
+def release_dim(plan: Plan) -> int:
+    """Numbers of a release: the model's, and telemetry's behind them."""
+    return DIM + (len(plan.telemetry.metrics) if plan.telemetry else 0)
+
+
+def simulated_noise(prepared: Prepared, dim: int) -> Floats:
+    """As `HostNoise` makes it and a block scales it, (T, n, numbers of a release)."""
     factorization = prepared.factorization
     assert factorization is not None
     stream = factorization.noise(
-        std=1.0, dim=LEARNERS * DIM, seed=noise_seed(SEED, factorization.name)
+        std=1.0, dim=LEARNERS * dim, seed=noise_seed(SEED, factorization.name)
     )
-    unit = stream.take(factorization.horizon).reshape(-1, LEARNERS, DIM)
+    unit = stream.take(factorization.horizon).reshape(-1, LEARNERS, dim)
     return np.asarray(unit * np.float32(prepared.noise_std), np.float64)
 
 
-def local_rounds(task: Task) -> Callable[..., Any]:
+def local_rounds(plan: Plan, task: Task) -> Callable[..., Any]:
     """The simulation's own local round, for all learners at once; compiled once for all methods."""
     import jax
 
-    rule = StepRule(CLIP_NORM)
+    rule = StepRule(CLIP_NORM, telemetry=plan.telemetry_of(plan.methods[0]))
 
     def one(x: Any, clients: Sample, noise: Any) -> Any:
         return local_round(task, rule, x, clients, noise, np.float32(STEP_SIZE))
@@ -149,7 +157,10 @@ def local_rounds(task: Task) -> Callable[..., Any]:
 def simulated_releases(
     plan: Plan, rounds_of: Callable[..., Any], models: Float32s, noise: Floats
 ) -> Floats:
-    """ĝ at the simulation's own models, (R, n, d); they lead from each model to the next."""
+    """What is released at the simulation's own models, (R, n, numbers of a release).
+
+    The model's part of it leads from each model to the next.
+    """
     import jax
 
     stream, tau = stream_of(plan), plan.learning.local_steps
@@ -160,7 +171,7 @@ def simulated_releases(
         w = noise[r * tau : (r + 1) * tau].transpose(1, 0, 2).astype(np.float32)
         with jax.default_matmul_precision("highest"):
             released.append(np.asarray(rounds_of(models[r], clients, w), np.float64))
-    moved = STEP_SIZE * SERVER_STEP_SIZE * tau * np.mean(released, axis=1)
+    moved = STEP_SIZE * SERVER_STEP_SIZE * tau * np.mean(released, axis=1)[:, :DIM]
     size = np.abs(models).max() + np.abs(moved).max()
     assert np.abs(models[1:] - (models[:-1] - moved)).max() < 8 * UNIT * size, "not its releases"
     return np.stack(released)
@@ -171,10 +182,10 @@ def simulate(plan: Plan, folder: Path) -> dict[str, Simulated]:
     prepared = [prepare(plan, method) for method in plan.methods]
     run = vs.run(plan, out=folder)
     models = simulated_models(plan, prepared)
-    rounds_of = local_rounds(task_of(plan))
+    rounds_of = local_rounds(plan, task_of(plan))
     found = {}
     for own, p in zip(models, prepared, strict=True):
-        noise = simulated_noise(p)
+        noise = simulated_noise(p, release_dim(plan))
         releases = simulated_releases(plan, rounds_of, own, noise)
         found[p.plan.name] = Simulated(own, run.model(p.plan.name), releases, noise)
     return found
@@ -281,7 +292,7 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
 def _program_noise(learner: GivenNoise) -> Floats:
     """The increments of a learner's program once more, (T, d)."""
     again = learner.new_rounds(learner.epoch)
-    prefixes = [np.zeros(DIM)]
+    prefixes = [np.zeros(again.dim)]
     for step in range(again.terms.mechanism.horizon):
         again.noise.step(again.row(step, b""))
         prefixes.append((again.noise.cells + again.noise.fraction) * again.grid.step)
@@ -303,7 +314,7 @@ class Allowance:
 
 def allowance(simulated: Simulated, deployed: Deployed, tau: int) -> Allowance:
     """Follow both runs step by step and add up what may set them apart."""
-    root = np.sqrt(DIM)
+    root = np.sqrt(simulated.noise.shape[-1])
     s = deployed.grid
     apart = np.cumsum(deployed.noise - simulated.noise, axis=0)
     noise_apart = np.linalg.norm(apart, axis=-1)  # of prefixes, (T, n)

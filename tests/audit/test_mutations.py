@@ -13,7 +13,8 @@ NAMED = {
     "float release without the grid", "weights 1/(who answered)", "a seed chosen by the operator",
     "one coordinate without noise", "ten coordinates without noise",
     "two coordinates sharing noise", "seeds from a secret of the store and the step",
-    "float32 products under the grid", "seeds of 16 bits",
+    "float32 products under the grid", "seeds of 16 bits", "a metric outside its bound",
+    "telemetry that was not calibrated for",
 }  # fmt: skip
 CHECKS = {
     "one run", "many runs", "same draws", "conformance", "coordinates", "pairs", "epochs", "cells",

@@ -272,3 +272,19 @@ def test_version():
     import veilstream as vs
 
     assert veilstream("--version").stdout.strip() == f"veilstream {vs.__version__}"
+
+
+def test_telemetrys_price_is_in_the_noise_that_a_plan_needs(tmp_path):
+    """√(1 + 0.15²) times as much, for one metric at 0.3 of the clip norm."""
+    text = (
+        "[learning]\nrounds = 16\nclip_norm = 0.5\n[data]\ndim = 4\n"
+        "[privacy]\nepsilon = 2.0\ndelta = 1e-3\n"
+        '[[methods]]\nname = "a"\nmechanism = "tree"\nstep_size = 0.1\n'
+    )
+    (tmp_path / "plain.toml").write_text(text)
+    (tmp_path / "told.toml").write_text(text + "[telemetry]\n")
+    stds = []
+    for name in ("plain", "told"):
+        said = veilstream("plan", str(tmp_path / f"{name}.toml"), "--mechanism", "tree", "--json")
+        stds.append(json.loads(said.stdout)["mechanisms"][0]["noise_std"])
+    assert stds[1] / stds[0] == pytest.approx(1.0111874, abs=1e-6)

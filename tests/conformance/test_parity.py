@@ -40,6 +40,26 @@ def test_releases_and_models_are_the_simulations_to_the_grids_precision_long():
     check(40)
 
 
+@pytest.mark.parametrize("name", ["buffered", "tree"])
+def test_telemetry_beside_gradients_is_the_simulations_too(name, tmp_path):
+    """Telemetry's coordinates of every release, and models that do not notice them."""
+    metrics, rounds, tau = ("accuracy", "clipped", "present"), 5, 3
+    plan = parity.parity_plan([name], tau, rounds, metrics)
+    simulated = parity.simulate(plan, tmp_path / "run")[name]
+    assert simulated.releases.shape == (rounds, parity.LEARNERS, parity.DIM + 3)
+    deployed = parity.deploy(plan, tmp_path / "learners", task_of(plan))
+    found = parity.compare(name, tau, simulated, deployed)
+    assert found.used < 1.0, found
+    told = np.diff(deployed.prefixes[:, :, parity.DIM :], axis=0, prepend=0.0)
+    apart = told - tau * simulated.releases[:, :, parity.DIM :]
+    # One client counted otherwise would be 0.3 clip norms: far more than rounding.
+    assert np.abs(apart).max() < 1e-3 * 0.3 * parity.CLIP_NORM
+    free = told - np.add.reduceat(deployed.noise[:, :, parity.DIM :], range(0, 15, tau), axis=0)
+    right = free[:, :, 0] / (0.3 * parity.CLIP_NORM) + tau / 2
+    assert np.allclose(right, np.rint(right), atol=1e-3)  # whole clients, no more than there are
+    assert 0 <= right.min() < right.max() <= tau + 1e-3
+
+
 # --- one keystream, one program ------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def test_options_go_by_keyword_and_are_the_same(f):
 
     assert options(vs.calibrate) == options(vs.privacy_of)
     assert set(options(vs.calibrate)) == {
-        "neighbours", "participation", "accounting", "clients_per_step",
+        "neighbours", "participation", "accounting", "clients_per_step", "telemetry",
     }  # fmt: skip
     with pytest.raises(TypeError):
         vs.calibrate(BUDGET, f, 1.0, "zero-out")

@@ -25,6 +25,7 @@ from veilstream.audit.deployed import AuditServer
 from veilstream.audit.disposable import Apart
 from veilstream.audit.statistics import Law, ManyRun, many_run
 from veilstream.audit.statistics.law import patterns
+from veilstream.audit.telemetry_canary import TelemetryTask
 from veilstream.audit.transcript import law_of_terms, reach_of
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
@@ -47,10 +48,10 @@ _CANARY, _OTHER = 1.0, 0.0
 _ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 
 
-class Canary:
+class Canary(TelemetryTask):
     """A task in which a sample says who comes, and the audit what follows."""
 
-    classifies, labels = False, None
+    labels = None
     features_shape = ()
 
     def __init__(self, terms: Terms, second: Bools, others: Others) -> None:
@@ -156,7 +157,7 @@ def _epoch(
         payload = learner.finish_round().payload
         message = decode(payload)
         server.take(payload)
-        yield message.prefix * message.grid - known
+        yield message.prefix[: task.dim] * message.grid - known  # telemetry has its own canary
 
 
 def _repeated(law: Law, epochs: int) -> Law:

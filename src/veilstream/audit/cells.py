@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from veilstream.audit.disposable import in_memory
 from veilstream.audit.statistics.cells import CellCounts
+from veilstream.audit.telemetry_canary import TelemetryTask
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
@@ -40,10 +41,10 @@ _CHUNK = 1 << 22
 _MOST_WORKERS = 4
 
 
-class Silent:
+class Silent(TelemetryTask):
     """A task whose gradients are zero."""
 
-    classifies, labels = False, None
+    labels = None
     features_shape = ()
 
     def __init__(self, dim: int) -> None:
@@ -136,5 +137,5 @@ def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tup
                 raise PrivacyError(
                     f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}"
                 )
-            found.append((r, message.prefix))
+            found.append((r, message.prefix[: learner.task.dim]))
     return found

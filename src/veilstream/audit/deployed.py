@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.audit.statistics.differencing import clipped_by_hand
+from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
+from veilstream.audit.telemetry_canary import TelemetryTask
 from veilstream.audit.transcript import Transcript
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
@@ -32,21 +33,21 @@ Float32s = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-class Unkind:
+class Unkind(TelemetryTask):
     """A task whose gradients the audit chooses and remembers.
 
     ``features`` is nothing; ``target`` is the step at which the client comes.
     """
 
-    classifies, labels = False, None
+    labels = None
     features_shape = ()
 
     def __init__(self, terms: Terms, *, seed: int = 0) -> None:
         self.dim = terms.dim
         self._clip_norm, self._step = terms.grid.clip_norm, terms.grid.step
         self._gamma = terms.gamma
-        self._seed = seed
-        self._before: Integers = np.zeros(self.dim, np.int64)
+        self._seed, self._told = seed, terms.telemetry
+        self._before: Integers = np.zeros(terms.release_dim, np.int64)
         self._now: tuple[int, Integers] = (-1, self._before)
 
     @property
@@ -62,7 +63,14 @@ class Unkind:
             return raw
         if step != self._now[0]:
             self._before = self.known
-        self._now = step, clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
+        used = clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
+        if self._told is not None:
+            behind = told_by_hand(
+                raw, self._told.metrics, step == 0, clip_norm=self._clip_norm,
+                width=self._told.width, step=self._step,
+            )  # fmt: skip
+            used = np.concatenate([used, behind])
+        self._now = step, used
         return raw
 
     def _raw(self, step: int, z: Float32s) -> Float32s:

@@ -20,6 +20,7 @@ from veilstream.audit.deployed import Unkind, listen
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
+from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
@@ -65,11 +66,12 @@ UNSEEN = (
 
 SHARES = 6
 """Parts of an audit that may each raise a false alarm with probability `FALSE_ALARMS`: two runs,
-canaries, two learners, and all of ``checks`` together; one to spare."""
+canaries, canaries in telemetry, two learners, and all of ``checks`` together."""
 _COORDINATES = 100_000
 _NUMBERS = 16_000_000  # of one transcript
 _MOST_ROUNDS = 2048
 _TWIN_DIM = 64
+_TELEMETRY_RUNS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,8 @@ class AuditReport:
     local_steps: int
     checks: tuple[Check, ...]
     """Cells, single coordinates, pairs, epochs, seeds, and a federation if one was run."""
+    telemetry: ManyRun | None = None
+    """Canaries in gradient and telemetry at once, where the plan has telemetry."""
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -118,6 +122,12 @@ class AuditReport:
             found.append(f"{self.many.runs} runs: mu is at least {best:.4g}, more than promised")
         elif self.many.stranger:
             found.append(f"{self.many.runs} runs: guesses do not fit the claimed mechanism")
+        if self.telemetry is not None and self.telemetry.alarm:
+            best = max(g.mu_surely for g in self.telemetry.guesses)
+            found.append(
+                f"{self.telemetry.runs} runs with telemetry: mu is at least {best:.4g} of "
+                f"{self.telemetry.claim:.4g}, or guesses do not fit the claimed mechanism"
+            )
         found += [
             f"{check.name}: {check.means} ({check.figure}; p = {check.p:.1g})"
             for check in alarming(self.checks)
@@ -155,6 +165,7 @@ class AuditReport:
                 for name, run in (("fixed", self.fixed), ("adaptive", self.adaptive))
             },
             "many_run": _many_run_dict(self.many),
+            **({"telemetry": _many_run_dict(self.telemetry)} if self.telemetry else {}),
             "same_draws": dataclasses.asdict(self.twins) | {"alarm": self.twins.alarm},
             "independence_p": self.independence_p,
             "repeats_unlike": self.repeats_unlike,
@@ -182,7 +193,10 @@ def auditable(plan: Plan) -> Plan:
             "learning.rounds", learning.rounds, f"at most {_MOST_ROUNDS} in an audit",
             "audit the same method with fewer rounds",
         )  # fmt: skip
-    return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
+    told = plan.telemetry and dataclasses.replace(plan.telemetry, act="none", factor=None)
+    return dataclasses.replace(
+        plan, learning=learning, data=DataPlan(kind="custom"), telemetry=told
+    )
 
 
 def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:
@@ -234,6 +248,9 @@ def audit(
         plan, dataclasses.replace(terms, dim=1), runs, others="loud" if tau == 1 else "echo",
         adaptive=True, insist=True, tick=lambda _: tick(rounds),
     )  # fmt: skip
+    told = None
+    if terms.telemetry is not None:
+        told = telemetry_runs(terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
     return AuditReport(
         guarantee=terms.guarantee,
         fixed=one_run(fixed.residuals, law),
@@ -247,6 +264,7 @@ def audit(
         checks=deployed_checks(
             plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick
         ),
+        telemetry=told,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,13 @@ from veilstream.mechanisms import MECHANISMS, Workload
 from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.mechanisms.participation import Participation
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
+from veilstream.privacy.telemetry import Telemetry
 from veilstream.progress import progress
 from veilstream.reports.comparison import Comparison, Setting, compare
 from veilstream.reports.error_figure import check_figure_path, draw_error_over_time
+
+if TYPE_CHECKING:
+    from veilstream.plans.plan import TelemetryPlan
 
 __all__ = ["command"]
 
@@ -157,6 +161,7 @@ def command(
         neighbours=Neighbours.of(chosen["neighbours"]),
         participation=Participation(chosen["participations"], chosen["separation"]),
         accounting=Accounting.of(chosen["accounting"]),
+        telemetry=_telemetry(known.get("telemetry"), chosen["clip_norm"]),
         workload=workload,
         step_size=chosen["step_size"],
         people=chosen["people"],
@@ -194,6 +199,13 @@ _PUBLISHING = ("step_decay", "averaging", "newest_weight", "momentum", "forgetti
 """Options that say what is published, as `Workload` names them."""
 
 
+def _telemetry(told: TelemetryPlan | None, clip_norm: float) -> Telemetry | None:
+    """Of a plan; its width goes with the clip norm, also with one that an option gives."""
+    if told is None:
+        return None
+    return Telemetry(told.metrics, told.scale * clip_norm, told.loss_cap)
+
+
 def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
     """What a plan's first private method says; the model's size from its task unless given."""
     from veilstream.plans.plan import Plan
@@ -219,5 +231,6 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
         "neighbours": plan.neighbours, "participations": often.times,
         "separation": often.min_separation, "accounting": plan.accounting_of(method),
         "step_size": method.local_step_size * method.server_step_size, "people": plan.data.clients,
+        "telemetry": plan.telemetry,
         **{key: getattr(method, key) for key in _PUBLISHING}, "unbounded": learning.unbounded,
     }  # fmt: skip

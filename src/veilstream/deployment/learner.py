@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_gradients import ClientGradients
+from veilstream.deployment.client_telemetry import ClientTelemetry
 from veilstream.deployment.epochs import Epochs, one_at_a_time
 from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.chain import BOOKMARKS
@@ -140,6 +141,9 @@ class Learner(Epochs):
         terms = Terms.of(plan, task.dim, task)
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradients = ClientGradients(task)
+        self._telemetry = None
+        if terms.telemetry is not None:
+            self._telemetry = ClientTelemetry(task, terms.telemetry, terms.grid.clip_norm)
         if TaskDetails.of(task).host_gradient is not None:
             self._gradients.check_pure()
         check_generator_once(fresh_secret)
@@ -147,7 +151,7 @@ class Learner(Epochs):
         self.clipped = 0
         """Gradients since this start that were longer than the clip norm: for this machine only."""
         self._planned: list[tuple[bytes, Visit]] = []  # of the group that is being put together
-        self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * task.dim)))
+        self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
         super().__init__(plan, terms, store, witness, create=create)
 
     # --- a round ---------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ class Learner(Epochs):
         model = self._model_of_round(r, x, acknowledged)
         if model is None:
             return  # open already, or sealed: finish_round repeats it
-        self._gradients.check_pure()
+        self._check_task()
         with self._whole_or_broken():
             self._pin(checked_round("round", r), model, model_hash(model), acknowledged)
 
@@ -436,10 +440,15 @@ class Learner(Epochs):
                 used.append((tags[0], admitted))
             outcomes.append(Outcome(Answer.TAKEN, takes))
         if used:
-            self._gradients.check_pure()
+            self._check_task()
             with self._whole_or_broken():
                 self._store_steps(used)
         return outcomes
+
+    def _check_task(self) -> None:
+        self._gradients.check_pure()
+        if self._telemetry is not None:
+            self._telemetry.check()
 
     def _check_room(self, planned: int) -> None:
         if not self.pinned:
@@ -483,7 +492,9 @@ class Learner(Epochs):
         raw = self._gradients.raw(local.model, sample)
         if local.terms.gamma is None:  # normalised gradients are short, whatever a client has
             self.clipped += _is_longer(raw, self.grid.clip_norm)
-        return local.noisy(local.clip(raw), seed)
+        told = self._telemetry
+        values = None if told is None else told.values(local.begun, sample, raw)
+        return local.noisy(local.whole(local.clip(raw), values), seed)
 
     def _bookmark_blob(self) -> dict[str, bytes]:
         """With salt: a hash of records stays in the chain for ever, and must not tell of them."""

@@ -31,10 +31,12 @@ from veilstream.mechanisms.program import NoiseProgram
 from veilstream.privacy.gradient_types import (
     ClippedGradient,
     Hidden,
+    MetricValues,
     Noised,
     RawGradient,
     add_noise,
     clip_onto_grid,
+    extend_on_grid,
 )
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.grid_noise import GridNoise
@@ -103,7 +105,7 @@ class LocalRounds(NoisySum):
 
     def __init__(self, terms: Terms, epoch: int) -> None:
         super().__init__(
-            terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.dim
+            terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim
         )
         self.terms, self.epoch = terms, epoch
         self._round = self._taken = 0
@@ -112,6 +114,7 @@ class LocalRounds(NoisySum):
         self._sealed: Release | None = None
         self._sealed_model: str | None = None
         self._model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
+        self._begun = self._model
 
     # --- where it stands -------------------------------------------------------------------------
 
@@ -134,6 +137,11 @@ class LocalRounds(NoisySum):
     def model(self) -> Hidden[Float32s]:
         """z, the local model."""
         return self._model
+
+    @property
+    def begun(self) -> Hidden[Float32s]:
+        """x^r, the model that the open round began with."""
+        return self._begun
 
     @property
     def pinned(self) -> str | None:
@@ -204,20 +212,29 @@ class LocalRounds(NoisySum):
     def pin(self, model: Float32s, digest: str) -> None:
         """Begin the round at this model."""
         self._pinned, self._model = digest, Hidden(model)
+        self._begun = self._model
 
     def clip(self, raw: RawGradient) -> ClippedGradient:
         """Onto the grid, normalised first where the terms say so; not finite becomes zero."""
         return clip_onto_grid(raw, self.grid, self.terms.gamma)
 
     def nothing(self) -> ClippedGradient:
-        """The gradient of a step without a client."""
-        return self.clip(RawGradient(np.zeros(self.dim, np.float32)))
+        """What a step without a client contributes: zeros."""
+        return self.whole(self.clip(RawGradient(np.zeros(self.terms.dim, np.float32))), None)
+
+    def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
+        """A client's gradient with its telemetry behind it, if the terms have any.
+
+        ``values`` is None for nobody.
+        """
+        told = self.terms.telemetry
+        return gradient if told is None else extend_on_grid(gradient, values, told, self.grid)
 
     def apply(self, noisy: Noised) -> None:
-        """Move the local model and the prefix by a noisy step."""
+        """Move the local model by a noisy step's gradient, and the prefix by all of it."""
         method = self.terms.method
         size = np.float32(step_size(method.local_step_size, method.step_decay, self._round))
-        value = self.grid.value(noisy)
+        value = self.grid.value(noisy[: self.terms.dim])
         radius = self.terms.projection_radius
         self._model = Hidden(moved(self._model.reveal(), value, size, radius))
         self.add(noisy)

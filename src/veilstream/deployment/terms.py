@@ -19,6 +19,7 @@ import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.learning.admission import Admission
+from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
@@ -28,6 +29,7 @@ from veilstream.plans.records import record_terms
 from veilstream.privacy import Guarantee
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
+from veilstream.privacy.telemetry import Telemetry
 
 __all__ = [
     "NOISE_LAW",
@@ -56,6 +58,7 @@ class Terms:
 
     method: MethodPlan
     dim: int
+    """Parameters of the model; a release has `release_dim` numbers."""
     rounds: int
     local_steps: int
     mechanism: Factorization
@@ -79,6 +82,13 @@ class Terms:
     """Gradients become g / (|g| + gamma); None where they are clipped as they are."""
     admission: Admission | None = None
     """Which records the task admits; None where only the plan is known, not the task itself."""
+    telemetry: Telemetry | None = None
+    """What clients contribute beside their gradients; its coordinates follow the model's."""
+
+    @property
+    def release_dim(self) -> int:
+        """Numbers of a release: one for each parameter, and one for each metric of telemetry."""
+        return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
 
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
@@ -86,10 +96,13 @@ class Terms:
         prepared = prepare(plan, _deployable(plan))
         method = prepared.plan
         assert prepared.factorization is not None
+        telemetry = plan.telemetry_of(method)
+        if telemetry is not None and task is not None:
+            check_metrics(telemetry, task)
         noise = calibrate_release(
             plan.budget_of(method), prepared.factorization, plan.clip_norm_of(method), dim,
             neighbours=plan.neighbours, accounting=plan.accounting_of(method),
-            participation=plan.participation,
+            participation=plan.participation, telemetry=telemetry,
         )  # fmt: skip
         rounds = plan.learning.rounds
         if plan.learning.unbounded:
@@ -100,7 +113,7 @@ class Terms:
             plan.learning.model_norm_cap,
             plan.learning.task, plan.learning.ridge, plan.learning.learners,
             record_terms(plan), plan.federation.epochs, plan.learning.start_sha256,
-            prepared.rule.gamma, _admission(task),
+            prepared.rule.gamma, _admission(task), telemetry,
         )  # fmt: skip
 
     @property
@@ -271,6 +284,11 @@ def _deployable(plan: Plan) -> MethodPlan:
         raise InputError(
             "learning.unbounded", True, "a method that forgets, where learners are deployed",
             "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
+        )  # fmt: skip
+    if plan.telemetry is not None and plan.telemetry.act != "none":
+        raise InputError(
+            "telemetry.act", plan.telemetry.act, "none, where learners are deployed",
+            "a server tells learners no step sizes: act in simulation, then change the plan",
         )  # fmt: skip
     _, clients = plan.steps_and_clients(private[0])
     if clients != 1 or plan.learning.clients_per_step != 1:

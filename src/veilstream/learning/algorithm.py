@@ -9,12 +9,15 @@ move (`moved`, `next_model`) they take from here, with NumPy arrays instead of J
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from veilstream.errors import InputError
+from veilstream.learning.client_metrics import metric_values
 from veilstream.learning.tasks import Sample, Task
+from veilstream.privacy.telemetry import Telemetry, extended
 from veilstream.privacy.traced_clipping import clip_traced
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ class StepRule:
     """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
     gamma: float | None = None
     """Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself."""
+    telemetry: Telemetry | None = None
+    """What every client contributes beside its gradient; it moves no model."""
 
     def __post_init__(self) -> None:
         known = isinstance(self.clip_norm, float | int | np.floating)
@@ -100,30 +105,45 @@ def next_model(
 
 
 def local_step(
-    task: Task, rule: StepRule, z: Array, clients: Sample, noise: Array, step_size: Array
+    task: Task,
+    rule: StepRule,
+    z: Array,
+    clients: Sample,
+    noise: Array,
+    step_size: Array,
+    begun: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Next local model and the noisy gradient that led to it.
+    """Next local model and the noisy gradient that led to it, with noisy telemetry behind it.
 
     ``clients`` has a leading axis: usually one client, or several whose clipped gradients are
     averaged (then one client moves the average by at most 2·clip_norm / clients). A client that is
-    not present counts as a zero gradient; its noise stays.
+    not present counts as a zero gradient; its noise stays. ``begun`` is the model that the round
+    began with, which telemetry is about.
     """
     import jax
     import jax.numpy as jnp
 
     gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
-    gradient = _mean(clip_traced(gradients, rule.clip_norm, rule.gamma), clients.present)
+    vectors, told = clip_traced(gradients, rule.clip_norm, rule.gamma), rule.telemetry
+    if told is not None:
+        x = z if begun is None else begun
+        metrics = partial(metric_values, told, task, x, clip_norm=rule.clip_norm)
+        vectors = extended(vectors, jax.vmap(metrics)(clients, gradients), told)
+    vector = _mean(vectors, clients.present)
     if rule.unit_steps:
+        gradient = vector[: len(z)]
         length = jnp.sqrt((gradient**2).sum())
         gradient = gradient / jnp.where(length > 0.0, length, 1.0)
-    noisy = gradient + noise
-    return moved(z, noisy, step_size, rule.projection_radius), noisy
+        vector = gradient if told is None else jnp.concatenate([gradient, vector[len(z) :]])
+    noisy = vector + noise
+    direction = noisy if told is None else noisy[: len(z)]
+    return moved(z, direction, step_size, rule.projection_radius), noisy
 
 
 def local_round(
     task: Task, rule: StepRule, x: Array, clients: Sample, noise: Array, step_size: Array
 ) -> Array:
-    """ĝ of one learner: the average of its τ noisy gradients.
+    """ĝ of one learner: the average of its τ noisy gradients, with telemetry's behind it.
 
     ``clients`` and ``noise`` have the τ steps as their first axis. The noisy gradients are summed
     as they are: recovering them as (x - z)/(ητ) would cancel in float32.
@@ -134,18 +154,19 @@ def local_round(
     if noise.shape[0] == 1:
         # No scan: learners then share x, and a compiler can share their work on it.
         first = jax.tree.map(lambda leaf: leaf[0], clients)
-        return local_step(task, rule, x, first, noise[0], step_size)[1]
+        return local_step(task, rule, x, first, noise[0], step_size, x)[1]
 
     def body(
         carry: tuple[Array, Array], step: tuple[Sample, Array]
     ) -> tuple[tuple[Array, Array], None]:
         z, total = carry
-        z, noisy = local_step(task, rule, z, step[0], step[1], step_size)
+        z, noisy = local_step(task, rule, z, step[0], step[1], step_size, x)
         return (z, total + noisy), None
 
     tau = noise.shape[0]
     unroll = tau if tau <= 4 and x.shape[-1] >= LARGE else 1
-    (_, total), _ = jax.lax.scan(body, (x, jnp.zeros_like(x)), (clients, noise), unroll=unroll)
+    nothing = jnp.zeros_like(x if rule.telemetry is None else noise[0])
+    (_, total), _ = jax.lax.scan(body, (x, nothing), (clients, noise), unroll=unroll)
     return total / noise.shape[0]
 
 

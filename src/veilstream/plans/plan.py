@@ -24,10 +24,12 @@ from veilstream.plans.plan_tables import (
     MethodPlan,
     PrivacyPlan,
     RunPlan,
+    TelemetryPlan,
 )
 from veilstream.plans.records import check_own_records, schema_of
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
+from veilstream.privacy.telemetry import Telemetry
 
 __all__ = [
     "DataPlan",
@@ -38,6 +40,7 @@ __all__ = [
     "PlanError",
     "PrivacyPlan",
     "RunPlan",
+    "TelemetryPlan",
     "parse_override",
 ]
 
@@ -48,6 +51,13 @@ _OF_TABLES = (
     "returning",
 )  # fmt: skip
 """Keys of [data] that only records of a table have."""
+
+
+_CLASSIFY = ("logistic", "softmax", "cnn", "edge_features", "random_features")
+"""Tasks of our own whose predictions are right or wrong."""
+
+_WINDOW_STEPS = 1000
+"""Of a learner, that an estimate of telemetry averages over where the plan does not say."""
 
 
 class Plan(PlanTable):
@@ -62,6 +72,7 @@ class Plan(PlanTable):
     learning: LearningPlan
     data: DataPlan = DataPlan()
     privacy: PrivacyPlan | None = None
+    telemetry: TelemetryPlan | None = None
     run: RunPlan = RunPlan()
     federation: FederationPlan = FederationPlan()
     methods: tuple[MethodPlan, ...] = value(empty=False)
@@ -93,6 +104,43 @@ class Plan(PlanTable):
             )  # fmt: skip
         for index, method in enumerate(self.methods):
             self._check_method(f"methods[{index}]", method)
+        if self.telemetry is not None:
+            self._check_telemetry(self.telemetry)
+
+    def _check_telemetry(self, telemetry: TelemetryPlan) -> None:
+        """Metrics that the task and the methods have."""
+        metrics, task = list(telemetry.metrics), self.learning.task
+        if "accuracy" in metrics and task in DATA_OF_TASK and task not in _CLASSIFY:
+            raise PlanError(
+                "telemetry.metrics", metrics, f"no accuracy where {task} predicts a number",
+                'metrics = ["loss"], with a loss_cap',
+            )  # fmt: skip
+        if "clipped" in metrics and any(m.method.normalises for m in self.methods):
+            raise PlanError(
+                "telemetry.metrics", metrics,
+                "no clipped beside a method that normalises gradients: none is ever clipped",
+                "remove it",
+            )  # fmt: skip
+        if self.data.missing_weights != "constant":
+            raise PlanError(
+                "data.missing_weights", self.data.missing_weights,
+                '"constant" where there is telemetry: other weights distort it',
+                "remove it, or [telemetry]",
+            )  # fmt: skip
+
+    def telemetry_of(self, plan: MethodPlan) -> Telemetry | None:
+        """What each client contributes beside its gradient; None for nothing."""
+        told = self.telemetry
+        if told is None:
+            return None
+        return Telemetry(told.metrics, told.scale * self.clip_norm_of(plan), told.loss_cap)
+
+    @property
+    def telemetry_window(self) -> int:
+        """Rounds that an estimate averages over: as the plan says, or 1000 steps of a learner."""
+        said = None if self.telemetry is None else self.telemetry.window
+        window = -(-_WINDOW_STEPS // self.learning.local_steps) if said is None else said
+        return min(window, self.learning.rounds)
 
     def _check_data(self) -> None:
         task, data = self.learning.task, self.data

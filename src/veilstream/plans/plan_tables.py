@@ -10,6 +10,7 @@ from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.workload import published_blend
 from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, value
+from veilstream.privacy.telemetry import METRIC_NAMES
 
 __all__ = [
     "DATA_OF_TASK",
@@ -19,6 +20,7 @@ __all__ = [
     "MethodPlan",
     "PrivacyPlan",
     "RunPlan",
+    "TelemetryPlan",
 ]
 
 
@@ -219,6 +221,45 @@ class FederationPlan(PlanTable):
     the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
     trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
     """Share of the increments that "trimmed" cuts off at each end."""
+
+
+class TelemetryPlan(PlanTable):
+    """Bounded numbers that each client contributes beside its gradient, under the same promise.
+
+    Without this table there is none, to the bit. `docs/telemetry.md` says what it costs and shows.
+    """
+
+    metrics: tuple[str, ...] = value(
+        default=("accuracy",), empty=False, choices=METRIC_NAMES,
+        hint='["accuracy"]; leave the table out for no telemetry',
+    )  # fmt: skip
+    scale: float = value(default=0.3, gt=0, le=10, hint="times the clip norm; try 0.3")
+    """Width of each metric's coordinate, in clip norms: wider is seen better and needs more noise,
+    √(1 + metrics·(scale/2)²) times as much; 1.1% for one metric at 0.3."""
+    loss_cap: float = value(default=1.0, gt=0, hint="losses beyond count as this; try 1")
+    """For the metric "loss"; public, never taken from records."""
+    window: int | None = value(default=None, ge=1, hint="in rounds; leave it out for 1000 steps")
+    """Rounds that an estimate averages over."""
+    act: Literal["none", "stop", "reduce_step", "choose_step"] = "none"
+    """What a simulation's server does with it, which costs no privacy: stop when the first metric
+    gets worse, make the step smaller when it no longer gets better, or choose between two steps."""
+    factor: float | None = value(default=None, gt=0, hint="0.5 to reduce, 4 to choose")
+    """Of `act`: what a step is multiplied with, 0.5 if reduced; the other of two steps is 4 times
+    the method's own."""
+
+    def check(self) -> None:
+        """Refuse a metric that is named twice, and a factor for nothing."""
+        if len(set(self.metrics)) < len(self.metrics):
+            raise PlanError("metrics", list(self.metrics), "each metric once", "remove one")
+        if self.factor is not None and self.act not in ("reduce_step", "choose_step"):
+            raise PlanError("factor", self.factor, f"nothing where act is {self.act}", "remove it")
+        if self.act == "reduce_step" and self.factor is not None and not self.factor < 1.0:
+            raise PlanError("factor", self.factor, "< 1 where it reduces a step", "try 0.5")
+        if self.act != "none" and self.metrics[0] not in ("accuracy", "loss"):
+            raise PlanError(
+                "act", self.act, "accuracy or loss as the first metric: it is what is acted on",
+                'metrics = ["accuracy", ...]',
+            )  # fmt: skip
 
 
 class MethodPlan(PlanTable):

@@ -185,6 +185,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         accounting=plan.accounting_of(method),
         clients_per_step=clients,
         participation=plan.participation,
+        telemetry=plan.telemetry_of(method),
     )
     kept = guarantee if method.method.private else None
     if not chooses:

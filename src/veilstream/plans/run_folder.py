@@ -136,6 +136,7 @@ _OWN_FILES = frozenset(
         "accuracy.csv",
         "noise.csv",
         "report.html",
+        "telemetry.csv",
         "baselines.csv",
         "summary.json",
         "versions.json",

@@ -13,6 +13,7 @@ from veilstream.privacy import gaussian, zcdp
 from veilstream.privacy.clipping import checked_clip_norm
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
 __all__ = ["calibrate", "privacy_of"]
@@ -30,6 +31,7 @@ def calibrate(
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
     clients_per_step: int = 1,
+    telemetry: Telemetry | None = None,
 ) -> tuple[float, Guarantee]:
     """Least noise that keeps the budget, and the guarantee that it gives.
 
@@ -45,6 +47,8 @@ def calibrate(
         accounting: "exact", or "zcdp" as in the paper (valid, and more noise than needed).
         clients_per_step: where a step averages the clipped gradients of several clients, one of
             them moves it by that much less.
+        telemetry: what each client contributes beside its gradient; the sensitivity is that of the
+            whole vector.
 
     Returns:
         V, the ``std`` for `Factorization.noise`, and the `Guarantee`.
@@ -56,7 +60,7 @@ def calibrate(
     if not isinstance(budget, Budget):
         raise InputError("budget", budget, "a Budget", "Budget(epsilon=1.0, delta=1e-6)")
     how = Accounting.of(accounting)
-    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step)
+    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step, telemetry)
     mu_for = gaussian.mu_for if how is Accounting.EXACT else zcdp.mu_for
     std = reach.sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
     if not (math.isfinite(std) and std > 0.0):
@@ -74,6 +78,7 @@ def calibrate(
         sensitivity=reach.sensitivity,
         sensitivity_exact=reach.exact,
         clients_per_step=reach.clients_per_step,
+        telemetry=telemetry,
     )
 
 
@@ -86,6 +91,7 @@ def privacy_of(
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
     clients_per_step: int = 1,
+    telemetry: Telemetry | None = None,
 ) -> GaussianCurve | ZcdpCurve:
     """The inverse question: what noise of this ``std`` gives, as a whole privacy curve.
 
@@ -98,6 +104,7 @@ def privacy_of(
         accounting: "exact" for what the noise really gives, "zcdp" for what the paper's formula
             says that it gives, which is never less.
         clients_per_step: as for `calibrate`.
+        telemetry: as for `calibrate`.
 
     Returns:
         A curve with ``epsilon(delta)`` and ``delta(epsilon)``.
@@ -108,7 +115,7 @@ def privacy_of(
     """
     noise = positive_number("std", std, "take it from veilstream.calibrate")
     how = Accounting.of(accounting)
-    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step)
+    reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step, telemetry)
     curve = GaussianCurve if how is Accounting.EXACT else ZcdpCurve
     return curve(reach.sensitivity / noise)
 
@@ -131,6 +138,7 @@ def _reach(
     neighbours: Neighbours | str,
     participation: Participation | tuple[int, int] | None,
     clients_per_step: int,
+    telemetry: Telemetry | None,
 ) -> _Reach:
     if not isinstance(factorization, Factorization):
         raise InputError(
@@ -140,5 +148,6 @@ def _reach(
     together = positive_integer("clients_per_step", clients_per_step, "try 1")
     near, part = Neighbours.of(neighbours), as_participation(participation)
     report = factorization.sensitivity_report(part)
-    sensitivity = near.reach * (clip / together) * report.value
+    norm = clip if telemetry is None else telemetry.release_norm(clip)
+    sensitivity = near.reach * (norm / together) * report.value
     return _Reach(clip, near, part, together, sensitivity, report.exact)

@@ -3,6 +3,7 @@
 A gradient goes through these types in one direction only:
 
     RawGradient --clip_onto_grid--> ClippedGradient --add_noise--> Noised --> a release
+                                    (--extend_on_grid-->, where a client contributes telemetry)
 
 The first two hold what would give a client away. They print as nothing, cannot be pickled, and a
 type checker refuses them wherever a `Noised` is asked for.
@@ -10,15 +11,27 @@ type checker refuses them wherever a `Noised` is asked for.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Generic, NewType, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.errors import PrivacyError
 from veilstream.privacy.clipping import clip
 from veilstream.privacy.grid import Grid, OnGrid
+from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["ClippedGradient", "Hidden", "Noised", "RawGradient", "add_noise", "clip_onto_grid"]
+__all__ = [
+    "ClippedGradient",
+    "Hidden",
+    "MetricValues",
+    "Noised",
+    "RawGradient",
+    "add_noise",
+    "clip_onto_grid",
+    "extend_on_grid",
+]
 
 T = TypeVar("T")
 
@@ -48,8 +61,14 @@ class RawGradient(Hidden[NDArray[np.float32]]):
     __slots__ = ()
 
 
+class MetricValues(Hidden[NDArray[np.float64]]):
+    """A client's metrics, in [0, 1] if all is well."""
+
+    __slots__ = ()
+
+
 class ClippedGradient(Hidden[OnGrid]):
-    """On the grid, norm checked in integers. Made by `clip_onto_grid` alone."""
+    """On the grid, norm checked in integers. Made by `clip_onto_grid` and `extend_on_grid`."""
 
     __slots__ = ()
 
@@ -65,6 +84,31 @@ def clip_onto_grid(raw: RawGradient, grid: Grid, gamma: float | None = None) -> 
     What is not finite becomes zero.
     """
     return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma)))
+
+
+def extend_on_grid(
+    gradient: ClippedGradient, values: MetricValues | None, telemetry: Telemetry, grid: Grid
+) -> ClippedGradient:
+    """The client's whole vector: its gradient, and its metrics' coordinates rounded towards zero.
+
+    ``values`` None is a step without a client, whose coordinates are zero. A coordinate that
+    exceeds half the width is a defect, and is refused: the sensitivity rests on it.
+
+    Raises:
+        PrivacyError: for such a coordinate; nothing is released.
+
+    """
+    count = len(telemetry.metrics)
+    if values is None:
+        units = np.zeros(count, np.int64)
+    else:
+        exact = np.asarray(telemetry.coordinates(values.reveal()), np.float64)
+        bound = Fraction(telemetry.width) / 2
+        within = np.isfinite(exact).all() and all(abs(Fraction(float(c))) <= bound for c in exact)
+        if exact.shape != (count,) or not within:
+            raise PrivacyError("a telemetry metric exceeds its bound: nothing was released")
+        units = np.trunc(exact / grid.step).astype(np.int64)
+    return ClippedGradient(OnGrid(np.concatenate([gradient.reveal(), units])))
 
 
 def add_noise(gradient: ClippedGradient, noise: NDArray[np.int64]) -> Noised:

@@ -13,6 +13,7 @@ from veilstream.mechanisms.checks import positive_number
 from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import ENDLESS
 from veilstream.privacy.gaussian import GaussianCurve
+from veilstream.privacy.telemetry import Telemetry
 
 __all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
 
@@ -88,7 +89,8 @@ class Guarantee:
     after seeing all before (adaptive continual release). By: one Gaussian mechanism C·G + ξ
     (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing. It presumes that
     every client's gradient is clipped to ``clip_norm``, that those of ``clients_per_step`` clients
-    are averaged in a step, and that nobody but the learner knows its noise.
+    are averaged in a step, that ``telemetry``, where there is any, is within its bounds beside it,
+    and that nobody but the learner knows its noise.
     """
 
     epsilon: float
@@ -102,7 +104,8 @@ class Guarantee:
     noise_std: float
     """V: standard deviation of the iid noise that the mechanism correlates."""
     sensitivity: float
-    """Δ = reach · clip_norm / clients_per_step · sensitivity of C."""
+    """Δ = reach · clip_norm / clients_per_step · sensitivity of C; with telemetry, the norm of the
+    whole vector (`release_norm`) stands for clip_norm."""
     sensitivity_exact: bool
     """False where Δ is a safe upper bound: the promise holds with room to spare."""
     clients_per_step: int = 1
@@ -111,6 +114,8 @@ class Guarantee:
     counted in a simulation."""
     arithmetic_delta: float = 0.0
     """Probability, in either world, of what that bound leaves out; charged to δ."""
+    telemetry: Telemetry | None = None
+    """What each client contributes beside its gradient, under the same promise."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
@@ -128,6 +133,12 @@ class Guarantee:
         """The δ that this noise really gives at another ε."""
         tail = self.arithmetic_delta * (1.0 + math.exp(min(epsilon, 700.0)))
         return min(1.0, self.curve.delta(epsilon) + tail)
+
+    @property
+    def release_norm(self) -> float:
+        """The largest norm of what one client contributes, telemetry included."""
+        told = self.telemetry
+        return self.clip_norm if told is None else told.release_norm(self.clip_norm)
 
     @property
     def endless(self) -> bool:
@@ -163,16 +174,31 @@ class Guarantee:
         c = self.clients_per_step
         steps = "any number of" if self.endless else str(self.horizon)
         several = f" with {c} clients averaged in a step" if c > 1 else ""
+        told = "" if self.telemetry is None else self._telemetry_in_words(self.telemetry)
         return (
             f"({self.epsilon:g}, {self.delta:g})-local differential privacy for {self.unit}, "
             f"{self.neighbours.value} neighbours, taking part {self.participation}, over "
             f"{steps} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
-            f"norm {self.clip_norm:g}{several} ({self.accounting.value} accounting)"
+            f"norm {self.clip_norm:g}{several}{told} ({self.accounting.value} accounting)"
+        )
+
+    def _telemetry_in_words(self, telemetry: Telemetry) -> str:
+        return (
+            f" and telemetry ({', '.join(telemetry.metrics)}) of width {telemetry.width:g}, which "
+            f"costs {100.0 * telemetry.price(self.clip_norm):.1f}% more noise"
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         plain = asdict(self)
+        if self.telemetry is None:
+            del plain[
+                "telemetry"
+            ]  # as before there was any: stores and digests stay what they were
+        else:
+            plain["telemetry"]["metrics"] = list(self.telemetry.metrics)
+            plain["telemetry"]["noise_price"] = self.telemetry.price(self.clip_norm)
+            plain["release_norm"] = self.release_norm
         plain["neighbours"] = self.neighbours.value
         plain["accounting"] = self.accounting.value
         plain |= {

@@ -50,6 +50,7 @@ from veilstream.mechanisms.unbounded import StationaryFactorization
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.telemetry import Telemetry
 
 __all__ = ["REACH", "Charge", "ReleaseNoise", "calibrate_release", "charge_for"]
 
@@ -120,6 +121,7 @@ def calibrate_release(
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
+    telemetry: Telemetry | None = None,
 ) -> ReleaseNoise:
     """Least noise that keeps the budget for what is really sent, arithmetic included.
 
@@ -127,10 +129,12 @@ def calibrate_release(
         budget: the promise for the whole horizon.
         mechanism: any factorization; it is run step by step.
         clip_norm: bound on every gradient's norm.
-        dim: coordinates of a gradient; the charge for arithmetic grows with them.
+        dim: coordinates of a gradient; the charge for arithmetic grows with them and with those of
+            telemetry.
         neighbours: as for `calibrate`.
         participation: as for `calibrate`.
         accounting: as for `calibrate`.
+        telemetry: as for `calibrate`.
 
     Raises:
         InputError: for a δ that draws of finite length cannot keep, or a run so long and wide that
@@ -138,9 +142,11 @@ def calibrate_release(
 
     """
     coordinates = positive_integer("dim", dim, "the number of model parameters")
+    coordinates += 0 if telemetry is None else len(telemetry.metrics)
     stepwise = mechanism.with_block_length(1)
     options = {
         "neighbours": neighbours, "participation": participation, "accounting": accounting,
+        "telemetry": telemetry,
     }  # fmt: skip
     if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
         _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]

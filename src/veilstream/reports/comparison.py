@@ -32,6 +32,7 @@ from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for
 from veilstream.plans.prepare import CLOSE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
+from veilstream.privacy.telemetry import Telemetry
 
 __all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
 
@@ -54,6 +55,8 @@ class Setting:
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     participation: Participation = ONCE
     accounting: Accounting = Accounting.EXACT
+    telemetry: Telemetry | None = None
+    """What clients contribute beside their gradients: its price is in every row's noise."""
     workload: Workload | None = None
     """What is published, if not the latest model at every round's end."""
     step_size: float | None = None
@@ -341,6 +344,7 @@ def _measure(
         neighbours=setting.neighbours,
         participation=setting.participation,
         accounting=setting.accounting,
+        telemetry=setting.telemetry,
     )
     variance = factorization.row_norms_squared() * (std**2 / setting.learners)
     at_round_ends = math.sqrt(

@@ -6,7 +6,7 @@ accuracies on clients' data) is an oracle's view, for simulation: a deployed lea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veilstream.learning.algorithm import (
@@ -15,6 +15,7 @@ from veilstream.learning.algorithm import (
     server_update,
 )
 from veilstream.learning.tasks import Sample, Task
+from veilstream.privacy.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from jax import Array
@@ -53,6 +54,9 @@ class Schedule(NamedTuple):
     """(rounds,): where to keep what is published before the round; -1 is nowhere."""
     weights: Any = None
     """(rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each."""
+    factor: Any = None
+    """(rounds, methods, seeds): what a server that acts on telemetry multiplies both step sizes
+    with; None is 1."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,13 @@ class Block:
     """Of each method, where they have any."""
     forgetting: tuple[float, ...] = ()
     """Of each method, where they forget."""
+    telemetry: tuple[Telemetry, ...] = ()
+    """Of each method, where clients contribute any; the same metrics, each with its own width."""
+
+    @property
+    def telemetry_count(self) -> int:
+        """Coordinates of a release behind those of the model."""
+        return len(self.telemetry[0].metrics) if self.telemetry else 0
 
     def run(
         self,
@@ -92,7 +103,7 @@ class Block:
 
         ``clients`` is a `Sample` of arrays (rounds, seeds, n, clients of a round, ...), or such an
         array of places in the ``pool``, -1 for none. ``noise`` has one array (rounds, steps, seeds,
-        n·d) a mechanism, at standard deviation one.
+        n·(d + telemetry)) a mechanism, at standard deviation one.
         """
         import jax
         import jax.numpy as jnp
@@ -134,19 +145,31 @@ class Block:
         loss, accuracy = self._measure(models.average, clients)
         noise = self._noise(unit_noise, noise_std, x)
 
-        def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array) -> Array:
-            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma)
+        def learner(
+            x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array
+        ) -> Array:
+            told = replace(self.telemetry[0], width=width) if self.telemetry else None
+            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told)
             return local_round(self.task, rule, x, met, noise, eta)
 
+        widths = jnp.array([t.width for t in self.telemetry] or [0.0] * len(x), x.dtype)
+        step_size, size = schedule.step_size, schedule.effective_step_size
+        if schedule.factor is not None:  # every seed then has steps of its own
+            by_round = step_size.ndim == 1
+            factor = schedule.factor if by_round else schedule.factor[:, :, None]
+            step_size = (step_size[:, None] if by_round else step_size) * factor
+            size = size[:, None] * schedule.factor
+        by_seed = None if step_size.ndim == 1 else 0
+        by_learner = None if step_size.ndim < 3 else 0
         # For one method noise is (steps, seeds, n, d).
-        own = None if schedule.step_size.ndim == 1 else 0
-        learners = jax.vmap(learner, in_axes=(None, 0, 1, own, None))
-        seeds = jax.vmap(learners, in_axes=(0, 0, 1, own, None))
-        methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0))
-        releases = methods(x, self._by_step(clients), noise, schedule.step_size, clip_norm)
+        learners = jax.vmap(learner, in_axes=(None, 0, 1, by_learner, None, None))
+        seeds = jax.vmap(learners, in_axes=(0, 0, 1, by_seed, None, None))
+        methods = jax.vmap(seeds, in_axes=(0, None, 0, 0, 0, 0))
+        releases = methods(x, self._by_step(clients), noise, step_size, clip_norm, widths)
         if schedule.weights is not None:
             releases = schedule.weights[:, :, None] * releases
-        after, velocity = self._update(models, releases, schedule.effective_step_size)
+        releases, told = releases[..., : x.shape[-1]], releases[..., x.shape[-1] :]
+        after, velocity = self._update(models, releases, size)
         apart = [
             jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
             for i, j in enumerate(self.twin)
@@ -157,6 +180,8 @@ class Block:
             "noise": self._noise_norm(unit_noise, noise_std, x, schedule.weights),
             "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
         }
+        if self.telemetry:
+            measured["telemetry"] = told.mean(axis=2)
         blend = schedule.blend[:, None, None]
         average = (1.0 - blend) * models.average + blend * after
         return ModelArrays(after, average, velocity, models.start), measured
@@ -179,7 +204,7 @@ class Block:
             after, velocity = server_update(rule, x, releases, size, **memory, **constants)
             return after, x[:0] if velocity is None else velocity
 
-        seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
+        seeds = jax.vmap(one, in_axes=(0, 0, None if size.ndim == 1 else 0, 0, None))
         moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)
         return moved
 
@@ -193,10 +218,10 @@ class Block:
         return jax.tree.map(split, clients)  # type: ignore[no-any-return]
 
     def _noise(self, unit: tuple[Array, ...], std: Array, x: Array) -> Array:
-        """(methods, steps, seeds, n, d)."""
+        """(methods, steps, seeds, n, d and telemetry)."""
         import jax.numpy as jnp
 
-        shape = (self.steps, x.shape[1], self.learners, x.shape[2])
+        shape = (self.steps, x.shape[1], self.learners, x.shape[2] + self.telemetry_count)
         if not unit:
             return jnp.zeros((len(x), *shape), x.dtype)
         each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
@@ -205,16 +230,16 @@ class Block:
     def _noise_norm(
         self, unit: tuple[Array, ...], std: Array, x: Array, counted: Array | None
     ) -> Array:
-        """Norm of the noise in the averaged release, (methods, seeds)."""
+        """Norm of the noise in the averaged release that the model takes, (methods, seeds)."""
         import jax.numpy as jnp
 
         if not unit:
             return jnp.zeros(x.shape[:2], x.dtype)
-        shape = (self.steps, x.shape[1], self.learners, x.shape[2])
+        shape = (self.steps, x.shape[1], self.learners, x.shape[2] + self.telemetry_count)
         weights = jnp.full(self.learners, 1.0 / (self.learners * self.steps), x.dtype)
         norms = []
         for noise in unit:
-            each_learner = noise.reshape(shape)
+            each_learner = noise.reshape(shape)[..., : x.shape[2]]
             if counted is not None:
                 each_learner = counted[:, :, None] * each_learner
             mean = jnp.matmul(weights, each_learner, precision="highest").sum(axis=0)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.learning.algorithm import LARGE, step_size
+from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms import Factorization
 from veilstream.plans.clients import stream_of
@@ -35,6 +36,7 @@ from veilstream.simulation.noise_source import (
     noise_seed,
 )
 from veilstream.simulation.records import ExpectedRecords, clients_of
+from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
 
@@ -121,7 +123,7 @@ def memory_of(
         groups=groups,
         seeds=seeds,
         learners=plan.learning.learners,
-        dim=task.dim,
+        dim=task.dim + (len(plan.telemetry.metrics) if plan.telemetry else 0),
         rounds=plan.learning.rounds,
         evaluate_every=plan.run.evaluate_every,
         workspace=TaskDetails.of(task).workspace,
@@ -189,6 +191,14 @@ class Simulation:
         self.block_rounds = block_rounds
         self.noise_place: NoisePlace = noise_place_of(plan)
         self._attendance = Attendance.of(plan)
+        self.telemetry = SimulatedTelemetry.of(plan, self._prepared, self.seeds)
+        """What the clients' telemetry says of each method and seed; None without any."""
+        if self.telemetry is not None:
+            check_metrics(self.telemetry.telemetry, self.task)
+            if self.telemetry.acts:  # blocks end where the server looks
+                window = plan.telemetry_window
+                fitting = [b for b in range(1, window + 1) if window % b == 0 and b <= block_rounds]
+                self.block_rounds = fitting[-1]
         shape = (len(self._prepared), len(self.seeds), R)
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = evaluated_rounds(plan)
@@ -234,8 +244,10 @@ class Simulation:
             keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
             momentum=tuple(p.plan.momentum for p in members) if momentum else (),
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
+            telemetry=tuple(t for p in members if (t := self.plan.telemetry_of(p.plan))),
         )
-        size = {"steps": steps, "dim": learners * self.task.dim, "rounds": self.block_rounds}
+        width = learners * (self.task.dim + block.telemetry_count)
+        size = {"steps": steps, "dim": width, "rounds": self.block_rounds}
         noise: HostNoise | DeviceNoise
         run_block: Any = block.run
         if self._attendance is not None:
@@ -289,6 +301,9 @@ class Simulation:
         here, R = self._position, self.plan.learning.rounds
         first = here.round
         count = min(self.block_rounds, R - first)
+        if self.telemetry is not None and self.telemetry.acts:
+            self._catch_up(0)
+            here = self._position
         clients = self._clients(first, count)
         with jax.default_matmul_precision("highest"):
             results = [
@@ -346,7 +361,7 @@ class Simulation:
             )
             measured.append(figures)
             kept += [published[0]] if looked else []
-        joined = {m: _Joined([figures[m] for figures in measured]) for m in METRICS}
+        joined = {m: _Joined([figures[m] for figures in measured]) for m in measured[0]}
         return x, (), (joined, kept)
 
     def _schedule(self, group: _Group, first: int, count: int) -> Schedule:
@@ -364,16 +379,21 @@ class Simulation:
             np.array(values, np.float32).T for values in (local, effective, weights)
         )
         there = self._attendance
-        if there is None:
-            return Schedule(eta, effective_eta, blends, slots)
-        if any(p.plan.step_decay for p in group.prepared):
-            taken = there.rounds_taken(self.seeds, first, count).astype(np.float64)
-            own = [
-                step_size(p.plan.local_step_size, p.plan.step_decay, taken) for p in group.prepared
-            ]
-            eta = np.stack(own, axis=1).astype(np.float32)
-        counted = there.weights(self.seeds, first, count)
-        return Schedule(eta, effective_eta, blends, slots, counted)
+        counted = None
+        if there is not None:
+            counted = there.weights(self.seeds, first, count)
+            if any(p.plan.step_decay for p in group.prepared):
+                taken = there.rounds_taken(self.seeds, first, count).astype(np.float64)
+                own = [
+                    step_size(p.plan.local_step_size, p.plan.step_decay, taken)
+                    for p in group.prepared
+                ]
+                eta = np.stack(own, axis=1).astype(np.float32)
+        factor = None
+        if self.telemetry is not None and self.telemetry.acts:
+            now = self.telemetry.factors(first)[group.methods]
+            factor = np.broadcast_to(now.astype(np.float32), (count, *now.shape))
+        return Schedule(eta, effective_eta, blends, slots, counted, factor)
 
     def _catch_up(self, leave: int) -> float | None:
         """Read what blocks measured, but for the last few; accuracy of the last one read."""
@@ -401,6 +421,8 @@ class Simulation:
             values = np.moveaxis(np.asarray(measured[name]), 0, -1)
             span = slice(first, first + values.shape[-1])
             self.history[name][group.methods, :, span] = values
+        if self.telemetry is not None:
+            self.telemetry.record(group.methods, first, np.asarray(measured["telemetry"]))
 
     def _evaluate(self, group: _Group, kept: Any, first: int) -> None:
         """Held-out accuracy of what was published before the rounds that are looked at."""
@@ -482,6 +504,7 @@ class Simulation:
             "held_out_accuracy": self.held_out_accuracy,
             **models,
             **{f"history_{name}": values for name, values in self.history.items()},
+            **({} if self.telemetry is None else self.telemetry.state()),
         }
 
     def restore(self, state: Any) -> None:
@@ -523,6 +546,8 @@ class Simulation:
         self.held_out_accuracy[...] = state["held_out_accuracy"]
         for name in METRICS:
             self.history[name][...] = state[f"history_{name}"]
+        if self.telemetry is not None:
+            self.telemetry.restore(state)
         self._position = _Position(round_, models, noise, ())
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ from veilstream.simulation.seed_batches import (
     run_seed_batches,
     together,
 )
+from veilstream.simulation.telemetry import telemetry_csv
 from veilstream.streams.stream import Stream
 from veilstream.streams.table_stream import TableStream
 
@@ -313,6 +314,10 @@ def _finish(
         accuracy = {"held_out_accuracy": results.held_out_accuracy[..., looked]}
         at = [look.evaluated[i] for i in looked]
         _write(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
+    if results.telemetry is not None:
+        ends = [r for r in look.evaluated if 0 < r <= done]
+        told = telemetry_csv(plan, prepared, seeds, results.telemetry[:, :, :done], ends)
+        _write(folder / "telemetry.csv", told)
     methods = {
         p.plan.name: _method_summary(look, p, results, i, solved, looked)
         for i, p in enumerate(prepared)

@@ -125,6 +125,8 @@ class Results:
     held_out_accuracy: NDArray[np.float32]
     models: NDArray[np.float32] | None
     """Published last, (methods, seeds, d); None where they are many."""
+    telemetry: NDArray[np.float64] | None = None
+    """As released, (methods, seeds, rounds, metrics); None where the plan has none."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class BatchResults:
     history: dict[str, NDArray[np.float32]]
     held_out_accuracy: NDArray[np.float32]
     models: NDArray[np.float32] | None
+    telemetry: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> BatchResults:
@@ -144,6 +147,7 @@ class BatchResults:
             {m: state[f"history_{m}"] for m in METRICS},
             state["held_out_accuracy"],
             _published(state),
+            state.get("telemetry"),
         )
 
 
@@ -182,7 +186,13 @@ def together(batches: SeedBatches, made: Mapping[int, BatchResults], plan: Plan)
         {m: np.concatenate([part.history[m] for part in parts], axis=1) for m in METRICS},
         np.concatenate([part.held_out_accuracy for part in parts], axis=1),
         np.concatenate(kept, axis=1) if len(kept) == len(models) else None,
+        None if parts[0].telemetry is None else _all_telemetry(parts),
     )
+
+
+def _all_telemetry(parts: list[BatchResults]) -> NDArray[np.float64]:
+    each = [part.telemetry for part in parts if part.telemetry is not None]
+    return np.concatenate(each, axis=1)
 
 
 def _published(state: dict[str, Any]) -> NDArray[np.float32] | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 
-__all__ = ["ROUNDING", "Differencing", "clipped_by_hand", "difference"]
+__all__ = ["ROUNDING", "Differencing", "clipped_by_hand", "difference", "told_by_hand"]
 
 Integers = NDArray[np.int64]
 
@@ -83,3 +83,20 @@ def clipped_by_hand(
     factor = min(1.0, clip_norm / norm) if gamma is None else min(1.0, clip_norm) / (norm + gamma)
     units: Integers = np.trunc(values * factor / step).astype(np.int64)
     return units
+
+
+def told_by_hand(
+    raw: NDArray[np.floating], metrics: Sequence[str], right: bool, *, clip_norm: float,
+    width: float, step: float,
+) -> Integers:  # fmt: skip
+    """Telemetry's coordinates that should have been used, in units of the grid.
+
+    Written apart from `privacy.telemetry`. The audit's clients are ``right`` or wrong, and their
+    losses beyond the cap if they are right, else 0.
+    """
+    values = np.asarray(raw, np.float64)
+    with np.errstate(all="ignore"):
+        longer = not float(np.sqrt((values**2).sum())) <= clip_norm
+    yes = {"accuracy": right, "loss": right, "clipped": longer, "present": True}
+    half = int(width / 2 / step)
+    return np.array([half if yes[name] else -half for name in metrics], np.int64)

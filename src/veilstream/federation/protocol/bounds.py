@@ -1,6 +1,7 @@
 """How large an honest learner's release can be, from the terms alone.
 
-After s steps a release is a sum of s gradients of norm at most B_g, plus noise of standard
+After s steps a release is a sum of s gradients of norm at most B_g (of the whole vector's norm,
+where clients contribute telemetry beside them; d counts its coordinates), plus noise of standard
 deviation V·‖b_s‖ in every coordinate, in units of the grid. Hence, but for an event of probability
 2^-40 over all learners, rounds and coordinates of an epoch,
 
@@ -68,7 +69,7 @@ class ReleaseBounds:
     dim: int
     local_steps: int
     clip: float
-    """B_g."""
+    """B_g, or the norm of a client's whole vector."""
     deviations: Deviations
     """Standard deviation of the noise in a release after so many rounds; 0 after none."""
     quantile: float
@@ -88,9 +89,12 @@ class ReleaseBounds:
         else:
             ends = terms.mechanism.row_norms_squared()[terms.local_steps - 1 :: terms.local_steps]
             deviations = np.concatenate([[0.0], scale * np.sqrt(ends)])
-        cases = 4.0 * terms.learners * terms.rounds**2 * terms.dim
+        cases = 4.0 * terms.learners * terms.rounds**2 * terms.release_dim
+        clip = terms.grid.clip_norm
+        if terms.telemetry is not None:
+            clip = terms.telemetry.release_norm(clip)
         bounds = cls(
-            terms.dim, terms.local_steps, terms.grid.clip_norm / terms.grid.step, deviations,
+            terms.release_dim, terms.local_steps, clip / terms.grid.step, deviations,
             math.sqrt(2.0 * math.log(cases / FALSE_ALARM)),
         )  # fmt: skip
         largest = max(2.0 * bounds.coordinate(terms.rounds), bounds.increment(0, terms.rounds))

@@ -22,8 +22,8 @@ Nothing here imports noise or clients' data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,10 @@ from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
 from veilstream.federation.protocol.combine import Combine
+from veilstream.federation.protocol.last_message import InMemory, LastMessage
 from veilstream.federation.protocol.messages import Buffer, Sum
 from veilstream.learning.algorithm import next_model, step_size
+from veilstream.learning.telemetry_estimates import Span
 
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Announcement",
     "ClosedRound",
-    "InMemory",
-    "LastMessage",
     "OtherEpoch",
     "Seat",
     "ServerFold",
@@ -55,55 +55,6 @@ SeatState = Literal["new", "open", "base", "reset", "held", "void"]
 """new: not enrolled in this run yet, so at any epoch. open: as usual. reset: the next enrolment is
 taken as it is. base: its next release says where it stands, and adds nothing. held: not asked until
 the operator decides. void: never asked again."""
-
-
-class LastMessage(Protocol):
-    """Where the last accepted message of one learner is kept."""
-
-    @property
-    def held(self) -> bool:
-        """Whether there is one."""
-
-    def prefix(self) -> NDArray[np.int64]:
-        """The message's; zeros without one."""
-
-    def keep(self, payload: Buffer) -> None:
-        """Take this message for the last one."""
-
-    def increment(self) -> NDArray[np.int64]:
-        """What the last message has added to the one before it, also if it is forgotten since."""
-
-    def forget(self) -> None:
-        """There is none any more."""
-
-
-class InMemory:
-    """A `LastMessage` in memory: for studies, the audit and tests."""
-
-    def __init__(self, dim: int) -> None:
-        self._prefix = self._newest = self._before = self._nothing = np.zeros(dim, np.int64)
-
-    @property
-    def held(self) -> bool:
-        """Whether there is one."""
-        return self._prefix is not self._nothing
-
-    def prefix(self) -> NDArray[np.int64]:
-        """The message's; zeros without one."""
-        return self._prefix
-
-    def keep(self, payload: Buffer) -> None:
-        """Take this message for the last one."""
-        self._before, self._prefix = self._prefix, decode(payload).prefix
-        self._newest = self._prefix
-
-    def increment(self) -> NDArray[np.int64]:
-        """What the last message has added to the one before it."""
-        return self._newest - self._before
-
-    def forget(self) -> None:
-        """There is none any more."""
-        self._prefix = self._nothing
 
 
 @dataclass
@@ -152,6 +103,11 @@ class ClosedRound:
     missing: tuple[str, ...]
     dropped: tuple[str, ...] = ()
     """Whose message was accepted and does not count, since x would have left its bounds."""
+    telemetry: Floats | None = None
+    """What all messages that count have added to the sums of telemetry, in the units of gradients;
+    None where the plan has none."""
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    """Of each learner whose message counts: which of its own rounds it adds."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +144,8 @@ class ServerFold:
         x = x0.astype(np.float64)
         memory = ServerMemory(x0, np.zeros(len(x)) if terms.method.memory[0] else None)
         seats = {
-            name: Seat(name, InMemory(len(x)) if kept is None else kept[name]) for name in learners
+            name: Seat(name, InMemory(terms.release_dim) if kept is None else kept[name])
+            for name in learners
         }
         self._set(terms, 0, x, x.copy(), seats, combine, bounded, memory)
 
@@ -232,11 +189,14 @@ class ServerFold:
         self._round, self._x, self._average, self._seats = round_, x, average, seats
         self._combine = combine or Combine()
         self.bounds = ReleaseBounds.of(terms) if bounded else None
-        self._total = np.zeros(terms.dim, np.int64)  # of this round's increments, for a mean
+        self._total = np.zeros(
+            terms.release_dim, np.int64
+        )  # of this round's increments, for a mean
         self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
         self._lengths: dict[str, float] = {}  # of those that count
         self._sums: list[tuple[tuple[str, ...], NDArray[np.int64], float]] = []  # of aggregators
         self._accepted: dict[str, tuple[int, int, str]] = {}
+        self._spans: dict[str, Span] = {}
 
     # --- where it stands -------------------------------------------------------------------------
 
@@ -359,7 +319,7 @@ class ServerFold:
             _check_same(seat, message)
             return False
         steps = (seat.round + 1) * self.terms.local_steps
-        asked = (seat.epoch, seat.round, self.terms.grid.step, self.terms.dim, steps)
+        asked = (seat.epoch, seat.round, self.terms.grid.step, self.terms.release_dim, steps)
         given = (message.epoch, message.round, message.grid, len(message.prefix), message.steps)
         if given != asked or (self.bounds and seat.round >= self.terms.rounds):
             refusal = ProtocolError if message.epoch == seat.epoch else OtherEpoch
@@ -389,6 +349,8 @@ class ServerFold:
         else:
             self._increments[learner] = increment
         self._lengths[learner] = length
+        if seat.state != "base":
+            self._spans[learner] = (seat.epoch, _counted(seat), seat.round + 1)
         self._accepted[learner] = (message.epoch, message.round, message.hash)
         seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
@@ -424,10 +386,9 @@ class ServerFold:
                     "it is asked for its next one when this round is closed",
                 )
             if self.bounds is not None:
-                before = 0 if seat.accepted is None else seat.accepted[0] + 1
-                bound += self.bounds.increment(before, seat.round + 1)
+                bound += self.bounds.increment(_counted(seat), seat.round + 1)
         if len({part.learner for part in said.parts}) < len(seats) or not (
-            self._combine.is_mean and len(said.total) == 8 * self.terms.dim
+            self._combine.is_mean and len(said.total) == 8 * self.terms.release_dim
         ):
             raise ProtocolError(
                 f"a sum of {said.aggregator!r} of another form", "check its plan and version"
@@ -443,6 +404,8 @@ class ServerFold:
         self._sums.append((tuple(part.learner for part in said.parts), total, length))
         for part, seat in zip(said.parts, seats, strict=True):
             self._lengths[part.learner] = 0.0  # together they are in `_sums`
+            if part.base is not None or not part.round:  # else it only said where it stands
+                self._spans[part.learner] = (seat.epoch, _counted(seat), seat.round + 1)
             self._accepted[part.learner] = (part.epoch, part.round, part.hash)
             seat.kept.forget()
             seat.accepted = (part.round, part.hash)
@@ -454,8 +417,7 @@ class ServerFold:
 
         Nothing if it only says where it stands. One that is out of bounds holds its seat.
         """
-        rounds, bounds = seat.round + 1, self.bounds
-        before = 0 if seat.accepted is None else seat.accepted[0] + 1
+        rounds, bounds, before = seat.round + 1, self.bounds, _counted(seat)
         base = seat.state == "base"
         try:
             if bounds is not None:
@@ -504,6 +466,7 @@ class ServerFold:
             names, length = self._leave_out_worst()
             for name in names:
                 dropped.append(name)
+                self._spans.pop(name, None)
                 seat = self._seats[name]
                 seat.state, seat.why = "held", (
                     f"its release of round {seat.round - 1}, of norm "
@@ -515,8 +478,10 @@ class ServerFold:
         weight = method.blend(r)
         self._average = (1.0 - weight) * self._average + weight * self._x
         missing = tuple(sorted(set(self._seats) - set(self._accepted)))
-        closed = ClosedRound(r, self._accepted, missing, tuple(dropped))
-        self._round, self._accepted = r + 1, {}
+        closed = ClosedRound(
+            r, self._accepted, missing, tuple(dropped), self._telemetry(), self._spans
+        )
+        self._round, self._accepted, self._spans = r + 1, {}, {}
         self._total = np.zeros_like(self._total)
         self._increments, self._lengths, self._sums = {}, {}, []
         return closed
@@ -525,9 +490,10 @@ class ServerFold:
         """x^{r+1} from the increments that count, and what is remembered with it."""
         terms, method = self.terms, self.terms.method
         if self._combine.is_mean or not self._increments:
-            direction = self._total / terms.learners
+            direction = self._total[: terms.dim] / terms.learners
         else:
-            direction = self._combine(list(self._increments.values()), terms.learners)
+            moves = [increment[: terms.dim] for increment in self._increments.values()]
+            direction = self._combine(moves, terms.learners)
         size = step_size(
             method.local_step_size * method.server_step_size, method.step_decay, self._round
         )
@@ -538,6 +504,17 @@ class ServerFold:
             start=memory.start if method.memory[1] else None, forgetting=method.forgetting,
         )  # fmt: skip
         return after, ServerMemory(memory.start, velocity)
+
+    def _telemetry(self) -> Floats | None:
+        """The sum of what the messages that count have added; never a median, which is biased."""
+        terms = self.terms
+        if terms.telemetry is None:
+            return None
+        units = self._total[terms.dim :].copy()
+        for increment in self._increments.values():
+            units += increment[terms.dim :]
+        sums: Floats = units.astype(np.float64) * terms.grid.step
+        return sums
 
     def _within(self, x: Floats) -> bool:
         """Whether learners will take it: finite as float32, and within the cap."""
@@ -570,6 +547,11 @@ class ServerFold:
         """
         seat = self._seats[learner]
         seat.state, seat.why = "reset", ""
+
+
+def _counted(seat: Seat) -> int:
+    """How many of a learner's rounds its last accepted message covers."""
+    return 0 if seat.accepted is None else seat.accepted[0] + 1
 
 
 def _check_same(seat: Seat, message: Message) -> None:

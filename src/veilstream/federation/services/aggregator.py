@@ -119,7 +119,7 @@ class PartialSums:
 
     def __post_init__(self) -> None:
         self.bounds = ReleaseBounds.of(self.terms)
-        self._total = np.zeros(self.terms.dim, np.int64)
+        self._total = np.zeros(self.terms.release_dim, np.int64)
 
     def ask(self, request: Request, digest_: str) -> None:
         """Note what a learner is asked; what it was asked before counts no more.
@@ -139,7 +139,7 @@ class PartialSums:
 
     def _base(self, request: Request) -> NDArray[np.int64] | None:
         if request.acknowledged is None:
-            return np.zeros(self.terms.dim, np.int64)
+            return np.zeros(self.terms.release_dim, np.int64)
         return self.store.prefix(request.learner, request.acknowledged[1])
 
     def take(self, name: str, reply: Reply) -> bool:
@@ -161,7 +161,8 @@ class PartialSums:
         rounds, base = request.round + 1, request.acknowledged
         given = (message.epoch, message.round, message.steps, message.grid, len(message.prefix))
         steps = rounds * self.terms.local_steps
-        asked_for = (request.epoch, request.round, steps, self.terms.grid.step, self.terms.dim)
+        numbers = self.terms.release_dim
+        asked_for = (request.epoch, request.round, steps, self.terms.grid.step, numbers)
         if given != asked_for:  # one part that the server refuses would void all the others
             raise ProtocolError(
                 f"a release of epoch {message.epoch}, round {message.round} from {name!r}",
@@ -191,7 +192,7 @@ class PartialSums:
     def forget(self) -> None:
         """What was not sent is asked for again."""
         self.parts = []
-        self._total = np.zeros(self.terms.dim, np.int64)
+        self._total = np.zeros(self.terms.release_dim, np.int64)
 
 
 @dataclass
@@ -223,7 +224,7 @@ class AggregatorService:
         dim = int(np.asarray(task.init(self.plan.run.first_seed)).size)
         terms = Terms.of(self.plan, dim, task)
         lock = RunLock(self.store)
-        store = MessageStore(self.store, dim, sorted(self._keys.learners))
+        store = MessageStore(self.store, terms.release_dim, sorted(self._keys.learners))
         self._sums = PartialSums(self._keys.name, terms, store)
         self._model, self._due = b"", 0.0
         self._inbox = Inbox()

@@ -7,7 +7,8 @@ announced, so a server that is killed loses at most the round in flight.
 
     8 bytes   VEILCKP1
     8 bytes   length of the head, little-endian
-    head      JSON: run, round, d, seats (name, epoch, round, accepted, slot)
+    head      JSON: run, round, d, seats (name, epoch, round, accepted, slot); release_d, the
+              numbers of a message, where telemetry makes them more than d
     8·d       x, float64
     8·d       the average that is published, float64; left out where it is x
     8·d       the server's velocity, float64; only with momentum, and the head says so
@@ -69,6 +70,8 @@ class Position:
         }  # fmt: skip
         if self.velocity is not None:
             about["velocity"] = True
+        if self.messages.dim != len(self.x):
+            about["release_d"] = self.messages.dim
         head = json.dumps(about).encode()
         pieces = [_HEAD.pack(_MAGIC, len(head)), head, self.x.astype("<f8").tobytes()]
         if not np.array_equal(self.average, self.x):
@@ -93,7 +96,7 @@ class Position:
         """
         about, numbers = _read(folder / CHECKPOINT)
         dim = about["d"]
-        messages = MessageFile(folder / MESSAGES, dim)
+        messages = MessageFile(folder / MESSAGES, about.get("release_d", dim))
         seats = {}
         for index, (name, epoch, round_, accepted, state, why, slot) in enumerate(about["seats"]):
             slots = Slots(messages, index, slot)

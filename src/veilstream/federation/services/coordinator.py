@@ -128,6 +128,8 @@ class Coordinator:
         self._files = RunFiles(folder, plan, self.terms, start)
         self._fold = self._files.open(x0, sorted(keys.learners), engine)
         self.models, self.run = self._files.models, self._files.run
+        self.telemetry = self._files.telemetry
+        """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
         self._follows = self._files.follows
         self._published = self._fold.round
         self._places: dict[str, _Place] = {}

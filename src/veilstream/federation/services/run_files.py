@@ -25,6 +25,7 @@ from veilstream.federation.protocol.fold import ClosedRound, ServerFold, ServerM
 from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
 from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.federation.services.run_lock import LOCK_FILE
+from veilstream.federation.services.telemetry_files import TELEMETRY_FILES, TelemetryFiles
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
@@ -49,6 +50,7 @@ class RunFiles:
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
         self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
+        self.telemetry = TelemetryFiles.of(folder, plan, terms)
 
     def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
@@ -66,8 +68,10 @@ class RunFiles:
         write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
         write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
         write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
+        if self.telemetry is not None:
+            self.telemetry.begin()
         self.models.write(0, x0)
-        self._messages = MessageFile(self._folder / MESSAGES, self._terms.dim, create=True)
+        self._messages = MessageFile(self._folder / MESSAGES, self._terms.release_dim, create=True)
         kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
         fold = ServerFold(self._terms, x0, learners, self._combine, kept)
         self._save(fold)
@@ -89,6 +93,8 @@ class RunFiles:
                 "name another folder for another run",
             )  # fmt: skip
         self.run, self._messages = position.run, position.messages
+        if self.telemetry is not None:
+            self.telemetry.resume(position.round)
         fold = ServerFold.resumed(
             self._terms, position.round, position.x, position.average, dict(position.seats),
             self._combine, ServerMemory(self.models.read(0), position.velocity),
@@ -103,6 +109,8 @@ class RunFiles:
         with (self._folder / "rounds.csv").open("a") as file:
             missing = " ".join(closed.missing)
             file.write(f"{closed.round},{seconds:.4f},{len(closed.accepted)},{missing}\n")
+        if self.telemetry is not None:
+            self.telemetry.close_round(closed)
         self.models.write(fold.round, fold.published)
         self._save(fold)  # last: a kill before it has the round done, and listed, once more
         if fold.finished:
@@ -138,6 +146,7 @@ class RunFiles:
             "name": self._plan.name, "run": self.run, "rounds": fold.round,
             "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
             "guarantee": self._terms.guarantee.as_dict(),
+            **({} if self.telemetry is None else {"telemetry": self.telemetry.as_dicts()}),
         }  # fmt: skip
         write_file(self._folder / "summary.json", _json(summary))
 
@@ -153,6 +162,7 @@ def _killed_at_birth(folder: Path) -> bool:
         "versions.json",
         "rounds.csv",
         "releases.csv",
+        *TELEMETRY_FILES,
     }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}

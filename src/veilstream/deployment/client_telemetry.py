@@ -1,0 +1,93 @@
+"""One client's metrics at a deployed learner, whatever its record does to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError, MissingExtra
+from veilstream.learning.client_metrics import metric_values
+from veilstream.learning.purity import check_pure, example_records
+from veilstream.learning.tasks import Sample, Task
+from veilstream.privacy.gradient_types import Hidden, MetricValues, RawGradient
+from veilstream.privacy.telemetry import Telemetry
+
+__all__ = ["ClientTelemetry"]
+
+_WITHOUT_ANSWER = {"accuracy": 0.0, "loss": 1.0, "clipped": 1.0, "present": 1.0}
+"""Of a client on whose record the task fails: present, and wrong."""
+
+
+class ClientTelemetry:
+    """Metrics of one task, which is checked to be pure in them before its first client."""
+
+    def __init__(self, task: Task, telemetry: Telemetry, clip_norm: float) -> None:
+        self._task, self._clip_norm = task, clip_norm
+        self._each = [replace(telemetry, metrics=(name,)) for name in telemetry.metrics]
+        self._checked = False
+
+    def check(self) -> None:
+        """Once a process: that the task has these metrics, as pure functions of (model, record).
+
+        Raises:
+            InputError: for a task that cannot predict, or remembers what it was asked before.
+            MissingExtra: for a loss that needs JAX, where there is none.
+
+        """
+        if self._checked:
+            return
+        x = np.zeros(self._task.dim, np.float32)
+        for record in example_records(self._task)[:1]:
+            for one in self._each:
+                try:
+                    self._value(one, x, record, np.zeros(self._task.dim))
+                except MissingExtra:
+                    raise
+                except Exception as error:  # whatever a task does
+                    raise InputError(
+                        "telemetry.metrics", one.metrics[0],
+                        f"a task that can say it; {type(self._task).__name__} raised "
+                        f"{type(error).__name__}", "another metric, or a task that predicts",
+                    ) from None  # fmt: skip
+        try:
+            check_pure(self._task, lambda z, sample: self._values(z, sample, np.zeros_like(z)))
+        except InputError as error:
+            rule = "predictions and losses that are pure functions of (model, record)"
+            raise InputError("task", type(self._task).__name__, rule, error.way_out) from None
+        self._checked = True
+
+    def values(
+        self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient
+    ) -> MetricValues:
+        """Of a client who is there; never raises.
+
+        Args:
+            begun: the model that the round began with.
+            sample: the client's record.
+            raw: its gradient, before clipping.
+
+        """
+        x = begun.reveal().view()
+        x.flags.writeable = False  # a task that wrote to it would carry data along
+        with np.errstate(all="ignore"):
+            return MetricValues(self._values(x, sample, raw.reveal().astype(np.float64)))
+
+    def _values(
+        self, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        values = np.zeros(len(self._each))
+        for place, one in enumerate(self._each):
+            try:
+                values[place] = self._value(one, x, sample, raw)
+            except Exception:  # a client's data must not be able to stop or steer a learner
+                values[place] = _WITHOUT_ANSWER[one.metrics[0]]
+        return values
+
+    def _value(
+        self, one: Telemetry, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]
+    ) -> float:
+        (value,) = metric_values(one, self._task, x, sample, raw, self._clip_norm)
+        return float(value)

@@ -1,0 +1,59 @@
+"""What telemetry says of one client: metrics in [0, 1], written once for NumPy and for JAX.
+
+Accuracy and loss are those of x^r, the model that the round began with: prequential, before
+anything is learned from the client, and of a model that the server knows. (A local model carries
+its learner's own noise, and is nobody's but the learner's.) Whether a gradient is clipped is asked
+where it is taken, at the local model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from veilstream.errors import InputError
+from veilstream.learning.tasks import Sample, Task, jax_numpy
+from veilstream.privacy.telemetry import Telemetry
+
+__all__ = ["check_metrics", "metric_values"]
+
+
+def check_metrics(telemetry: Telemetry, task: Task) -> None:
+    """Refuse metrics that the task does not have."""
+    if "accuracy" in telemetry.metrics and not task.classifies:
+        raise InputError(
+            "telemetry.metrics", list(telemetry.metrics),
+            f"no accuracy where {type(task).__name__} predicts a number", 'metrics = ["loss"]',
+        )  # fmt: skip
+
+
+def metric_values(
+    telemetry: Telemetry, task: Task, x: Any, sample: Sample, raw: Any, clip_norm: Any
+) -> Any:
+    """The metrics of a client who is there, (m,); bounded only by `Telemetry.coordinates`.
+
+    Args:
+        telemetry: which ones.
+        task: what is learned.
+        x: the model that the round began with.
+        sample: the client's record.
+        raw: its gradient, before clipping.
+        clip_norm: B_g.
+
+    """
+    xp: Any = np if isinstance(raw, np.ndarray) else jax_numpy()
+    values = []
+    for name in telemetry.metrics:
+        if name == "accuracy":
+            value = task.predict(x, sample.features[None])[0] == sample.target
+        elif name == "loss":
+            loss = xp.asarray(task.loss(x, sample)) / telemetry.loss_cap
+            value = xp.where(loss < 1.0, loss, 1.0)  # also for what is no number
+        elif name == "clipped":
+            length = xp.sqrt((raw * raw).sum())
+            value = ~(length <= clip_norm)
+        else:
+            value = xp.ones(())
+        values.append(xp.asarray(value, raw.dtype))
+    return xp.stack(values)
