@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -334,6 +333,17 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def every_seed(found: dict[str, Any]) -> str:
+    """CSV: a line a world, way, budget and seed."""
+    lines = ["world,way,budget,step,seed,figure"]
+    for world, by_way in found.items():
+        for way, by_budget in by_way.items():
+            for budget, each in by_budget.items():
+                head = f'{world},"{way}",{budget},{each["step"]:g}'
+                lines += [f"{head},{seed},{x:.6f}" for seed, x in enumerate(each["figures"])]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -341,11 +351,11 @@ def main() -> None:
     parser.add_argument("--world", choices=WORLDS, action="append", help="default: all")
     options = parser.parse_args()
     began = time.perf_counter()
-    found = {}
+    found: dict[str, Any] = {}
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.world or WORLDS:
         found |= study({name: WORLDS[name]})
-        write_file(options.out / "drift.json", json.dumps(found, indent=1) + "\n")
+        write_file(options.out / "drift.csv", every_seed(found))
         print(f"{name}: after {time.perf_counter() - began:.0f} s", flush=True)
     print(table(found))
     differences = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from studies import drift
@@ -83,6 +85,14 @@ def test_the_study_in_small(monkeypatch, tmp_path):
     assert drift.compared(found, "seasonal", "constant step", "ε = 2") == (0.0, 0.0)
     text = drift.table(found)
     assert "| seasonal | no noise |" in text
+    lines = list(csv.DictReader(drift.every_seed(found).splitlines()))
+    assert len(lines) == 4 * 3 * 2  # ways, budgets, seeds
+    seen = by_way["forgetting 0.9"]["ε = 2"]["figures"][1]
+    (line,) = (
+        each for each in lines
+        if (each["way"], each["budget"], each["seed"]) == ("forgetting 0.9", "ε = 2", "1")
+    )  # fmt: skip
+    assert float(line["figure"]) == pytest.approx(seen, abs=1e-6)
     differences = {
         "seasonal": {
             b: {w: drift.compared(found, "seasonal", w, b) for w in by_way} for b in ("ε = 2",)
