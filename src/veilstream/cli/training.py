@@ -207,6 +207,8 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
         table.add_column(name, overflow="fold")
     finals = [method["final"] for method in summary["methods"].values()]
     shown = [key for key in _FIGURES if key == "average_loss" or any(f.get(key) for f in finals)]
+    if "accuracy" in shown:
+        shown.remove("prequential_accuracy")
     for key in shown:
         table.add_column(_FIGURES[key], justify="right")
     for name, method in summary["methods"].items():
@@ -240,9 +242,9 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
 
 
 _FIGURES = {
-    "accuracy": "held-out accuracy", "rmse": "held-out error", "explained": "share explained",
-    "average_loss": "average loss", "dynamic_regret": "dynamic regret",
-    "static_regret": "static regret",
+    "accuracy": "held-out accuracy", "prequential_accuracy": "prequential accuracy",
+    "rmse": "held-out error", "explained": "share explained", "average_loss": "average loss",
+    "dynamic_regret": "dynamic regret", "static_regret": "static regret",
 }  # fmt: skip
 """Figures of a method, by the names that people read."""
 

@@ -260,6 +260,11 @@ class _Look:
     def evaluated(self) -> list[int]:
         return evaluated_rounds(self.plan)
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are clients who are measured on and never learned from."""
+        return self.plan.data.kind != "table" or self.plan.data.held_out_share > 0.0
+
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -310,7 +315,7 @@ def _finish(
     rounds = list(range(done))
     _write(folder / "history.csv", history_csv(names, seeds, columns, rounds))
     looked = [i for i, r in enumerate(look.evaluated) if r < done or (r == done and complete)]
-    if look.task.classifies:
+    if look.task.classifies and look.holds_out:
         accuracy = {"held_out_accuracy": results.held_out_accuracy[..., looked]}
         at = [look.evaluated[i] for i in looked]
         _write(folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
@@ -365,11 +370,12 @@ def _method_summary(
         "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
     }
     if look.task.classifies and looked:
-        figures["held_out_accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
-        figures["accuracy"] = figures["held_out_accuracy"]  # its name of before, still read
+        if look.holds_out:
+            figures["held_out_accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+            figures["accuracy"] = figures["held_out_accuracy"]  # its name of before, still read
         preq = results.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
-    if not look.task.classifies and results.models is not None:
+    if not look.task.classifies and look.holds_out and results.models is not None:
         figures |= _regression(look, results.models[index], results.seeds)
     diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
     if len(diverged):

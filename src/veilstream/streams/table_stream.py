@@ -291,7 +291,7 @@ def dealt_out(
         for name, own in by_learner.items()
     }
     held = [v for v in found if _is_held_out(v.client, held_out_share)] or found[-1:]
-    report.held_out = len(held)
+    report.held_out = len(held) if held_out_share > 0.0 else 0  # else only a placeholder
     if returning == "refuse":
         _check_visits(learned, visits)
     kept = {
