@@ -19,9 +19,9 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
 from veilstream.plans.run_folder import Run
 from veilstream.reports.learning_figure import draw_run
-from veilstream.reports.report_page import REPORT, write_report
+from veilstream.reports.report_page import REPORT
+from veilstream.reports.reported_run import run
 from veilstream.simulation.comparators import has_comparators
-from veilstream.simulation.runner import run
 
 __all__ = ["run_with_progress", "show_run", "show_runs", "show_streams"]
 
@@ -118,7 +118,6 @@ def run_with_progress(
                 plan, out, resume=resume, processes=processes,
                 on_notices=records, on_prepared=promise, on_progress=advanced,
                 on_solving=lambda n: bar.advance(solving, n),
-                on_written=write_report,
             )  # fmt: skip
         except KeyboardInterrupt:
             if (out / "summary.json").exists():

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, ParamSpec, cast
 
 from veilstream.plans.run_folder import Run
-from veilstream.reports.report_page import write_report
+from veilstream.reports.report_page import REPORT, write_report
 from veilstream.simulation.runner import run as simulate
 
 __all__ = ["run"]
@@ -20,7 +20,10 @@ def _reported(function: Callable[P, Run]) -> Callable[P, Run]:
     def reported(*args: P.args, **kwargs: P.kwargs) -> Run:
         options = cast(dict[str, Any], kwargs)
         options.setdefault("on_written", write_report)
-        return function(*args, **kwargs)
+        finished = function(*args, **kwargs)
+        if not (finished.path / REPORT).exists():  # resumed, and complete before there were any
+            write_report(finished)
+        return finished
 
     return reported
 
