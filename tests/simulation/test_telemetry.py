@@ -138,17 +138,21 @@ def truth_of(found, seed, there):
 def test_a_run_folder_has_its_estimates(tmp_path):
     run = vs.run(plan_with({"window": 6}), out=tmp_path / "run")
     with (tmp_path / "run/telemetry.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["round"]) for row in rows if row["seed"] == "0"] == [4, 8, 12, 16, 20, 24]
-    assert {row["window"] for row in rows} == {"4", "6"}
+        header = next(csv.reader(file))
+    assert header[:7] == ["method", "seed", "round", "metric", "estimate", "low", "high"]
+    rows = run.telemetry()
+    assert [row["round"] for row in rows if row["seed"] == 0] == [4, 8, 12, 16, 20, 24]
+    assert {row["window"] for row in rows} == {4, 6}
     for row in rows:
-        assert float(row["low"]) < float(row["estimate"]) < float(row["high"])
+        assert row["method"] == "a"
+        assert row["low"] < row["estimate"] < row["high"]
     guarantee = run.guarantees["a"]["guarantee"]
     assert guarantee["telemetry"]["noise_price"] == pytest.approx(0.0111874, abs=1e-6)
 
 
 def test_a_run_without_telemetry_has_no_such_file(tmp_path):
-    vs.run(plan_with(), out=tmp_path / "run")
+    run = vs.run(plan_with(), out=tmp_path / "run")
+    assert run.telemetry() == []
     assert not (tmp_path / "run/telemetry.csv").exists()
     assert "telemetry" not in (tmp_path / "run/guarantee.json").read_text()
     assert "telemetry" not in (tmp_path / "run/plan.toml").read_text()

@@ -212,6 +212,18 @@ class Run:
             rounds = sorted({int(row["round"]) for row in csv.DictReader(file)})
         return rounds, self._table("accuracy.csv", "accuracy")
 
+    def telemetry(self) -> list[dict[str, str | float]]:
+        """Rows of telemetry.csv, numbers as numbers; none where the plan has no telemetry."""
+        path = self.path / "telemetry.csv"
+        if not path.exists():
+            return []
+        words = ("method", "metric")
+        with path.open(newline="") as file:
+            return [
+                {key: cell if key in words else float(cell or "nan") for key, cell in row.items()}
+                for row in csv.DictReader(file)
+            ]
+
     def _table(self, name: str, column: str) -> dict[str, Float32s]:
         values: dict[str, dict[int, list[float]]] = {}
         with (self.path / name).open() as file:
