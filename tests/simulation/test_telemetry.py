@@ -12,6 +12,7 @@ from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.engine import Simulation
+from veilstream.simulation.run_checkpoint import read_checkpoint, write_checkpoint
 
 pytest.importorskip("jax")
 
@@ -177,6 +178,21 @@ def test_a_checkpoint_goes_on_to_the_same_telemetry():
         second.advance()
     assert np.array_equal(second.telemetry.releases, whole.telemetry.releases)
     assert np.array_equal(second.models(), whole.models())
+
+
+def test_a_checkpoint_without_its_telemetry_is_refused_by_name(tmp_path):
+    plan = plan_with({})
+    prepared = [prepare(plan, method) for method in plan.methods]
+    simulation = Simulation(plan, prepared, [0, 1])
+    state = simulation.state()
+    simulation.close()
+    size = {"methods": 1, "seeds": 2, "rounds": 24, "looks": len(simulation.evaluated)}
+    write_checkpoint(tmp_path / "whole.npz", state)
+    assert "telemetry" in read_checkpoint(tmp_path / "whole.npz", **size, metrics=1)
+    del state["telemetry"]
+    write_checkpoint(tmp_path / "part.npz", state)
+    with pytest.raises(InputError, match="a whole checkpoint of this run"):
+        read_checkpoint(tmp_path / "part.npz", **size, metrics=1)
 
 
 def test_a_task_that_predicts_numbers_has_no_accuracy():
