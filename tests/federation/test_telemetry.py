@@ -16,6 +16,7 @@ from veilstream.errors import InputError
 from veilstream.federation.protocol.bounds import ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ServerFold
+from veilstream.federation.protocol.messages import Part, Sum
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.telemetry_estimates import NORMAL_95
 from veilstream.plans.plan import TelemetryPlan
@@ -110,6 +111,19 @@ def test_what_counts_is_summed_and_listed(kind):
     closed = fold.close_round()
     assert closed.spans == {"a": (0, 1, 2), "b": (1, 0, 1)}
     np.testing.assert_allclose(closed.telemetry, (6 - 5 + 3) * terms.grid.step)
+
+
+def test_a_sum_of_an_aggregator_says_whose_rounds_it_adds():
+    terms = Terms.of(told_plan(), DIM)
+    fold = ServerFold(terms, X0, ["a", "b", "c"])
+    for name in "ab":
+        fold.enrol(name, 0, 0)
+    total = np.full(terms.release_dim, 12, "<i8").tobytes()
+    parts = (Part("a", 0, 0, "1" * 64, None), Part("b", 0, 0, "2" * 64, None))
+    assert fold.accept_sum(Sum("between", "run", parts, total))
+    closed = fold.close_round()
+    assert closed.spans == {"a": (0, 0, 1), "b": (0, 0, 1)}
+    np.testing.assert_allclose(closed.telemetry, 12 * terms.grid.step)
 
 
 def test_a_release_without_its_telemetry_is_refused():

@@ -12,6 +12,7 @@ from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.engine import Simulation
+from veilstream.simulation.run_checkpoint import read_checkpoint, write_checkpoint
 
 pytest.importorskip("jax")
 
@@ -138,17 +139,21 @@ def truth_of(found, seed, there):
 def test_a_run_folder_has_its_estimates(tmp_path):
     run = vs.run(plan_with({"window": 6}), out=tmp_path / "run")
     with (tmp_path / "run/telemetry.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["round"]) for row in rows if row["seed"] == "0"] == [4, 8, 12, 16, 20, 24]
-    assert {row["window"] for row in rows} == {"4", "6"}
+        header = next(csv.reader(file))
+    assert header[:7] == ["method", "seed", "round", "metric", "estimate", "low", "high"]
+    rows = run.telemetry()
+    assert [row["round"] for row in rows if row["seed"] == 0] == [4, 8, 12, 16, 20, 24]
+    assert {row["window"] for row in rows} == {4, 6}
     for row in rows:
-        assert float(row["low"]) < float(row["estimate"]) < float(row["high"])
+        assert row["method"] == "a"
+        assert row["low"] < row["estimate"] < row["high"]
     guarantee = run.guarantees["a"]["guarantee"]
     assert guarantee["telemetry"]["noise_price"] == pytest.approx(0.0111874, abs=1e-6)
 
 
 def test_a_run_without_telemetry_has_no_such_file(tmp_path):
-    vs.run(plan_with(), out=tmp_path / "run")
+    run = vs.run(plan_with(), out=tmp_path / "run")
+    assert run.telemetry() == []
     assert not (tmp_path / "run/telemetry.csv").exists()
     assert "telemetry" not in (tmp_path / "run/guarantee.json").read_text()
     assert "telemetry" not in (tmp_path / "run/plan.toml").read_text()
@@ -173,6 +178,21 @@ def test_a_checkpoint_goes_on_to_the_same_telemetry():
         second.advance()
     assert np.array_equal(second.telemetry.releases, whole.telemetry.releases)
     assert np.array_equal(second.models(), whole.models())
+
+
+def test_a_checkpoint_without_its_telemetry_is_refused_by_name(tmp_path):
+    plan = plan_with({})
+    prepared = [prepare(plan, method) for method in plan.methods]
+    simulation = Simulation(plan, prepared, [0, 1])
+    state = simulation.state()
+    simulation.close()
+    size = {"methods": 1, "seeds": 2, "rounds": 24, "looks": len(simulation.evaluated)}
+    write_checkpoint(tmp_path / "whole.npz", state)
+    assert "telemetry" in read_checkpoint(tmp_path / "whole.npz", **size, metrics=1)
+    del state["telemetry"]
+    write_checkpoint(tmp_path / "part.npz", state)
+    with pytest.raises(InputError, match="a whole checkpoint of this run"):
+        read_checkpoint(tmp_path / "part.npz", **size, metrics=1)
 
 
 def test_a_task_that_predicts_numbers_has_no_accuracy():

@@ -10,8 +10,9 @@ chooses: `learner.guarantee` for every client's record (replace-one neighbours a
 are admitted, the plan's participation, the whole horizon; lem-priv-analy with the plan's
 accounting), also through crashes, retries and restored backups. What is sent is the prefix sum of
 clipped gradients and correlated noise on a common grid (`veilstream.privacy.grid`), of a size that
-does not depend on the data. Noise comes from seeds that the operating system drew; nothing lets an
-operator choose them.
+does not depend on the data; where the plan has telemetry, its bounded metrics are further
+coordinates of that sum, and the guarantee is for all of it (`veilstream.privacy.telemetry`). Noise
+comes from seeds that the operating system drew; nothing lets an operator choose them.
 
 What a round computes is `veilstream.deployment.local_rounds`; here it is written down in this order
 (`veilstream.deployment.ledger`): the pinned model; for every group of steps, in one transaction,

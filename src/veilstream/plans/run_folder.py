@@ -291,6 +291,18 @@ class Run:
                 found.setdefault(row["method"], []).append(float(row["std"]))
         return {name: np.array(values, np.float32) for name, values in found.items()}
 
+    def telemetry(self) -> list[dict[str, str | float]]:
+        """Rows of telemetry.csv, numbers as numbers; none where the plan has no telemetry."""
+        path = self.path / "telemetry.csv"
+        if not path.exists():
+            return []
+        words = ("method", "metric")
+        with path.open(newline="") as file:
+            return [
+                {key: cell if key in words else float(cell or "nan") for key, cell in row.items()}
+                for row in csv.DictReader(file)
+            ]
+
     def _table(self, name: str, column: str) -> dict[str, Float32s]:
         try:
             table = self._read_table(name)

@@ -5,6 +5,7 @@ from veilstream.privacy.calibration import calibrate, privacy_of
 from veilstream.privacy.clipping import Clipped, clip
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Neighbours",
     "Participation",
     "Sensitivity",
+    "Telemetry",
     "ZcdpCurve",
     "calibrate",
     "clip",

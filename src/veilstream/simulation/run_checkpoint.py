@@ -37,7 +37,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(
-    path: Path, *, methods: int, seeds: int, rounds: int, looks: int
+    path: Path, *, methods: int, seeds: int, rounds: int, looks: int, metrics: int = 0
 ) -> dict[str, Any]:
     """Read and check.
 
@@ -47,6 +47,7 @@ def read_checkpoint(
         seeds: how many seeds the batch has.
         rounds: how many rounds the run has.
         looks: how often held-out accuracy is measured.
+        metrics: how many of telemetry there are.
 
     Returns:
         The arrays, as `Simulation.restore` takes them.
@@ -59,6 +60,8 @@ def read_checkpoint(
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             state = {name: stored[name] for name in stored.files}
         _check(state, methods, seeds, rounds, looks)
+        if metrics:
+            _check_telemetry(state, (methods, seeds, rounds), metrics)
     except _DAMAGE as error:
         reason = str(error).strip().splitlines()
         raise InputError(
@@ -89,6 +92,11 @@ def _check(state: dict[str, Any], methods: int, seeds: int, rounds: int, looks: 
             found = state[f"{name}{i}"].shape
             if len(found) != 3 or found[:2] != (len(group), seeds):
                 raise ValueError(f"{name}{i} has shape {found}")
+
+
+def _check_telemetry(state: dict[str, Any], shape: tuple[int, int, int], metrics: int) -> None:
+    if state["telemetry"].shape != (*shape, metrics) or state["telemetry_factors"].shape != shape:
+        raise ValueError("telemetry has other methods, seeds, rounds or metrics")
 
 
 def read_seed_batches(path: Path, seeds: list[int]) -> tuple[tuple[tuple[int, ...], ...], int, int]:

@@ -213,6 +213,7 @@ def _stored(batches: SeedBatches, index: int, plan: Plan) -> dict[str, Any]:
     return read_checkpoint(
         batches.checkpoint(index), methods=len(plan.methods), seeds=len(batches.seeds[index]),
         rounds=plan.learning.rounds, looks=len(evaluated_rounds(plan)),
+        metrics=len(plan.telemetry.metrics) if plan.telemetry else 0,
     )  # fmt: skip
 
 
