@@ -34,10 +34,9 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.addresses import is_loopback
+from veilstream.federation.addresses import is_loopback, is_own_host
 from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
@@ -168,7 +167,7 @@ class LearnerApi:
 
     def _check_caller(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not is_own_host(hosts[0], self.port):
             where = f"127.0.0.1:{self.port}"
             raise self._refuse(403, "Host", f"expected this machine and port, like {where}")
         origin = request.headers.get("origin")
@@ -185,19 +184,6 @@ class LearnerApi:
                 "browser needs a new link from `veilstream ledger page STORE`",
                 {"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
-
-    def _is_ours(self, host: str) -> bool:
-        """A name or address of this machine, with our port: a page that rebinds DNS has another."""
-        try:
-            parts = urlsplit(f"//{host}")
-            return (
-                parts.netloc == host
-                and "@" not in host
-                and is_loopback(parts.hostname or "")
-                and (80 if parts.port is None else parts.port) == self.port
-            )
-        except ValueError:
-            return False
 
     def _not_found(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
