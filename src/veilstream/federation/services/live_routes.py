@@ -208,8 +208,9 @@ class _Stream(Response):
             if left <= 0:
                 return
             waiting = asyncio.ensure_future(changed.wait())
+            both: set[asyncio.Future[Any]] = {waiting, gone}
             await asyncio.wait(
-                {waiting, gone}, timeout=min(left, self._limits.heartbeat_s),
+                both, timeout=min(left, self._limits.heartbeat_s),
                 return_when=asyncio.FIRST_COMPLETED,
             )  # fmt: skip
             if not waiting.done():

@@ -4,6 +4,7 @@
     GET /model/17         the one after 17 rounds
     GET /status           run, rounds done, guarantee, digest of the plan
     GET /metrics          counts of this server, for Prometheus
+    GET /live             where it is asked for: a page that goes on by itself (`live_routes`)
 
 A model is JSON with its guarantee; with `.f32` after the path, or `Accept:
 application/octet-stream`, raw little-endian float32 with the rest in headers; with `.npz`, or
