@@ -18,6 +18,10 @@ class Page:
 
     def open(self, path: Path, *, scheme: str = "light", width: int = 1280) -> None:
         """From disk; logs of pages before are dropped."""
+        self.open_url(path.absolute().as_uri(), scheme=scheme, width=width)
+
+    def open_url(self, url: str, *, scheme: str = "light", width: int = 1280) -> None:
+        """From a server; logs of pages before are dropped."""
         for log in ("browser", "performance"):
             self.browser.get_log(log)
         self._command(
@@ -25,7 +29,7 @@ class Page:
             features=[{"name": "prefers-color-scheme", "value": scheme}],
         )
         self.width(width)
-        self.browser.get(path.absolute().as_uri())
+        self.browser.get(url)
         self.run("localStorage.removeItem('veilstream-theme')")
 
     def width(self, pixels: int) -> None:

@@ -145,7 +145,10 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
         assert status["local"]["refused"] == {"y: unknown label": 1}
         assert "secret" not in body.decode()
         assert not {"script", "link", "img", "iframe", "object", "form", "b"} & set(page.tags)
-        assert not {"style", "src", "href", "onload", "onclick"} & {k for k, _ in page.attributes}
+        assert not {"style", "src", "onload", "onclick"} & {k for k, _ in page.attributes}
+        assert [v for k, v in page.attributes if k == "href"] == ["/page/person"]
+        assert f"head of the chain {status['ledger']['head'][:16]}…" in re.sub(r" +", " ", said)
+        assert status["ledger"]["promise"] == "(4, 0.001)"
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy

@@ -40,6 +40,15 @@ def run_command(
     resume: Resume = False,
     processes: Processes = 1,
     memory: Memory = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Show curves in a browser of this machine while they are computed."
+        ),
+    ] = False,
+    live_port: Annotated[
+        int, typer.Option(help="With --live: where it listens.", show_default="one that is free")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Train by a plan, all methods and seeds at once, and leave a run folder.
@@ -48,7 +57,8 @@ def run_command(
     digits at 0.96 with the promise kept).
 
     The guarantee of every method is printed before anything runs. Ctrl-C leaves a usable partial
-    run; --resume goes on from its checkpoint. report.html in the folder shows all of it.
+    run; --resume goes on from its checkpoint. report.html in the folder shows all of it, and with
+    --live the page whose address is printed shows it as it comes.
     """
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.plans.experiments import plan_path
@@ -59,7 +69,10 @@ def run_command(
     overrides = dict(map(parse_override, set_ or [])) | _changes(seeds, memory)
     loaded = Plan.load(plan_path(plan), overrides)
     folder = out or (latest_folder if resume else new_folder)(plan.stem)
-    done = run_with_progress(loaded, folder, resume=resume, quiet=json, processes=processes)
+    done = run_with_progress(
+        loaded, folder, resume=resume, quiet=json, processes=processes,
+        live_port=live_port if live else None,
+    )  # fmt: skip
     show_run(done, draw_run(done), json=json)
 
 

@@ -17,10 +17,12 @@ from veilstream.cli.service_options import (
     PlanFile,
     parse_address,
 )
+from veilstream.errors import InputError
 from veilstream.federation.services.logs import Format, Level, configure_logs
 
 if TYPE_CHECKING:
     from veilstream.federation.services.coordinator import Standing
+    from veilstream.federation.services.server import LiveView
 
 __all__ = ["server_command"]
 
@@ -34,6 +36,20 @@ def server_command(
     model_api: Annotated[
         str | None, typer.Option(help="HOST:PORT where models are published.", show_default=False)
     ] = None,
+    publish: Annotated[
+        bool,
+        typer.Option(
+            "--publish",
+            help="A live page at /live of the model API: rounds, who is there, what is left. Names "
+            "of learners only where nobody else can listen (loopback).",
+        ),
+    ] = False,
+    publish_names: Annotated[
+        bool,
+        typer.Option(
+            "--publish-names", help="The same, with learners' names for whoever can reach it."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "direct",
     socket: Annotated[
@@ -87,9 +103,10 @@ def server_command(
     loaded = Plan.load(plan)
     folder = out or Path("runs") / loaded.name
     _end_on_sigterm()
+    at = None if model_api is None else parse_address("--model-api", model_api)
     service = ServerService(
         loaded, keys, folder, parse_address("--listen", listen), engine,
-        None if model_api is None else parse_address("--model-api", model_api), insecure, socket,
+        at, insecure, socket, live=_live(at, publish or publish_names, names=publish_names),
         exit_when_done=exit_when_done, next_run=next_run,
         roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
     )  # fmt: skip
@@ -107,6 +124,24 @@ def server_command(
         print_json({"run": done.run, "rounds": done.round, "folder": str(service.folder)})
     else:
         typer.echo(f"{done.run}: {done.round} rounds; {service.folder}")
+
+
+def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView | None:
+    """What makes the live page."""
+    if not wanted:
+        return None
+    if at is None:
+        raise InputError(
+            "--publish", True, "--model-api, since the page is served there",
+            "try --model-api 127.0.0.1:8480",
+        )  # fmt: skip
+    from functools import partial
+
+    from veilstream.federation.addresses import is_loopback
+    from veilstream.federation.services.server import LIVE
+    from veilstream.reports.live_federation import LiveFederation
+
+    return partial(LiveFederation, path=LIVE, named=names or is_loopback(at[0]))
 
 
 def _report(folder: Path) -> None:

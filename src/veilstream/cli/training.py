@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,9 +21,12 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
 from veilstream.plans.run_folder import Run
 from veilstream.reports.learning_figure import draw_run
-from veilstream.reports.report_page import REPORT
+from veilstream.reports.report_page import REPORT, write_report
 from veilstream.reports.reported_run import run
 from veilstream.simulation.comparators import has_comparators
+
+if TYPE_CHECKING:
+    from veilstream.reports.live_simulation import LiveSimulation
 
 __all__ = ["run_with_progress", "show_run", "show_runs", "show_streams"]
 
@@ -68,14 +73,56 @@ def _need_packages() -> None:
 
 
 def run_with_progress(
-    plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1
+    plan: Plan,
+    out: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+    processes: int = 1,
+    live_port: int | None = None,
 ) -> Run:
-    """Run the plan; everything that is not a result goes to stderr."""
+    """Run the plan; everything that is not a result goes to stderr.
+
+    ``live_port`` is where the live page is served meanwhile; 0 takes a free one, None is without.
+    """
     _need_packages()
     console = Console(stderr=True, highlight=False)
     _fetch_data(plan, console)
+    with _live_page(plan, live_port, console) as page:
+        return _run(plan, out, console, page, resume=resume, quiet=quiet, processes=processes)
 
+
+@contextmanager
+def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveSimulation | None]:
+    if port is None:
+        yield None
+        return
+    from veilstream.federation.services.local_live_server import local_live_server, secret_path
+    from veilstream.reports.live_simulation import LiveSimulation
+
+    path = secret_path()
+    page = LiveSimulation(plan, path)
+    # Outside the wrapping of lines: an address is copied whole.
+    with local_live_server(page, path, port, lambda url: sys.stderr.write(f"Live page: {url}\n")):
+        try:
+            yield page
+        finally:
+            page.feed.end()
+
+
+def _run(
+    plan: Plan,
+    out: Path,
+    console: Console,
+    page: LiveSimulation | None,
+    *,
+    resume: bool,
+    quiet: bool,
+    processes: int,
+) -> Run:
     def promise(prepared: list[Prepared]) -> None:
+        if page is not None:
+            page.prepared(prepared)
         if quiet:
             return
         console.print(
@@ -112,12 +159,20 @@ def run_with_progress(
                 total=progress.total,
                 description=f"rounds{shown}",
             )
+            if page is not None:
+                page.progressed(progress)
+
+        def written(folder: Run) -> None:
+            write_report(folder)
+            if page is not None:
+                page.written(folder)
 
         try:
             return run(
                 plan, out, resume=resume, processes=processes,
                 on_notices=records, on_prepared=promise, on_progress=advanced,
                 on_solving=lambda n: bar.advance(solving, n),
+                on_written=written,
             )  # fmt: skip
         except KeyboardInterrupt:
             if (out / "summary.json").exists():

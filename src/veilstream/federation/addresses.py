@@ -6,10 +6,11 @@ import ipaddress
 import logging
 import socket
 import time
+from urllib.parse import urlsplit
 
 from veilstream.errors import InputError
 
-__all__ = ["check_loopback", "free_port", "is_loopback", "wait_until_free"]
+__all__ = ["check_loopback", "free_port", "is_loopback", "is_own_host", "wait_until_free"]
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +21,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_own_host(host: str, port: int) -> bool:
+    """A name or address of this machine, with our port: a page that rebinds DNS has another."""
+    try:
+        parts = urlsplit(f"//{host}")
+        return (
+            parts.netloc == host
+            and "@" not in host
+            and is_loopback(parts.hostname or "")
+            and (80 if parts.port is None else parts.port) == port
+        )
+    except ValueError:
+        return False
 
 
 def check_loopback(host: str) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "Run",
     "check_folder",
     "clear_earlier",
+    "flat_keys",
     "history_csv",
     "latest_folder",
     "new_folder",
@@ -51,7 +52,7 @@ def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
     Memory changes no number; regret may be left out of a run that was begun with it.
     """
     free = {"run.memory_mib"} | (set() if asked.run.regret else {"run.regret"})
-    before, now = (_flat(tomllib.loads(plan.to_toml())) for plan in (stored, asked))
+    before, now = flat_keys(stored), flat_keys(asked)
     return [
         f"{key} = {now.get(key, 'not given')!r} (was {before.get(key, 'not given')!r})"
         for key in dict.fromkeys([*before, *now])
@@ -59,8 +60,12 @@ def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
     ]
 
 
+def flat_keys(plan: Plan) -> dict[str, Any]:
+    """A plan's keys, dotted, with their values; methods and features by their names."""
+    return _flat(tomllib.loads(plan.to_toml()))
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """A plan's keys, dotted; methods and features by their names."""
     if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
         value = {str(v.get("name", v.get("column", i))): v for i, v in enumerate(value)}
     if not isinstance(value, dict):

@@ -27,7 +27,7 @@ from veilstream.reports.federation_state import federation_state, telemetry_char
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import learning_charts, noise_charts
 
-__all__ = ["SCHEMA", "audit_of", "report_state"]
+__all__ = ["SCHEMA", "audit_of", "listed_methods", "report_state"]
 
 SCHEMA = 1
 _RESULTS = {
@@ -55,7 +55,7 @@ def report_state(run: Run) -> dict[str, Any]:
     if "epsilon" in run.guarantees:
         return federation_state(run) | common
     summary = run.summary
-    methods = _methods(summary)
+    methods = listed_methods(summary["methods"])
     main = summary["main_method"]
     notices = [
         "Simulation: its noise comes from seeds and protected no one. What is promised here is "
@@ -121,10 +121,10 @@ def audit_of(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _methods(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def listed_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the legend shows; methods of one budget and accounting share a group."""
     listed = []
-    for name, method in summary["methods"].items():
+    for name, method in methods.items():
         promise = method["guarantee"]
         group = None
         if promise:

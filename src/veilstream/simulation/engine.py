@@ -287,6 +287,12 @@ class Simulation:
         return self._position.round
 
     @property
+    def measured(self) -> int:
+        """How many rounds' measurements have been read; the device may be ahead of that."""
+        unread = self._position.unread
+        return unread[0][0] if unread else self.round
+
+    @property
     def done(self) -> bool:
         """Whether every round has been run and read."""
         return self.round >= self.plan.learning.rounds and not self._position.unread

@@ -42,6 +42,7 @@ from veilstream.streams.stream import Stream
 
 __all__ = [
     "BatchResults",
+    "Measured",
     "Results",
     "RunProgress",
     "SeedBatches",
@@ -55,12 +56,40 @@ _MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a ru
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What some rounds of some seeds have shown; arrays (methods, seeds, rounds)."""
+
+    seeds: tuple[int, ...]
+    first: int
+    """The first of these rounds."""
+    loss: NDArray[np.float32]
+    looked_at: tuple[int, ...]
+    """Rounds before which held-out accuracy was measured; one for each of its last axis."""
+    held_out_accuracy: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls, seeds: tuple[int, ...], first: int, last: int, loss: NDArray[np.float32],
+        held_out: NDArray[np.float32], looks: Sequence[int],
+    ) -> Measured:  # fmt: skip
+        """Of rounds from ``first`` to before ``last``, out of a whole run's arrays."""
+        end = loss.shape[-1]
+        columns = [i for i, r in enumerate(looks) if first <= r < last or r == last == end]
+        return cls(
+            seeds, first, loss[..., first:last].copy(), tuple(looks[i] for i in columns),
+            held_out[..., columns],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class RunProgress:
     """Where a run stands, over all its batches."""
 
     done: int
     total: int
     accuracy: float | None
+    measured: Measured | None = None
+    """What is new since the last time."""
 
 
 OnProgress = Callable[[RunProgress], None]
@@ -236,9 +265,9 @@ def run_seed_batches(
     total = plan.learning.rounds * len(batches.seeds)
     rounds = dict.fromkeys(range(len(batches.seeds)), 0)
 
-    def advanced(index: int, done: int, accuracy: float | None) -> None:
+    def advanced(index: int, done: int, accuracy: float | None, measured: Measured | None) -> None:
         rounds[index] = done
-        on_progress(RunProgress(sum(rounds.values()), total, accuracy))
+        on_progress(RunProgress(sum(rounds.values()), total, accuracy, measured))
 
     processes = min(processes, batches.processes)
     if processes == 1 or len(batches.seeds) == 1:
@@ -248,7 +277,7 @@ def run_seed_batches(
         _in_processes(batches, plan, task, stream, min(processes, len(batches.seeds)), advanced)
 
 
-Advanced = Callable[[int, int, float | None], None]
+Advanced = Callable[[int, int, float | None, Measured | None], None]
 
 
 def _run_seed_batch(
@@ -267,7 +296,7 @@ def _run_seed_batch(
         state = _stored(batches, index, plan)
         if int(state["round"]) == plan.learning.rounds:
             made[index] = BatchResults.of(state)
-            advanced(index, plan.learning.rounds, None)
+            advanced(index, plan.learning.rounds, None, _all_of(made[index], batches, index, plan))
             return
     simulation = Simulation(
         plan, prepared, batches.seeds[index], task=task, stream=stream,
@@ -276,12 +305,21 @@ def _run_seed_batch(
     try:
         if state is not None:
             simulation.restore(state)
-        saved = time.monotonic()
+        saved, shown = time.monotonic(), 0
+
+        def news() -> Measured:
+            nonlocal shown
+            first, shown = shown, simulation.measured
+            return Measured.of(
+                batches.seeds[index], first, shown, simulation.history["loss"],
+                simulation.held_out_accuracy, simulation.evaluated,
+            )  # fmt: skip
+
         while True:
             progress = simulation.advance()
             if simulation.done:
                 break
-            advanced(index, progress.round, progress.accuracy)
+            advanced(index, progress.round, progress.accuracy, news())
             if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
                 write_checkpoint(path, simulation.state())
                 saved = time.monotonic()
@@ -297,7 +335,13 @@ def _run_seed_batch(
     state = simulation.state()
     write_checkpoint(path, state)
     made[index] = BatchResults.of(state)
-    advanced(index, progress.round, progress.accuracy)  # done is what the disk says is done
+    advanced(index, progress.round, progress.accuracy, news())  # done: what the disk says is done
+
+
+def _all_of(results: BatchResults, batches: SeedBatches, index: int, plan: Plan) -> Measured:
+    looks = evaluated_rounds(plan)
+    loss, held_out = results.history["loss"], results.held_out_accuracy
+    return Measured.of(batches.seeds[index], 0, results.rounds, loss, held_out, looks)
 
 
 @contextmanager
@@ -342,10 +386,10 @@ def _in_processes(
             left[inbox] = len(share)
         while left:
             for ready in connection.wait(list(left)):
-                index, done, accuracy, error = _message(ready)
+                index, done, accuracy, measured, error = _message(ready)
                 if error is not None:
                     raise error
-                advanced(index, done, accuracy)
+                advanced(index, done, accuracy, measured)
                 left[ready] -= done == plan.learning.rounds
                 if not left[ready]:
                     del left[ready]
@@ -361,9 +405,12 @@ def _in_processes(
                 worker.terminate()
 
 
-def _message(inbox: Any) -> tuple[int, int, float | None, VeilstreamError | None]:
+_Message = tuple[int, int, float | None, Measured | None, VeilstreamError | None]
+
+
+def _message(inbox: Any) -> _Message:
     try:
-        message: tuple[int, int, float | None, VeilstreamError | None] = inbox.recv()
+        message: _Message = inbox.recv()
     except (EOFError, OSError):
         raise VeilstreamError(
             "a process of this run was killed; --resume goes on from its checkpoint"
@@ -393,14 +440,14 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
         for index in share:
             _run_seed_batch(
                 batches, index, plan, prepared, task, stream,
-                lambda i, done, accuracy: outbox.send((i, done, accuracy, None)), {},
+                lambda *news: outbox.send((*news, None)), {},
             )  # fmt: skip
     except KeyboardInterrupt:
         pass
     except Exception as error:
         known = isinstance(error, VeilstreamError)
         with suppress(OSError):  # no one may be there any more
-            outbox.send((0, 0, None, error if known else VeilstreamError(f"{error!r}")))
+            outbox.send((0, 0, None, None, error if known else VeilstreamError(f"{error!r}")))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -25,7 +25,7 @@ from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, mis
 from veilstream.errors import InputError, LedgerError
 from veilstream.progress import progress
 
-__all__ = ["Status", "inspect", "verify"]
+__all__ = ["Status", "inspect", "reading", "verify"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def inspect(store: Path, witness: Path | str | None = None) -> Status:
     """What opening checks; the witness is only counted (`verify` reads everything)."""
     where = find_witness(store, witness)
     refuse_links(store, where)
-    with _reading(store) as db:
+    with reading(store) as db:
         return _status(db, open_chain(db, store), store, where)
 
 
@@ -83,7 +83,7 @@ def verify(store: Path, witness: Path | str | None = None) -> Status:
     # The witness first: whatever it holds by now, the store holds when it is read.
     witnessing = Witness(where) if where.exists() and store.exists() else None
     try:
-        with _reading(store) as db:
+        with reading(store) as db:
             compared = _Comparison(store, where, iter(witnessing.entries() if witnessing else ()))
             total = db.execute("SELECT max(number) FROM records").fetchone()[0] or 0
             with progress("records verified", total) as tick:
@@ -178,7 +178,7 @@ def _last_witnessed(where: Path) -> int:
 
 
 @contextmanager
-def _reading(store: Path) -> Iterator[Any]:
+def reading(store: Path) -> Iterator[Any]:
     """A connection that changes nothing and sees one state, whatever is being written."""
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")

@@ -17,8 +17,6 @@ disk holds, so the ledger refuses everything until it is opened anew.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import itertools
 import json
 import os
@@ -62,6 +60,7 @@ from veilstream.deployment.ledger.paths import (
     refuse_witness,
     witness_path,
 )
+from veilstream.deployment.ledger.tags import keyed_tag
 from veilstream.deployment.ledger.visits import NOBODY, Visit, visit_key, visit_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
@@ -374,7 +373,7 @@ class Ledger:
 
     def keyed(self, client: bytes) -> bytes:
         """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
-        return hmac.new(self.tag_key, client, hashlib.sha256).digest()
+        return keyed_tag(self.tag_key, client)
 
     def visit(self, tag: bytes) -> Visit | None:
         """This client's part so far."""

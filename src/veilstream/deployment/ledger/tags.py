@@ -13,12 +13,14 @@ white space than what is given now cannot be recognised: its hash does not say w
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import unicodedata
 
 from veilstream.errors import InputError
 from veilstream.learning.client_names import LONGEST_NAME, client_name
 
-__all__ = ["LONGEST_TAG", "checked_tag", "tag_forms"]
+__all__ = ["LONGEST_TAG", "checked_tag", "keyed_tag", "tag_forms"]
 
 LONGEST_TAG = LONGEST_NAME
 
@@ -50,3 +52,8 @@ def checked_tag(client: object) -> bytes:
         f"bytes, or text without control characters, of 1 to {LONGEST_TAG}; not white space alone",
         "give each person a tag that is the same whenever they come",
     )  # fmt: skip
+
+
+def keyed_tag(key: bytes, form: bytes) -> bytes:
+    """A form of a tag as a ledger keeps it: of no use to whoever has only the file's rows."""
+    return hmac.new(key, form, hashlib.sha256).digest()

@@ -32,6 +32,7 @@ __all__ = [
     "tables_sum",
     "visit_key",
     "visit_of",
+    "visits_of",
 ]
 
 TAG_BYTES = 32
@@ -61,12 +62,16 @@ def visit_key(tag: bytes, epoch: int, step: int) -> bytes:
 
 def visit_of(db: Any, tag: bytes) -> Visit | None:
     """A client's part so far; None for a new one."""
+    visits = visits_of(db, tag)
+    return Visit(*visits[-1], len(visits)) if visits else None
+
+
+def visits_of(db: Any, tag: bytes) -> list[tuple[int, int]]:
+    """Epoch and step of each of a client's visits, the last one last; step -1: carried over."""
     mine = "SELECT visit FROM visits WHERE visit BETWEEN ? AND ? ORDER BY visit"
     rows = db.execute(mine, (tag + bytes(16), tag + b"\xff" * 16)).fetchall()
-    if not rows:
-        return None
-    epoch, after = _WHEN.unpack_from(rows[-1][0], TAG_BYTES)
-    return Visit(epoch, after - 1, len(rows))
+    found = (_WHEN.unpack_from(row[0], TAG_BYTES) for row in rows)
+    return [(epoch, after - 1) for epoch, after in found]
 
 
 class VisitSum:

@@ -56,6 +56,10 @@ class Standing:
     rounds: int
     answered: tuple[str, ...]
     missing: tuple[str, ...]
+    closed: ClosedRound | None = None
+    """The round that has just been closed; None while one is open."""
+    seconds: float = 0.0
+    """Of that round."""
 
 
 @dataclass
@@ -172,6 +176,12 @@ class Coordinator:
     def seated(self) -> frozenset[str]:
         """Learners that have enrolled and can be asked."""
         return frozenset(self._places)
+
+    @property
+    def reachable(self) -> frozenset[str]:
+        """Those of them whom the transport reaches now."""
+        here = self._present
+        return frozenset(name for name, place in self._places.items() if place.node in here)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -561,7 +571,7 @@ class Coordinator:
             _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
         else:
             _log.info("%d of %d rounds closed", self._fold.round, self.terms.rounds)
-        self._tell()
+        self._tell(closed, seconds)
 
     def _name_dropped(self, closed: ClosedRound) -> None:
         for name in closed.dropped:
@@ -611,10 +621,10 @@ class Coordinator:
             raise UnknownName(option, learner, sorted(self._fold.seats))
         return learner
 
-    def _tell(self) -> None:
-        fold = self._fold
+    def _tell(self, closed: ClosedRound | None = None, seconds: float = 0.0) -> None:
+        fold, rounds = self._fold, self.terms.rounds
         self._tell_at = time.monotonic() + _TELL_S
-        self._watch(Standing(fold.round, self.terms.rounds, fold.answered, fold.missing))
+        self._watch(Standing(fold.round, rounds, fold.answered, fold.missing, closed, seconds))
 
     def _name_at(self, node: str) -> str:
         names = [name for name, place in self._places.items() if place.node == node]

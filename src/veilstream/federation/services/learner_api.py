@@ -7,6 +7,8 @@
     GET /status                                      where it stands, refusals, the local account
     GET /page                                        the same for a person, in a browser
     POST /page/link                                  a link that opens it once (`page_access`)
+    POST /person   {"client": "..."}                 whether this person took part
+    /page/person                                     the same as a form, which needs the token too
 
 It listens on this machine alone, and answers only who shows the access token
 (`Authorization: Bearer ...`): a web page that someone has open here, or another account, can use up
@@ -33,15 +35,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.addresses import is_loopback
+from veilstream.deployment.ledger.person import PersonsPart, part_of_person
+from veilstream.errors import InputError, LedgerError, MissingExtra
+from veilstream.federation.addresses import is_loopback, is_own_host
 from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
-from veilstream.federation.services.local_page import PAGE_HEADERS, LocalPage
+from veilstream.federation.services.local_page import PAGE_HEADERS, PERSON_PATH, LocalPage
+from veilstream.federation.services.person_page import (
+    FORM_HEADERS,
+    asked_person,
+    form_fields,
+    person_html,
+)
 from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.records import Encoded
 from veilstream.plans.records import schema_of
@@ -68,6 +77,7 @@ _WAITING = 64  # callers of /observe, or of /predict, whose turn has not come
 _LOG_EVERY_S = 60.0
 _TAKEN_WITHIN_S = 10.0
 _BATCH_RECORDS = 1024
+_FORM_BYTES = 16 << 10
 _BATCH_BYTES = 8 << 20
 _LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
 _ONE_COUNT = threading.Lock()
@@ -113,7 +123,7 @@ class LearnerApi:
         self._logged, self._log_at = 0, 0.0
         self._one_count = threading.Lock()
         self._page = LocalPage(self.status)
-        self._predicting = _Turns("predict")
+        self._predicting, self._looking = _Turns("predict"), _Turns("person")
         self.port = address[1]  # until the server has one: its first callers may be quicker
         self._taken_within_s = taken_within_s
         self._ending = False
@@ -123,6 +133,9 @@ class LearnerApi:
             Route("/status", self._status, methods=["GET"]),
             Route(LocalPage.PATH, self._show_page, methods=["GET"]),
             Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
+            Route("/person", self._person, methods=["POST"]),
+            Route(PERSON_PATH, self._show_form, methods=["GET"]),
+            Route(PERSON_PATH, self._answer_form, methods=["POST"]),
         ]
         handlers = {HTTPException: self._not_found, _Refusal: _refused, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -148,6 +161,7 @@ class LearnerApi:
             self._source.release()
         self._server.close()
         self._predicting.close()
+        self._looking.close()
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -168,7 +182,7 @@ class LearnerApi:
 
     def _check_caller(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not is_own_host(hosts[0], self.port):
             where = f"127.0.0.1:{self.port}"
             raise self._refuse(403, "Host", f"expected this machine and port, like {where}")
         origin = request.headers.get("origin")
@@ -178,26 +192,15 @@ class LearnerApi:
         if self._page.lets_in(request.method, path, request.headers, request.cookies, code):
             return
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
-        if kind.lower() != "bearer" or not same:
+        if not self._is_token(shown) or kind.lower() != "bearer":
             raise self._refuse(
                 401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file); a "
                 "browser needs a new link from `veilstream ledger page STORE`",
                 {"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
-    def _is_ours(self, host: str) -> bool:
-        """A name or address of this machine, with our port: a page that rebinds DNS has another."""
-        try:
-            parts = urlsplit(f"//{host}")
-            return (
-                parts.netloc == host
-                and "@" not in host
-                and is_loopback(parts.hostname or "")
-                and (80 if parts.port is None else parts.port) == self.port
-            )
-        except ValueError:
-            return False
+    def _is_token(self, shown: str) -> bool:
+        return hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
 
     def _not_found(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -218,6 +221,16 @@ class LearnerApi:
             "learner": self._daemon.name, "state": state, "epoch": learner.epoch,
             "round": learner.round, "rounds": learner.terms.rounds, "refusals": self.refusals,
             "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
+            "ledger": self._ledger(),
+        }  # fmt: skip
+
+    def _ledger(self) -> dict[str, Any]:
+        ledger, promise = self._daemon.learner.ledger, self._daemon.learner.guarantee
+        chain = ledger.chain
+        return {
+            "promise": f"({promise.epsilon:g}, {promise.delta:g})", "records": chain.length,
+            "head": chain.head.hex(), "acknowledged": chain.standing.acknowledged,
+            "ended": chain.standing.ended, "witness": str(ledger.witness_path),
         }  # fmt: skip
 
     async def _status(self, _: Request) -> Response:
@@ -233,6 +246,55 @@ class LearnerApi:
             more = {"Location": LocalPage.PATH, "Set-Cookie": cookie}
             return Response(status_code=303, headers={**headers, **more})
         return HTMLResponse(self._page.html(), headers=headers)
+
+    async def _person(self, request: Request) -> Response:
+        client = self._parsed(asked_person, await self._read(request))
+        try:
+            part = await self._part_of(client)
+        except InputError as error:
+            raise self._refuse(422, "person", str(error)) from None
+        return _json(200, part.as_dict())
+
+    async def _show_form(self, _: Request) -> Response:
+        return HTMLResponse(person_html(None), headers={**_SAFE, **FORM_HEADERS})
+
+    async def _answer_form(self, request: Request) -> Response:
+        """The token is in the form, whoever let the browser in; a wrong one is told no more."""
+        body = await self._body_of(request, "application/x-www-form-urlencoded", _FORM_BYTES)
+        client, token = self._parsed(form_fields, body)
+        answer: PersonsPart | str
+        status = 200
+        if not self._is_token(token):
+            self._count("token")
+            status, answer = 401, "This is not the learner's access token."
+        else:
+            try:
+                answer = await self._part_of(client)
+            except InputError as error:
+                self._count("person")
+                status, answer = 422, escape(str(error))
+        return HTMLResponse(person_html(answer), status, headers={**_SAFE, **FORM_HEADERS})
+
+    async def _part_of(self, client: str) -> PersonsPart:
+        store = self._daemon.learner.ledger.path
+        look = functools.partial(part_of_person, store, client)
+        try:
+            part: PersonsPart = await self._turn(self._looking, look)
+        except LedgerError:
+            again = {"Retry-After": "5"}
+            raise self._refuse(503, "ledger", "the ledger cannot be read now", again) from None
+        return part
+
+    async def _body_of(self, request: Request, kind: str, most: int) -> bytes:
+        """A small body of one kind."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+            raise self._refuse(415, "Content-Type", f"expected Content-Type: {kind}")
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most:
+                raise self._refuse(413, "too large", f"at most {most} bytes")
+        return bytes(body)
 
     async def _observe(self, request: Request) -> Response:
         said = await self._read(request, batch=True)

@@ -2,7 +2,8 @@
 
 It has no script, loads nothing, and asks for itself again every ten seconds. What it shows is
 computed from private records without noise: it is served on loopback, to whoever shows the access
-token or came by a link that the token was shown for (`page_access`).
+token or came by a link that the token was shown for (`page_access`). A second page asks whether a
+person took part; its answer needs the token itself (`person_page`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from veilstream.federation.services.local_account import duration
 from veilstream.federation.services.page_access import LINK_S, SESSION_S, PageAccess
 from veilstream.federation.services.score_plot import LINES, score_svg
 
-__all__ = ["PAGE_HEADERS", "LocalPage", "page_html"]
+__all__ = [
+    "PAGE_HEADERS",
+    "PERSON_PATH",
+    "LocalPage",
+    "html_document",
+    "page_html",
+    "page_policy",
+]
 
 _REFRESH_S = 10
 _STYLE = """
@@ -26,7 +34,10 @@ body { max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1rem; margin: 1.6rem 0 .3rem; }
 p { margin: .3rem 0; } .aside { opacity: .7; }
 table { border-collapse: collapse; } th { font-weight: normal; text-align: left; }
-th, td { padding: .1rem 1.5rem .1rem 0; }
+th, td { padding: .1rem 1.5rem .1rem 0; overflow-wrap: anywhere; }
+a { color: LinkText; } label { display: block; margin: .8rem 0 .2rem; }
+input { font: inherit; width: 100%; box-sizing: border-box; padding: .3rem .5rem; }
+button { font: inherit; margin: 1rem 0; padding: .3rem 1rem; }
 td { text-align: right; font-variant-numeric: tabular-nums; }
 .notices { border-left: 3px solid #c77700; padding-left: 1rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColor; }
@@ -39,9 +50,19 @@ svg text.majority, svg text.mean { fill: #d55e00; } svg text.no_change { fill: #
 """
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
+PERSON_PATH = "/page/person"
+
+
+def page_policy(form_action: str) -> str:
+    """What a page may do: use its own style, and send a form to ``form_action``."""
+    return (
+        f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; "
+        f"form-action {form_action}; frame-ancestors 'none'"
+    )
+
+
 PAGE_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": page_policy("'none'"),
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -65,12 +86,16 @@ class LocalPage:
     ) -> bool:
         """Whether a browser may have the page without the token: by its cookie, or a link's code.
 
-        Asking does not use a code up (`enter` does).
+        Asking does not use a code up (`enter` does). The cookie also gets to the question about a
+        person, whose answer needs the token beside it.
         """
-        if method != "GET" or path != self.PATH or headers.get("sec-fetch-site") in _FROM_OUTSIDE:
+        asked = (method, path)
+        if headers.get("sec-fetch-site") in _FROM_OUTSIDE:
             return False
-        if code is not None and self._access.waits(code):
+        if asked == ("GET", self.PATH) and code is not None and self._access.waits(code):
             return True
+        if asked not in (("GET", self.PATH), ("GET", PERSON_PATH), ("POST", PERSON_PATH)):
+            return False
         mine = (value for name, value in cookies.items() if name.startswith(_COOKIE))
         return any(map(self._access.knows, mine))
 
@@ -109,17 +134,41 @@ def page_html(status: dict[str, Any]) -> str:
     refusals = _table(status["refusals"].items())
     requests = f"<h2>Requests to the learner API that were refused</h2>{refusals}"
     where = f"epoch {status['epoch']}, {status['round']} of {status['rounds']} rounds sealed"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="refresh" content="{_REFRESH_S}">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Learner {escape(status['learner'])}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Learner {escape(status['learner'])}</h1>"
+    return html_document(
+        f"Learner {status['learner']}",
         f"<p>{escape(_STATES[status['state']])}; {where}.</p>"
         '<p class="aside">Exact figures from private records, for this machine alone: none of '
         "them is ever sent. Please do not pass them on.</p>"
-        f"{body}{requests if status['refusals'] else ''}</body></html>"
+        f"{body}{_ledger(status.get('ledger'))}{requests if status['refusals'] else ''}"
+        f'<h2>One person</h2><p><a href="{PERSON_PATH}">Was this person used?</a></p>',
+        refresh_s=_REFRESH_S,
     )
+
+
+def html_document(title: str, body: str, *, refresh_s: int | None = None) -> str:
+    """A whole page of this style; ``body`` is HTML, ``title`` is text."""
+    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<h1>{escape(title)}</h1>{body}</main></body></html>"
+    )
+
+
+def _ledger(ledger: dict[str, Any] | None) -> str:
+    if ledger is None:
+        return ""
+    confirmed = ledger["acknowledged"]
+    rows = [
+        ("promise to each of these people", ledger["promise"]),
+        ("records in its chain", ledger["records"]),
+        ("head of the chain", f"{ledger['head'][:16]}…" if ledger["head"] else "-"),
+        ("rounds that the server has", "none" if confirmed is None else f"up to {confirmed + 1}"),
+        ("seeds of this epoch's noise", "destroyed" if ledger["ended"] else "held until it ends"),
+        ("witness", ledger["witness"]),
+    ]
+    return f"<h2>Ledger</h2>{_table(rows)}"
 
 
 _STATES = {

@@ -4,6 +4,7 @@
     GET /model/17         the one after 17 rounds
     GET /status           run, rounds done, guarantee, digest of the plan
     GET /metrics          counts of this server, for Prometheus
+    GET /live             where it is asked for: a page that goes on by itself (`live_routes`)
 
 A model is JSON with its guarantee; with `.f32` after the path, or `Accept:
 application/octet-stream`, raw little-endian float32 with the rest in headers; with `.npz`, or
@@ -17,6 +18,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from veilstream.errors import InputError, MissingExtra
 from veilstream.federation.services.asgi_server import AsgiServer, Limits
 from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.server_metrics import CONTENT_TYPE, ServerMetrics
+from veilstream.federation.services.shared_body import SharedBody
 from veilstream.plans.plan import Plan
 from veilstream.plans.released_model import ReleasedModel, plan_digest
 
@@ -35,8 +38,7 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
-    from starlette.types import Receive, Scope, Send
+    from starlette.routing import BaseRoute, Route
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "the model API") from error
 
@@ -51,7 +53,6 @@ _HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status or 
 _KEPT_BYTES = 32 << 20
 _KEPT_BODIES = 8
 _KEPT_TAGS = 256
-_PIECE = 1 << 16
 _SLOWEST = 50_000  # bytes a second that a caller must be able to read
 
 
@@ -65,6 +66,7 @@ class ModelApi:
         tls: certificate and key; without, plain HTTP.
         metrics: what /metrics shows.
         limits: what callers may take.
+        more: further routes, as those of a live page (`live_routes`).
 
     Raises:
         InputError: an address where one cannot listen, or a certificate that cannot be read.
@@ -80,6 +82,7 @@ class ModelApi:
         *,
         metrics: ServerMetrics | None = None,
         limits: Limits | None = None,
+        more: Sequence[BaseRoute] = (),
     ) -> None:
         self._coordinator, self._metrics = coordinator, metrics or ServerMetrics()
         self._plan_toml, self._plan_digest = plan.to_toml(), plan_digest(plan)
@@ -93,6 +96,7 @@ class ModelApi:
                 Route("/status", self._status),
                 Route("/metrics", self._metrics_page),
                 Route("/model/{name}", self._model),
+                *more,
             ],
             exception_handlers={HTTPException: _not_found},
         )
@@ -137,7 +141,7 @@ class ModelApi:
                 "Veilstream-Guarantee": json.dumps(self._facts()["guarantee"]),
             }  # fmt: skip
         self._metrics.add("model_requests")
-        return _Pieces(body, headers=headers, media_type=_FORMS[form])
+        return SharedBody(body, headers=headers, media_type=_FORMS[form])
 
     # --- what is on them -------------------------------------------------------------------------
 
@@ -186,20 +190,6 @@ class ModelApi:
             ).to_bytes()
         facts |= {"round": round_, "dim": len(model), "model": model.tolist()}
         return (json.dumps(facts, allow_nan=False) + "\n").encode()
-
-
-class _Pieces(Response):
-    """A body that is handed over as it is read, so that slow callers share one copy of it."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send({**start, "headers": self.raw_headers})
-        body = bytes(self.body)
-        for at in range(0, len(body), _PIECE):
-            piece = body[at : at + _PIECE]
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # others' turn; and whether this caller is still there shows
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _accepted(header: str) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from veilstream.errors import InputError, UnknownName
+from veilstream.federation.addresses import is_loopback
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.services.coordinator import Coordinator, Standing
@@ -24,7 +26,23 @@ from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
-__all__ = ["ServerService", "server_engine"]
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from veilstream.federation.services.live_routes import LivePage
+
+    class LiveFederationPage(LivePage, Protocol):
+        """A live page that is told how the server stands."""
+
+        def standing(self, now: Standing) -> None:
+            """From the server's own thread, often."""
+
+    LiveView = Callable[[Coordinator, ServerMetrics, Path], LiveFederationPage]
+
+__all__ = ["LIVE", "ServerService", "server_engine"]
+
+LIVE = "/live"
+"""Where the live page is, at the model API's address."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +97,8 @@ class ServerService:
     """Learners that are never asked again."""
     reset: tuple[str, ...] = ()
     """Learners that are taken at their next enrolment as they are."""
+    live: LiveView | None = None
+    """Makes the live page that is published beside the models; None: there is none."""
     transport: Engine | None = None
     """What carries, where an engine has started this process; None: one of this process."""
 
@@ -96,9 +116,12 @@ class ServerService:
         task = task_of(self.plan) if self.task is None else self.task
         opening = open_run(self.folder, self.plan, task, next_run=self.next_run)
         self.folder, x0 = opening.folder, opening.x0
+        page: LiveFederationPage | None = None
 
         def moved(now: Standing) -> None:
             metrics.standing(now)
+            if page is not None:
+                page.standing(now)
             watch(now)
 
         with ExitStack() as stack:
@@ -109,7 +132,9 @@ class ServerService:
             )  # fmt: skip
             self._operate(coordinator)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
-            self._publish(coordinator, metrics, stack)
+            if self.live is not None:
+                page = self.live(coordinator, metrics, self.folder)
+            self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
             engine = self.transport or server_engine(
@@ -142,19 +167,31 @@ class ServerService:
         for learner in self.reset:
             coordinator.reset(learner)
 
-    def _publish(self, coordinator: Coordinator, metrics: ServerMetrics, stack: ExitStack) -> None:
-        """Open the model API, if it is asked for."""
+    def _publish(
+        self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
+        """Open the model API, if it is asked for, with the live page in it."""
         if self.model_api is None:
             return
         from veilstream.federation.services.model_api import ModelApi
 
         tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
-        api = ModelApi(coordinator, self.plan, self.model_api, tls, metrics=metrics)
+        routes: Sequence[BaseRoute] = ()
+        if page is not None:
+            from veilstream.federation.services.live_routes import LiveRoutes
+
+            local = is_loopback(self.model_api[0])
+            routes = LiveRoutes(page, LIVE, own_port=(lambda: api.port) if local else None).routes
+        api = ModelApi(coordinator, self.plan, self.model_api, tls, metrics=metrics, more=routes)
         stack.callback(api.close)
         scheme = "http" if tls is None else "https"
         host = f"[{self.model_api[0]}]" if ":" in self.model_api[0] else self.model_api[0]
         at = f"{scheme}://{host}:{api.port}"
         _log.info("models are published at %s/model/latest", at)
+        if page is not None:
+            stack.callback(page.feed.stop)
+            _log.info("the live page is at %s%s", at, LIVE)
 
     def _serve_on(
         self, coordinator: Coordinator, transport: Transport, check: Callable[[], None],

@@ -40,6 +40,11 @@ class ServerMetrics:
         with self._lock:
             self._counts[name] += amount
 
+    def counted(self, name: str) -> int:
+        """How often, since the start."""
+        with self._lock:
+            return self._counts[name]
+
     def standing(self, now: Standing) -> None:
         """The coordinator moved; a round that it has closed is timed."""
         moment = self._clock()

@@ -1,0 +1,120 @@
+"""What has changed since a reader last looked: numbered events, a bounded number of them.
+
+    feed = EventFeed()
+    with feed.changing:                   what is shown and what is told change together
+        feed.publish({"headline": ...})
+    feed.since("5f0c-17")                 what follows event 17 of this process, or None
+    feed.end()                            nothing follows any more
+
+A reader who knows no event of this process, or one that is no longer kept, is told so by None, and
+begins with everything. Any thread may publish; nothing here knows sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Event", "EventFeed"]
+
+_KEPT_EVENTS = 256
+_KEPT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change: its number in this process, and the patch as JSON."""
+
+    number: int
+    data: bytes
+
+
+class EventFeed:
+    """The newest events of one process.
+
+    Args:
+        kept_events: how many of them are kept for readers who come back.
+        kept_bytes: and how much of them; the newest one always is.
+
+    """
+
+    def __init__(self, kept_events: int = _KEPT_EVENTS, kept_bytes: int = _KEPT_BYTES) -> None:
+        self.changing = threading.RLock()
+        """Held while what is shown changes and the event for it is published."""
+        self._process = secrets.token_hex(4)
+        self._most, self._most_bytes = kept_events, kept_bytes
+        self._events: deque[Event] = deque()
+        self._number = self._bytes = 0
+        self._wake: set[Callable[[], None]] = set()
+        self.ended = False
+        """Whether nothing follows."""
+        self.stopped = False
+        """Whether readers have to leave now, and may come back to another process."""
+
+    @property
+    def last_id(self) -> str:
+        """The id of the newest event, also before the first."""
+        return self.id_of(self._number)
+
+    def id_of(self, number: int) -> str:
+        """How a reader names an event; other processes use other names."""
+        return f"{self._process}-{number}"
+
+    def publish(self, patch: dict[str, Any]) -> None:
+        """Tell every reader; ``patch`` is what `veilstream.update` of the page takes."""
+        data = json.dumps(patch, separators=(",", ":"), allow_nan=False).encode()
+        with self.changing:
+            self._number += 1
+            self._events.append(Event(self._number, data))
+            self._bytes += len(data)
+            while len(self._events) > 1 and (
+                len(self._events) > self._most or self._bytes > self._most_bytes
+            ):
+                self._bytes -= len(self._events.popleft().data)
+        self._tell()
+
+    def since(self, event_id: str) -> list[Event] | None:
+        """Events after this one; None if what follows it is not known here."""
+        process, _, number = event_id.partition("-")
+        if process != self._process or not (number.isascii() and number.isdecimal()):
+            return None
+        if len(number) > 18:
+            return None
+        after = int(number)
+        with self.changing:
+            first_kept = self._number - len(self._events)
+            if not first_kept <= after <= self._number:
+                return None
+            return [event for event in self._events if event.number > after]
+
+    def end(self) -> None:
+        """Nothing follows; readers are told what there is, and leave."""
+        self.ended = True
+        self._tell()
+
+    def stop(self) -> None:
+        """Readers leave at once: the process ends."""
+        self.stopped = True
+        self._tell()
+
+    def on_change(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have ``wake`` called, from any thread, after every change; returns what ends that."""
+        with self.changing:
+            self._wake.add(wake)
+
+        def forget() -> None:
+            with self.changing:
+                self._wake.discard(wake)
+
+        return forget
+
+    def _tell(self) -> None:
+        with self.changing:
+            waiting = tuple(self._wake)
+        for wake in waiting:
+            wake()

@@ -1,0 +1,323 @@
+"""The live page of a server: rounds as they are closed, and who is there.
+
+    page = LiveFederation(coordinator, metrics, folder, "/live", named=False)
+    page.standing(now)        from the coordinator's own thread, as often as it likes
+
+Nothing is on it that the server does not know anyway, and less: no reason that a learner gave, no
+path and no version of this machine, and no learner's name unless the operator asks for names (a
+learner's absence may say something of the place it stands in). What it holds is bounded, however
+long the run is and however many learners there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilstream.errors import VeilstreamError
+from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.server_metrics import ServerMetrics
+from veilstream.plans.run_folder import Run
+from veilstream.reports.federation_state import federation_state, telemetry_charts
+from veilstream.reports.live_page import LiveState
+from veilstream.reports.report_curves import chart
+from veilstream.reports.thinned_rounds import ThinnedRounds
+
+__all__ = ["LiveFederation"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_S = 0.5  # between two events
+_TELEMETRY_EVERY_S = 5.0
+_REDRAW_AFTER = 1000  # rounds that are appended to a chart before it is thinned out anew
+_MOST_ROWS = 200
+_RECENT = 100
+_COLUMNS = ("seconds", "answered", "sent", "received")
+_CHARTS = {
+    "answered": (
+        "Learners that answered",
+        "learners",
+        "In each round.",
+        {"answered": "Learners that answered"},
+    ),
+    "seconds": (
+        "Time of a round",
+        "seconds",
+        "From announcing a model to moving it.",
+        {"seconds": "Time of a round"},
+    ),
+    "bytes": (
+        "Bytes of messages",
+        "bytes",
+        "Of all learners together, in each round; since this server's last start.",
+        {"sent": "to learners", "received": "from learners"},
+    ),
+}
+_TROUBLE = ("cannot take part", "left out", "void", "late", "away", "not enrolled")
+
+
+class LiveFederation(LiveState):
+    """What a coordinator's live page shows.
+
+    Args:
+        coordinator: whose run; looked at in the thread that calls `standing`, and here.
+        metrics: the server's counts, for bytes.
+        folder: the run's, with what was before this start.
+        path: where the page is served.
+        named: whether learners are called by their names, else by numbers.
+        clock: seconds.
+
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, metrics: ServerMetrics, folder: Path, path: str, *,
+        named: bool, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._coordinator, self._metrics, self._run = coordinator, metrics, Run(folder)
+        self._clock, self._round_began, self._told_at = clock, clock(), -_EVERY_S
+        names = sorted(coordinator.fold.seats)
+        self._names = {n: n if named else f"learner {i}" for i, n in enumerate(names, 1)}
+        self._missed: frozenset[str] = frozenset()
+        self._since_start: dict[str, tuple[int, int | None]] = {
+            name: (seat.epoch, None) for name, seat in coordinator.fold.seats.items()
+        }
+        self._rounds = ThinnedRounds(_COLUMNS)
+        for row in _earlier(folder):
+            self._rounds.add(int(row["round"]) + 1, [*row["seen"], np.nan, np.nan])
+        self._pending: list[tuple[int, list[float]]] = []
+        self._bytes = (0, 0)
+        self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
+        state = federation_state(self._run)
+        state["provenance"] = {
+            "facts": [["Run", coordinator.run]],
+            "command": "",
+            "plan": self._run.plan.to_toml(),
+        }
+        state["charts"] = {"telemetry": state["charts"]["telemetry"], "rounds": self._charts()}
+        super().__init__(state | {"audit": None} | self._parts(), path)
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def standing(self, now: Standing) -> None:
+        """The coordinator moved, or still waits; readers are told twice a second at most."""
+        moment = self._clock()
+        self._follow_epochs()
+        if now.closed is not None:
+            self._round_began = moment
+            self._missed = frozenset(now.closed.missing)
+            self._close(now)
+        last = now.round == now.rounds
+        if moment - self._told_at < _EVERY_S and not last:
+            return
+        self._told_at = moment
+        self._tell(moment, last)
+
+    def _close(self, now: Standing) -> None:
+        assert now.closed is not None
+        sent, received = (
+            self._metrics.counted(f"message_{way}_bytes") for way in ("sent", "received")
+        )
+        before, self._bytes = self._bytes, (sent, received)
+        seen = [now.seconds, float(len(now.closed.accepted))]
+        row = [*seen, float(sent - before[0]), float(received - before[1])]
+        self._pending.append((now.closed.round + 1, row))
+
+    def _follow_epochs(self) -> None:
+        for name, seat in self._coordinator.fold.seats.items():
+            if seat.epoch > self._since_start[name][0]:
+                self._since_start[name] = (seat.epoch, self._coordinator.round)
+
+    def _tell(self, moment: float, last: bool) -> None:
+        pending, self._pending = self._pending, []
+        for round_, row in pending:
+            self._rounds.add(round_, row)
+        self._appended += len(pending)
+        patch = {k: v for k, v in self._parts().items() if self._state.get(k) != v}
+        telemetry = self._new_telemetry(moment, last)
+        if not pending and telemetry is None:
+            if patch:
+                self.change(patch)
+            return
+        charts: dict[str, Any] = {"rounds": self._charts()}
+        whole = (
+            telemetry is not None
+            or self._appended >= _REDRAW_AFTER
+            or not self._state["charts"]["rounds"]
+        )
+        if telemetry is not None:
+            charts["telemetry"] = telemetry
+        if whole:
+            self._appended = 0
+            # Points that were appended are in no chart that a reader has: all of them go along.
+            told = {**patch, "charts": {**self._state["charts"], **charts}}
+        else:
+            told = {**patch, "append": _points(pending)}
+        self.change({**patch, "charts": charts}, told)
+
+    def _new_telemetry(self, moment: float, last: bool) -> list[dict[str, Any]] | None:
+        """Charts of the run's private telemetry, if its file has grown since they were drawn."""
+        if moment - self._looked_at < _TELEMETRY_EVERY_S and not last:
+            return None
+        self._looked_at = moment
+        path = self._run.path / "telemetry.csv"
+        try:
+            size = path.stat().st_size if path.exists() else 0
+            if size == self._telemetry_of:
+                return None
+            self._telemetry_of = size
+            return telemetry_charts(self._run)
+        except (OSError, VeilstreamError) as error:
+            _log.warning("no private telemetry on the live page: %s", error)
+            return None
+
+    # --- what is shown ---------------------------------------------------------------------------
+
+    def _parts(self) -> dict[str, Any]:
+        """Headline, table and notices, as they stand now."""
+        states = self._states()
+        return {
+            "headline": self._headline(Counter(states.values())),
+            "results": self._table(states),
+            "notices": self._notices(states),
+        }
+
+    def _states(self) -> dict[str, str]:
+        """A word for each learner."""
+        here, fold = self._coordinator, self._coordinator.fold
+        answered, reachable, refused = set(fold.answered), here.reachable, here.refused
+        overdue = self._clock() - self._round_began > self._run.plan.federation.deadline_s
+        states = {}
+        for name, seat in fold.seats.items():
+            if seat.state in ("held", "void"):
+                states[name] = "left out" if seat.state == "held" else "void"
+            elif name in refused:
+                states[name] = "cannot take part"
+            elif fold.finished:
+                states[name] = "done"
+            elif name in answered:
+                states[name] = "answered"
+            elif name not in here.seated:
+                states[name] = "not enrolled" if seat.state == "new" else "away"
+            elif name not in reachable:
+                states[name] = "away"
+            else:
+                states[name] = "late" if overdue or name in self._missed else "asked"
+        return states
+
+    def _headline(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        here, plan = self._coordinator, self._run.plan
+        done, rounds, learners = here.round, here.terms.rounds, here.terms.learners
+        unbounded = plan.learning.unbounded
+        present = counts["answered"] + counts["asked"] + counts["late"] + counts["done"]
+        beside = [("learners present", f"{present} of {learners}")]
+        troubles = ("late", "cannot take part", "left out", "void")
+        beside += [(word, str(counts[word])) for word in troubles if counts[word]]
+        if fresh := sum(since is not None for _, since in self._since_start.values()):
+            beside.append(("in a new epoch", str(fresh)))
+        if not unbounded:
+            beside.append(("privacy spent", f"{done:,} of {rounds:,} rounds"))
+            beside.append(("privacy left", f"{rounds - done:,} rounds"))
+        recent = [s for s in self._rounds.recent("seconds", _RECENT) if s == s]
+        if recent:
+            beside.append(("median round", f"{statistics.median(recent):.2f} s"))
+        if any(self._bytes):
+            beside.append(("received", _amount(self._bytes[1])))
+            beside.append(("sent", _amount(self._bytes[0])))
+        of = "rounds" if unbounded else f"of {rounds:,} rounds"
+        return {
+            "value": f"{done:,}",
+            "label": f"{of} under the promise",
+            "spread": "",
+            "beside": [{"label": label, "value": value} for label, value in beside],
+        }
+
+    def _table(self, states: Mapping[str, str]) -> dict[str, Any]:
+        fold, terms = self._coordinator.fold, self._coordinator.terms
+        shown = list(states)
+        if len(shown) > _MOST_ROWS:
+            shown.sort(key=lambda n: (states[n] not in _TROUBLE, n))
+        rows = []
+        for name in sorted(shown[:_MOST_ROWS]):
+            seat, (_, since) = fold.seats[name], self._since_start[name]
+            epoch = str(seat.epoch) + ("" if since is None else f", new since round {since}")
+            taken = str(seat.round)
+            left = "–" if self._run.plan.learning.unbounded else str(terms.rounds - seat.round)
+            rows.append([self._names[name], states[name], epoch, taken, left])
+        left_out = len(states) - len(rows)
+        note = (
+            "Every client who took part has spent the whole promise, once; noise that is left is "
+            "for clients who have not. A learner's count is of its epoch."
+        )
+        if left_out:
+            note += f" {left_out:,} learners of whom nothing is to be told are not listed."
+        return {
+            "columns": ["learner", "now", "epoch", "rounds taken part", "rounds left"],
+            "rows": rows,
+            "note": note,
+            "main": None,
+        }
+
+    def _notices(self, states: Mapping[str, str]) -> list[str]:
+        if self._coordinator.finished:
+            return ["All rounds are done; the server goes on serving models."]
+        stopped = [n for n, word in states.items() if word in ("cannot take part", "left out")]
+        if not stopped:
+            return []
+        who = ", ".join(self._names[name] for name in sorted(stopped)[:8])
+        more = f" and {len(stopped) - 8} more" if len(stopped) > 8 else ""
+        return [f"Not taking part: {who}{more}. The server's log says why, and what to do."]
+
+    def _charts(self) -> list[dict[str, Any]]:
+        if not len(self._rounds):
+            return []
+        x, table = self._rounds.table()
+        charts = []
+        for key, (title, label, about, series) in _CHARTS.items():
+            values = {name: table[column][None] for column, name in series.items()}
+            charts.append(chart(key, title, about, label, x, values))
+        return charts
+
+
+def _points(rows: list[tuple[int, list[float]]]) -> dict[str, Any]:
+    """New rounds for the end of each chart."""
+    added: dict[str, Any] = {}
+    for key, (_, _, _, series) in _CHARTS.items():
+        places = {name: _COLUMNS.index(column) for column, name in series.items()}
+        added[key] = {
+            "x": [round_ for round_, _ in rows],
+            "series": {name: [[row[at]] for _, row in rows] for name, at in places.items()},
+        }
+    return added
+
+
+def _earlier(folder: Path) -> list[dict[str, Any]]:
+    """Rounds before this start; one that was listed twice after a kill counts once."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        lines = (folder / "rounds.csv").read_text(encoding="utf-8").splitlines()[1:]
+    except OSError:
+        return []
+    for line in lines:
+        cells = line.split(",")
+        try:
+            found[cells[0]] = {
+                "round": int(cells[0]),
+                "seen": [float(cells[1]), float(cells[2])],
+            }
+        except (ValueError, IndexError):
+            continue  # a line that a kill cut short
+    return list(found.values())
+
+
+def _amount(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

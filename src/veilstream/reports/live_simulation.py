@@ -1,0 +1,169 @@
+"""The live page of a simulation: curves of every method and seed, as blocks of rounds are done.
+
+page = LiveSimulation(plan, "/live")
+page.prepared(methods)        the calibrated methods, before anything runs
+page.progressed(progress)     after every block
+page.written(run)             the folder is there: the page is its report now, and ends
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import Prepared, main_method
+from veilstream.plans.run_folder import Run
+from veilstream.reports.live_page import LiveState
+from veilstream.reports.promise_words import promise_of
+from veilstream.reports.report_curves import chart, running_mean
+from veilstream.reports.report_state import SCHEMA, listed_methods, report_state
+from veilstream.simulation.engine import evaluated_rounds
+from veilstream.simulation.seed_batches import Measured, RunProgress
+
+__all__ = ["LiveSimulation"]
+
+_EVERY_S = 1.0
+_MOST_CELLS = 1 << 22  # losses that are held for the page: 16 MiB; beyond that, fewer seeds
+_NOTICE = (
+    "Simulation, still running: its noise comes from seeds and protects no one. What is promised "
+    "here is what a deployed learner with these settings gives."
+)
+
+
+class LiveSimulation(LiveState):
+    """What a running simulation's page shows.
+
+    Args:
+        plan: what is run.
+        path: where the page is served.
+        clock: seconds.
+
+    """
+
+    def __init__(self, plan: Plan, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan, self._clock, self._told_at = plan, clock, -_EVERY_S
+        self._began = clock()
+        self._names: list[str] = []
+        first = plan.run.first_seed
+        self._seeds = list(range(first, first + plan.run.seeds))
+        self._looks = evaluated_rounds(plan)
+        empty = np.empty((0, 0, 0), np.float32)
+        self._loss: NDArray[np.float32] = empty
+        self._held_out: NDArray[np.float32] = empty
+        state: dict[str, Any] = {
+            "schema": SCHEMA, "kind": "simulation", "title": plan.name,
+            "subtitle": plan.description, "notices": [_NOTICE],
+            "headline": self._headline(0, 0, None), "promise": None, "methods": [], "groups": [],
+            "main": None, "seeds": self._seeds, "charts": {}, "results": None, "audit": None,
+            "provenance": {"facts": [], "command": "", "plan": plan.to_toml()},
+        }  # fmt: skip
+        super().__init__(state, path)
+
+    def prepared(self, methods: list[Prepared]) -> None:
+        """The methods are calibrated: who is shown, and what is promised."""
+        self._names = [p.plan.name for p in methods]
+        rounds = self._plan.learning.rounds
+        fits = max(1, min(len(self._seeds), _MOST_CELLS // max(1, len(methods) * rounds)))
+        self._seeds = self._seeds[:fits]
+        self._loss = np.full((len(methods), fits, rounds), np.nan, np.float32)
+        self._held_out = np.full((len(methods), fits, len(self._looks)), np.nan, np.float32)
+        main = methods[main_method(methods)]
+        listed = listed_methods(
+            {
+                p.plan.name: {
+                    "guarantee": p.guarantee.as_dict() if p.guarantee else None,
+                    "mechanism": p.plan.mechanism_name if p.factorization else None,
+                }
+                for p in methods
+            }
+        )
+        promise = main.guarantee.as_dict() if main.guarantee else None
+        self.change(
+            {
+                "methods": listed,
+                "groups": list(dict.fromkeys(m["group"] for m in listed if m["group"])),
+                "main": main.plan.name,
+                "promise": promise_of(promise, simulated=True),
+            }
+        )
+
+    def progressed(self, progress: RunProgress) -> None:
+        """A block of rounds is done; readers are told once a second at most, and of the last."""
+        if progress.measured is not None:
+            self._take(progress.measured)
+        moment = self._clock()
+        if moment - self._told_at < _EVERY_S and progress.done < progress.total:
+            return
+        self._told_at = moment
+        headline = self._headline(progress.done, progress.total, progress.accuracy)
+        self.change({"headline": headline, "charts": {"learning": self._charts()}})
+
+    def written(self, run: Run) -> None:
+        """The folder is complete, or as complete as an interrupted run leaves it."""
+        self.change(report_state(run))
+        self.feed.end()
+
+    def _take(self, news: Measured) -> None:
+        there = [(i, self._seeds.index(s)) for i, s in enumerate(news.seeds) if s in self._seeds]
+        span = slice(news.first, news.first + news.loss.shape[-1])
+        columns = [self._looks.index(r) for r in news.looked_at]
+        for own, seed in there:
+            self._loss[:, seed, span] = news.loss[:, own]
+            self._held_out[:, seed, columns] = news.held_out_accuracy[:, own]
+
+    def _charts(self) -> list[dict[str, Any]]:
+        charts = []
+        looked = np.flatnonzero(np.isfinite(self._held_out).any(axis=(0, 1)))
+        if looked.size:
+            charts.append(
+                chart(
+                    "held-out",
+                    "Held-out accuracy",
+                    "Of the published model, on clients who are never learned from.",
+                    "accuracy",
+                    np.array(self._looks)[looked],
+                    self._by_name(self._held_out[..., looked]),
+                    share=True,
+                )
+            )
+        done = np.flatnonzero(~np.isnan(self._loss).all(axis=(0, 1)))
+        if done.size:
+            so_far = self._loss[..., : done[-1] + 1].astype(np.float64)
+            means = np.where(np.isnan(so_far), np.nan, running_mean(so_far))
+            charts.append(
+                chart(
+                    "loss",
+                    "Average loss so far",
+                    "Prequential: the loss of each round's clients at the model published "
+                    "before it.",
+                    "average loss",
+                    np.arange(1, so_far.shape[-1] + 1),
+                    self._by_name(means),
+                    logarithmic=True,
+                )
+            )
+        return charts
+
+    def _by_name(self, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        return dict(zip(self._names, values, strict=True))
+
+    def _headline(self, done: int, total: int, accuracy: float | None) -> dict[str, Any]:
+        share = done / total if total else 0.0
+        beside = [("rounds", f"{done:,} of {total:,}")] if total else []
+        if accuracy is not None:
+            beside.append(("accuracy lately", f"{100 * accuracy:.1f} %"))
+        if done:
+            seconds = (self._clock() - self._began) * (1 - share) / share
+            beside.append(("time left, about", f"{seconds:.0f} s"))
+        seeds = len(self._seeds)
+        return {
+            "value": f"{100 * share:.0f} %",
+            "label": f"done, {seeds} seed{'s' * (seeds != 1)}",
+            "spread": "",
+            "beside": [{"label": label, "value": value} for label, value in beside],
+        }

@@ -1,0 +1,67 @@
+"""`veilstream server --publish` and its learners as processes, to be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from tests.support.federation import plan_of
+from veilstream.federation.addresses import free_port
+from veilstream.federation.identity import make_keys
+
+NAMES = ("north", "south")
+
+
+class Federation:
+    """A round takes a third of a second, so that one can see them tick."""
+
+    def __init__(self, root: Path, rounds: int) -> None:
+        self.root, self.port, self.listen = root, free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}/live"
+        federation = {"quorum": 0.5, "deadline_s": 2.0, "patience_s": 1.0}
+        plan = plan_of(rounds=rounds, learners=len(NAMES), federation=federation)
+        (root / "plan.toml").write_text(plan.to_toml())
+        make_keys(root / "keys", ["127.0.0.1"], list(NAMES))
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _start(self, name: str, *words: str) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "veilstream", *words, "--plan", "plan.toml", "--insecure"],
+                cwd=self.root, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    def start_server(self) -> None:
+        self._start(
+            "server", "server", "--publish", "--out", "run", "--listen",
+            f"127.0.0.1:{self.listen}", "--model-api", f"127.0.0.1:{self.port}",
+        )  # fmt: skip
+        until = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(self.url, timeout=5) as answer:
+                    assert answer.status == 200
+                return
+            except OSError:
+                assert time.monotonic() < until, (self.root / "server.log").read_text()
+                time.sleep(0.1)
+
+    def start_learner(self, name: str) -> None:
+        self._start(
+            name, "learner", "--id", name, "--data", f"plan:{NAMES.index(name)}", "--server",
+            f"127.0.0.1:{self.listen}", "--new-store", "--reply-after", "0.3",
+        )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
