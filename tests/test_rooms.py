@@ -43,6 +43,11 @@ def test_a_server_loads_neither_noise_nor_clients(module):
     assert "cryptography.hazmat.primitives.ciphers" not in loaded
 
 
+def test_a_servers_live_page_loads_neither_noise_nor_clients():
+    loaded = loaded_by("import veilstream.reports.live_federation")
+    assert below(loaded, NOISE | CLIENTS) == set()
+
+
 def test_a_server_that_works_out_its_terms_loads_no_noise():
     plan = "[learning]\\nrounds=4\\n[data]\\ndim=3\\n[privacy]\\nepsilon=1.0\\ndelta=1e-3\\n"
     plan += "[[methods]]\\nname='a'\\nmechanism='buffered'\\nstep_size=0.1\\n"

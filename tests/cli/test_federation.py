@@ -103,3 +103,23 @@ def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_take
     held.close()
     assert done.returncode == 6
     assert "a run has one server" in " ".join(done.stderr.split())
+
+
+def test_a_live_page_needs_an_address_where_it_is_published(tmp_path):
+    (tmp_path / "plan.toml").write_text(plan_of().to_toml())
+    for option in ("--publish", "--publish-names"):
+        done = veilstream("server", "--plan", "plan.toml", option, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "--model-api 127.0.0.1:8480" in " ".join(done.stderr.split())
+        assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "named"),
+    [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
+)
+def test_learners_are_named_where_nobody_else_listens_or_the_operator_says_so(host, names, named):
+    from veilstream.cli.server import _live
+
+    made = _live((host, 8480), True, names=names)
+    assert made.keywords == {"path": "/live", "named": named}

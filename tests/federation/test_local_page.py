@@ -146,7 +146,11 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
         assert "secret" not in body.decode()
         assert not {"script", "link", "img", "iframe", "object", "form", "b"} & set(page.tags)
         assert not {"style", "src", "onload", "onclick"} & {k for k, _ in page.attributes}
-        assert [v for k, v in page.attributes if k == "href"] == ["/page/person"]
+        links = [v for k, v in page.attributes if k == "href"]
+        assert links == ["/page/person", "/page?still=1"]
+        assert headers["Refresh"] == "10"
+        _, quiet, _ = here.ask("GET", "/page?still=1", headers=WITH_TOKEN)
+        assert quiet["Refresh"] is None
         assert f"head of the chain {status['ledger']['head'][:16]}…" in re.sub(r" +", " ", said)
         assert status["ledger"]["promise"] == "(4, 0.001)"
         policy = headers["Content-Security-Policy"]

@@ -162,6 +162,11 @@ def _run(
             if page is not None:
                 page.progressed(progress)
 
+        def solved(seeds: int) -> None:
+            bar.advance(solving, seeds)
+            if page is not None:
+                page.solved(seeds)
+
         def written(folder: Run) -> None:
             write_report(folder)
             if page is not None:
@@ -171,7 +176,7 @@ def _run(
             return run(
                 plan, out, resume=resume, processes=processes,
                 on_notices=records, on_prepared=promise, on_progress=advanced,
-                on_solving=lambda n: bar.advance(solving, n),
+                on_solving=solved,
                 on_written=written,
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -47,7 +47,7 @@ class LiveSimulation(LiveState):
 
     def __init__(self, plan: Plan, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan, self._clock, self._told_at = plan, clock, -_EVERY_S
-        self._began = clock()
+        self._began, self._solved = clock(), 0
         self._names: list[str] = []
         first = plan.run.first_seed
         self._seeds = list(range(first, first + plan.run.seeds))
@@ -102,6 +102,12 @@ class LiveSimulation(LiveState):
         self._told_at = moment
         headline = self._headline(progress.done, progress.total, progress.accuracy)
         self.change({"headline": headline, "charts": {"learning": self._charts()}})
+
+    def solved(self, seeds: int) -> None:
+        """The regret of so many more seeds has been worked out, after the last round."""
+        self._solved += seeds
+        told = f"All rounds are done; regret of {self._solved} of {self._plan.run.seeds} seeds."
+        self.change({"notices": [_NOTICE, told]})
 
     def written(self, run: Run) -> None:
         """The folder is complete, or as complete as an interrupted run leaves it."""

@@ -240,12 +240,12 @@ class LearnerApi:
         return _json(200, self._page.new_link(request.headers["host"]))
 
     async def _show_page(self, request: Request) -> Response:
-        headers = {**_SAFE, **PAGE_HEADERS}
         code = request.query_params.get("once")
         if code is not None and (cookie := self._page.enter(code, self.port)) is not None:
             more = {"Location": LocalPage.PATH, "Set-Cookie": cookie}
-            return Response(status_code=303, headers={**headers, **more})
-        return HTMLResponse(self._page.html(), headers=headers)
+            return Response(status_code=303, headers={**_SAFE, **PAGE_HEADERS, **more})
+        page, headers = self._page.html(still="still" in request.query_params)
+        return HTMLResponse(page, headers={**_SAFE, **headers})
 
     async def _person(self, request: Request) -> Response:
         client = self._parsed(asked_person, await self._read(request))

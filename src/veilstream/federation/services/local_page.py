@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _REFRESH_S = 10
+_FOLLOWS = f'Loaded again every {_REFRESH_S} seconds. <a href="/page?still=1">Stop that</a>'
+_STILL = '<a href="/page">Load this page again every few seconds</a>'
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
 body { max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
@@ -114,19 +116,21 @@ class LocalPage:
             "SameSite=Strict"
         )
 
-    def html(self) -> str:
-        """As it stands now."""
-        return page_html(self._status())
+    def html(self, *, still: bool) -> tuple[str, dict[str, str]]:
+        """As it stands now, and its headers; it reloads itself unless it is to be ``still``."""
+        again = {} if still else {"Refresh": str(_REFRESH_S)}
+        return page_html(self._status(), still=still), PAGE_HEADERS | again
 
 
 _COOKIE = "veilstream_page_"
 
 
-def page_html(status: dict[str, Any]) -> str:
+def page_html(status: dict[str, Any], *, still: bool = False) -> str:
     """The whole page.
 
     Args:
         status: what `GET /status` says.
+        still: whether it stays as it is, for who cannot read it between two reloads.
 
     """
     local = status["local"]
@@ -140,16 +144,15 @@ def page_html(status: dict[str, Any]) -> str:
         '<p class="aside">Exact figures from private records, for this machine alone: none of '
         "them is ever sent. Please do not pass them on.</p>"
         f"{body}{_ledger(status.get('ledger'))}{requests if status['refusals'] else ''}"
-        f'<h2>One person</h2><p><a href="{PERSON_PATH}">Was this person used?</a></p>',
-        refresh_s=_REFRESH_S,
+        f'<h2>One person</h2><p><a href="{PERSON_PATH}">Was this person used?</a></p>'
+        f"<p>{_STILL if still else _FOLLOWS}</p>",
     )
 
 
-def html_document(title: str, body: str, *, refresh_s: int | None = None) -> str:
+def html_document(title: str, body: str) -> str:
     """A whole page of this style; ``body`` is HTML, ``title`` is text."""
-    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1>{body}</main></body></html>"

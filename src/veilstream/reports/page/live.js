@@ -34,7 +34,11 @@
   function apply() {
     if (!waiting.length || reading()) { tell(); return; }
     var focus = focused(), scrolled = Array.from(document.querySelectorAll(".wide"), function (node) { return node.scrollLeft; });
-    waiting.splice(0).forEach(function (given) { if (given.whole) page.render(given.whole); else page.update(given.patch); });
+    waiting.splice(0).forEach(function (given) {
+      var first = given.patch && given.patch.methods && !page.state.methods.length;
+      if (given.whole) page.render(given.whole); else page.update(given.patch);
+      if (first) page.render(page.state);  // which methods are shown at first is decided with all of them
+    });
     document.querySelectorAll(".wide").forEach(function (node, i) { node.scrollLeft = scrolled[i] || 0; });
     var again = focus && document.querySelector(focus);
     if (again && again !== document.activeElement) again.focus({ preventScroll: true });
