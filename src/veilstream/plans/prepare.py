@@ -78,10 +78,15 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps.
 
     Averaging c clients in a step divides what one of them can move by c.
+
+    Raises:
+        PlanError: for people who return, beside a method that has other steps than the plan.
+
     """
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
         method = with_defaults(plan, method)
+    plan.check_visits(method)
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
