@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -250,6 +251,12 @@ class TestMatrices:
             (np.diag([1.0, np.nan, 1.0]), "finite"),
             (np.diag([1.0, np.inf, 1.0]), "finite"),
             (np.eye(2049), "2048"),
+            ([[1.0], [1.0, 2.0]], "rows of one length"),
+            ([["1"]], "real numbers"),
+            (np.array([[1.0 + 1.0j]]), "array of complex128.*real numbers"),
+            (None, "real numbers"),
+            (np.tril(np.ones((3, 3))) * 1e200, r"W\[0, 0\] = 1e\+200.*size up to 1e\+15"),
+            (np.diag([1.0, 1e-200, 1.0]), r"W\[1, 1\] = 1e-200.*at least 1e-15"),
         ],
     )
     def test_other_matrices_are_refused(self, matrix, told):
@@ -278,11 +285,21 @@ class TestMatrices:
         ({"step_sizes": (1.0, 2.0)}, "step_sizes"),
         ({"step_sizes": (0.0,) * 12}, "step_sizes"),
         ({"step_sizes": (1.0,) * 12, "step_decay": 0.5}, "step_decay"),
+        ({"step_sizes": (1e308,) * 12}, r"step_sizes\[0\] = 1e\+308"),
+        ({"step_sizes": ("1",) * 12}, "step_sizes.*real numbers"),
+        ({"step_decay": 50.0}, r"step_decay = 50\.0: expected <= 27\.8"),
     ],
 )
 def test_bad_values_are_refused_by_name(options, field):
     with pytest.raises(InputError, match=field):
         vs.Workload(**{"horizon": 12, **options})
+
+
+def test_numbers_of_numpy_are_plain_numbers_to_the_cache():
+    w = vs.Workload(horizon=np.int64(12), averaging=np.float32(3.0), forgetting=np.float32(0.5))
+    assert w == vs.Workload(horizon=12, averaging=3.0, forgetting=0.5)
+    assert json.loads(json.dumps(w.as_dict()))["forgetting"] == 0.5
+    assert m.optimal(12, workload=w).duality_gap < 1e-5
 
 
 def test_a_mechanism_of_another_horizon_is_refused():

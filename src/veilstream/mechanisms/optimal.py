@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import InputError, SolverError, UnknownName
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
 from veilstream.mechanisms.factorization import Factorization, steps_of_strategy
@@ -187,7 +187,13 @@ def _solved(
     """The factorization of this recipe, from disk or anew."""
 
     def arrays_of() -> dict[str, Floats]:
-        found, steps = solution()
+        try:
+            found, steps = solution()
+        except (np.linalg.LinAlgError, ArithmeticError) as error:
+            raise SolverError(
+                f"optimal({T}): {error}; numbers beyond what floats resolve (weights, steps or "
+                "entries of the workload that are closer in size; or `buffered`)"
+            ) from error
         return {
             "transition": steps.transition, "entry": steps.entry, "output": steps.output,
             "feed": steps.feed, "row_weights": found.row_weights, "multipliers": found.multipliers,
