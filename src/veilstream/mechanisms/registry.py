@@ -14,7 +14,7 @@ from veilstream.mechanisms.optimal import optimal
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 
-__all__ = ["MECHANISMS", "build"]
+__all__ = ["FOR_PUBLISHED", "MECHANISMS", "build"]
 
 MECHANISMS: dict[str, Callable[..., Factorization]] = {
     function.__name__: function
@@ -30,6 +30,9 @@ MECHANISMS: dict[str, Callable[..., Factorization]] = {
         banded,
     )
 }
+
+FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
+"""Those that can be made for what a method publishes: they take a ``workload``."""
 
 
 def build(name: str, horizon: int, **options: Any) -> Factorization:

@@ -26,6 +26,8 @@ is a thousand times too long (docs/workloads.md). It is the choice where no boun
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,7 +43,7 @@ from veilstream.mechanisms.program import ENDLESS, NoiseProgram, compile_program
 from veilstream.mechanisms.steps import ConstantSteps, EpochSteps
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 
-__all__ = ["StationaryFactorization", "doubling", "stationary"]
+__all__ = ["StationaryFactorization", "doubling", "stationary", "without_end"]
 
 Floats = NDArray[np.float64]
 
@@ -64,15 +66,27 @@ def stationary(forgetting: float) -> StationaryFactorization:
         InputError: for a ρ outside (0, 1): without forgetting, noise must know its end.
 
     """
-    number = isinstance(forgetting, int | float) and not isinstance(forgetting, bool)
-    if not number or not 0.0 < forgetting < 1.0:
-        raise InputError(
-            "forgetting", forgetting, "in (0, 1): without forgetting, noise without an end grows",
-            "try 0.999; or `doubling`, or a horizon that is too long",
-        )  # fmt: skip
+    forgetting = _checked_rate(
+        forgetting, "in (0, 1): without forgetting, noise without an end grows"
+    )
     memory = max(2, int(np.ceil(40.0 / -np.log(forgetting))))  # ρ^memory < 1e-17
     decays, weights = relaxation(memory, _EXACT)
     return StationaryFactorization(exponential_sum(forgetting * decays, forgetting * weights))
+
+
+def _checked_rate(forgetting: object, rule: str) -> float:
+    """ρ of a step as a float in (0, 1)."""
+    rate = math.nan
+    if isinstance(forgetting, numbers.Real) and not isinstance(forgetting, bool):
+        rate = float(forgetting)
+    if not 0.0 < rate < 1.0:
+        raise InputError(
+            "forgetting",
+            forgetting,
+            rule,
+            "try 0.999; or `doubling`, or a horizon that is too long",
+        )
+    return rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +259,20 @@ def doubling(horizon: int, *, first: int = 64, growth: int = 2, buffers: int = 5
     steps = EpochSteps(tuple(starts), tuple(_widened(_constant(e), width) for e in epochs))
     scale = np.concatenate([_scale(e) for e in epochs])[:T]
     return Factorization("doubling", T, steps, row_scale=scale)
+
+
+def without_end(forgetting: float, horizon: int) -> Factorization:
+    """The noise of a plan with unbounded rounds: what runs, and what `veilstream plan` measures.
+
+    Args:
+        forgetting: ρ of a step, in (0, 1].
+        horizon: steps that are looked at, for noise in epochs; stationary noise has no such number.
+
+    Returns:
+        `stationary` where the server forgets, else `doubling`.
+
+    """
+    return stationary(forgetting) if forgetting < 1.0 else doubling(horizon)
 
 
 def _constant(epoch: Factorization) -> ConstantSteps:

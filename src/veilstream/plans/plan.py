@@ -15,6 +15,7 @@ from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.mechanisms import Workload
+from veilstream.mechanisms.registry import FOR_PUBLISHED
 from veilstream.plans.plan_tables import (
     DATA_OF_TASK,
     DataPlan,
@@ -47,10 +48,6 @@ _OF_TABLES = (
     "returning",
 )  # fmt: skip
 """Keys of [data] that only records of a table have."""
-
-
-_FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised")
-"""Mechanisms that can be made for what a method publishes."""
 
 
 class Plan(PlanTable):
@@ -178,7 +175,7 @@ class Plan(PlanTable):
             )  # fmt: skip
         if method.chooses_steps:
             self._check_auto(where, plan)
-        fitting = _FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
+        fitting = FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
         if plan.objective is not None and plan.mechanism_name not in fitting:
             raise PlanError(
                 f"{where}.objective", plan.objective,
@@ -197,6 +194,13 @@ class Plan(PlanTable):
             raise PlanError(
                 f"{where}.mechanism", plan.mechanism,
                 f"nothing, or {endless}, for unbounded rounds: this one needs an end",
+                "remove it; or learning.unbounded = false, with the rounds that there will be",
+            )  # fmt: skip
+        if self.learning.unbounded and plan.objective is not None:
+            raise PlanError(
+                f"{where}.objective", plan.objective,
+                "nothing beside unbounded rounds: their noise is made for forgetting, or for "
+                "epochs of doubling length",
                 "remove it; or learning.unbounded = false, with the rounds that there will be",
             )  # fmt: skip
         if plan.averaging is not None and plan.newest_weight is not None:
