@@ -12,7 +12,8 @@ from scipy.special import ellipk
 import veilstream as vs
 import veilstream.mechanisms as m
 from tests.support.catalogue import prefix_sums
-from veilstream.errors import InputError
+from veilstream.errors import InputError, SolverError
+from veilstream.mechanisms.optimal_solver import overshoot, resolvents
 
 WORKLOADS = {
     "prefix": {},
@@ -148,6 +149,48 @@ def test_the_optimum_is_certified_by_a_dense_dual_bound(name, T):
     value = ((rows @ N) ** 2).sum() / total * (C**2).sum(axis=0).max()
     assert bound * (1 - 1e-9) <= value <= bound * (1 + 2e-6)
     assert f.duality_gap <= 2e-6
+
+
+HARD = [
+    {"horizon": 43, "interior_weight": 4e-6, "newest_weight": 0.0032, "momentum": 0.53},
+    {"horizon": 64, "step_decay": 2.0},
+    {"horizon": 64, "step_decay": 12.0},
+    {"horizon": 16, "interior_weight": 1e-300, "averaging": 3.0},
+]
+"""Spectra so wide that a sum of forty resolvents is above the root that it stands for."""
+
+
+@pytest.mark.parametrize("options", HARD)
+def test_a_stated_bound_is_never_above_the_dense_dual_bound(options):
+    w = m.Workload(**options)
+    f = m.optimal(w.horizon, workload=w, cache=False)
+    bound = dual_bound(w, f.multipliers)
+    assert f.lower_bound <= bound
+    assert f.lower_bound == pytest.approx(bound, rel=1e-8)
+    assert f.objective_value() / bound - 1.0 <= f.duality_gap <= 1e-6
+
+
+def test_what_floats_do_not_resolve_has_no_certificate():
+    w = m.Workload(horizon=64, step_decay=8.0, averaging=3.0, momentum=0.9)
+    with pytest.raises(SolverError, match=r"optimal\(64\).*closer in size"):
+        m.optimal(64, workload=w, cache=False)
+    rng = np.random.default_rng(1)
+    for _ in range(12):  # rows of sizes from 1e-14 to 1e14: solved with a small gap, or refused
+        W = np.tril(rng.standard_normal((6, 6))) * 10.0 ** rng.uniform(-14, 14, (6, 1))
+        np.fill_diagonal(W, np.copysign(np.maximum(np.abs(W.diagonal()), 1e-15), W.diagonal()))
+        try:
+            gap = m.optimal(6, workload=m.Workload.from_matrix(W), cache=False).duality_gap
+        except SolverError:
+            continue
+        assert gap <= 1e-3
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (1e-3, 5.0), (1e-9, 1e9), (1e-25, 1e8)])
+def test_resolvents_sum_to_the_inverse_root_but_for_the_stated_excess(low, high):
+    shifts, weights = resolvents(low, high)
+    for x in np.geomspace(low, high, 777):
+        ratio = float(np.sqrt(x) * (weights / (x + shifts)).sum())
+        assert -2e-8 <= ratio - 1.0 <= overshoot(low, high) <= 2e-8
 
 
 @pytest.mark.slow
