@@ -163,7 +163,7 @@ def test_a_table_says_what_averaging_would_do_and_when_people_are_too_few():
 def test_not_knowing_the_end_has_a_price_and_it_is_printed():
     import veilstream as vs
 
-    base = ("--mechanism", "tree", "--unbounded")
+    base = ("--unbounded",)
     ways = plan(*base)["without_end"]
     long, known = vs.mechanisms.buffered(1000), vs.mechanisms.buffered(100)
     expected = (long.error_over_time()[99] / known.error_over_time()[3::4].max()) ** 0.5
@@ -172,6 +172,68 @@ def test_not_knowing_the_end_has_a_price_and_it_is_printed():
     assert "stationary, the same for ever" in plan(*base, "--forgetting", "0.9")["without_end"]
     done = veilstream("plan", *SMALL, *base)
     assert "Without an end  epochs of doubling length:" in done.stdout
+
+
+def promised(file, text: str, *extra: str) -> tuple[dict, object]:
+    """What `plan FILE` says of a method that runs, and what the run itself promises."""
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.prepare import prepare
+
+    file.write_text(text)
+    done = veilstream("plan", str(file), "--json", *extra)
+    assert done.returncode == 0, done.stderr
+    plan_ = Plan.load(file)
+    return json.loads(done.stdout), prepare(plan_, plan_.methods[0]).guarantee
+
+
+PLAN_FILE = """
+[learning]
+rounds = 20
+local_steps = 4
+[privacy]
+epsilon = 1.0
+delta = 1e-5
+[data]
+dim = 3
+clients = 80
+[[methods]]
+name = "m"
+step_size = 0.1
+mechanism = "buffered"
+"""
+
+
+def test_a_methods_own_clients_a_step_divide_its_noise_as_in_the_run(tmp_path):
+    text = PLAN_FILE + "clients_per_step = 4\n"
+    result, runs = promised(tmp_path / "plan.toml", text, "--mechanism", "buffered")
+    (row,) = result["mechanisms"]
+    assert row["guarantee"] == runs.as_dict()
+    assert row["sensitivity"] == pytest.approx(1.0, rel=1e-6)  # of C, whose columns are of norm one
+    assert result["setting"]["clients_per_step"] == 4
+    assert (result["people"]["needed"], result["people"]["shortage"]) == (80, None)
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.99])
+def test_an_unbounded_plan_shows_the_promise_of_its_run(forgetting, tmp_path):
+    """Stationary noise, or epochs of doubling length: nothing that needs an end is recommended."""
+    text = PLAN_FILE.replace("rounds = 20", 'rounds = "unbounded"').replace("clients = 80", "")
+    text = text.replace('mechanism = "buffered"', f"forgetting = {forgetting}")
+    result, runs = promised(tmp_path / "plan.toml", text)
+    assert result["mechanisms"][0]["guarantee"] == runs.as_dict()
+    assert result["recommended"] == runs.mechanism
+    assert {row["mechanism"] for row in result["mechanisms"]} == {runs.mechanism, "independent"}
+    assert result["setting"]["unbounded"] is True
+    assert result["offers"] == []
+
+
+def test_a_projection_beside_correlated_noise_is_noticed_by_plan_too(tmp_path):
+    file = tmp_path / "plan.toml"
+    ball = PLAN_FILE.replace("rounds = 20", 'rounds = "unbounded"\nprojection_radius = 2.0')
+    ball = ball.replace("clients = 80", "").replace('mechanism = "buffered"', "forgetting = 0.99")
+    file.write_text(ball)
+    done = veilstream("plan", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "learning.projection_radius = 2 beside stationary noise" in done.stderr
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -208,8 +270,19 @@ def test_long_horizons_leave_out_what_would_take_long():
         (["--forgetting", "1.5"], "forgetting = 1.5: expected in (0, 1]"),
         (["--momentum", "1"], "momentum = 1.0: expected in [0, 1)"),
         (["--people", "0"], "people = 0"),
+        (["--clip-norm", "1e300"], "clip_norm = 1e+300: expected from 1e-15 to 1e+15"),
+        (["--step-size", "1e308", "--json"], "step_size = 1e+308: expected from 1e-15 to 1e+15"),
+        (["--clients-per-step", "0"], "clients_per_step = 0"),
+        (["--step-decay", "500"], "step_decay = 500.0: expected"),
+        (["--objective", "published", "--mechanism", "tree"],
+         "--objective = 'published': expected beside --mechanism optimal, buffered, toeplitz"),
+        (["--objective", "published", "--mechanism", "independent"], "--objective = 'published'"),
+        (["--objective", "published", "--mechanism", "banded"], "--objective = 'published'"),
+        (["--objective", "published", "--mechanism", "buffered", "--unbounded"],
+         "--objective = 'published': expected nothing beside --unbounded"),
+        (["--unbounded", "--mechanism", "tree"], "mechanism = 'tree': expected buffered or indep"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):
     done = veilstream("plan", *SMALL, *arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -11,7 +11,7 @@ import veilstream.mechanisms as m
 from tests.support.catalogue import VARIANTS
 from veilstream.errors import InputError
 from veilstream.mechanisms import participation
-from veilstream.mechanisms.participation import Participation, gram_sensitivity
+from veilstream.mechanisms.participation import Participation, gram_sensitivity, left_most_sum
 
 
 def brute_force(C: np.ndarray, k: int, b: int) -> float:
@@ -179,3 +179,15 @@ def test_noise_without_an_end_knows_people_who_return():
     C = f.until(4000).strategy_matrix()
     assert report.exact
     assert report.value == pytest.approx(np.linalg.norm(C[:, [0, 50, 100]].sum(axis=1)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("times", "apart"), [(1, 1), (64, 3), (65, 1), (65, 3), (200, 7), (500, 1)]
+)
+def test_many_left_most_columns_are_summed_as_one_by_one(times, apart):
+    c = np.exp(-0.01 * np.arange(500.0))
+    expected = np.zeros(500)
+    for at in range(0, min(500, times * apart), apart):
+        expected += np.concatenate([np.zeros(at), c[: 500 - at]])
+    found = left_most_sum(c, Participation(times, apart))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

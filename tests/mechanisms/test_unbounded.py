@@ -12,7 +12,7 @@ from studies import unbounded
 import veilstream as vs
 import veilstream.mechanisms as m
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError
+from veilstream.errors import HorizonExhausted, InputError
 from veilstream.federation.protocol.bounds import ReleaseBounds
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.mechanisms.analysis import rounding_gains
@@ -84,6 +84,47 @@ def test_errors_of_prefix_sums_are_refused():
         m.stationary(0.9).max_error()
 
 
+@pytest.mark.parametrize("steps", [-5, 1.5, "3"])
+def test_sums_are_of_whole_numbers_of_steps(steps):
+    with pytest.raises(InputError, match="steps"):
+        m.stationary(0.9).prefix_variance(steps)
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.0, -1.0, float("nan"), "0.9"])
+def test_what_forgets_nothing_has_no_limit(rho):
+    with pytest.raises(InputError, match=r"forgetting.*no limit"):
+        m.stationary(0.9).published_error(rho)
+
+
+@pytest.mark.parametrize("steps", [1, 10, 16, 17, 40])
+def test_a_limit_is_kept_to_the_step_whatever_the_blocks(steps):
+    f = m.stationary(0.95)
+    limited = f.limited(steps)
+    noise = limited.noise(dim=2, seed=3)
+    endless = f.noise(dim=2, seed=3).take(steps)  # a short block's sums may be in another order
+    np.testing.assert_allclose(noise.take(steps), endless, atol=2e-6)
+    with pytest.raises(HorizonExhausted):
+        noise.step()
+    assert limited.sensitivity() == f.sensitivity()
+    # The same matrix as the square root of Σ ρ^j x^j, whose coefficients are h(j)·ρ^j.
+    h = np.cumprod([1.0] + [(1 - 0.5 / j) * 0.95 for j in range(1, steps)])
+    np.testing.assert_allclose(limited.strategy_matrix()[:, 0], h, rtol=1e-5)
+    if steps >= 10:
+        twice = np.append(h, np.zeros(5))[:steps] + np.append(np.zeros(5), h)[:steps]
+        assert limited.sensitivity((2, 5)) == pytest.approx(np.linalg.norm(twice), rel=1e-5)
+
+
+def test_a_million_visits_are_counted_at_once():
+    """Visits at every step: the sum of all columns tends to Σ h(j)·ρ^j = (1 - ρ)^-½."""
+    report = m.stationary(0.99).sensitivity_report((1_000_000, 1))
+    assert report.value == pytest.approx((1e6 / 0.01) ** 0.5, rel=1e-3)
+
+
+def test_a_rho_too_near_to_one_is_named():
+    with pytest.raises(InputError, match=r"forgetting = 0\.999999999999"):
+        m.stationary(1.0 - 1e-12).sensitivity()
+
+
 class TestDoubling:
     def test_epochs_are_apart_and_each_is_buffered(self):
         f = m.doubling(7 * 8, first=8, buffers=3)
@@ -130,6 +171,12 @@ def plan_of(**method) -> vs.Plan:
 
 
 class TestPlans:
+    def test_independent_noise_is_not_deployed_without_an_end(self):
+        plan = plan_of(mechanism="independent", forgetting=0.9)
+        assert prepare(plan, plan.methods[0]).guarantee is not None  # simulated beside others
+        with pytest.raises(InputError, match=r"learning\.unbounded.*independent noise"):
+            Terms.of(plan, 4)
+
     @pytest.mark.parametrize("noise", ["host", "device"])
     @pytest.mark.parametrize("forgetting", [1.0, 0.9])
     def test_unbounded_rounds_are_simulated(self, noise, forgetting):

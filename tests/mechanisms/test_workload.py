@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -10,7 +12,8 @@ from scipy.special import ellipk
 import veilstream as vs
 import veilstream.mechanisms as m
 from tests.support.catalogue import prefix_sums
-from veilstream.errors import InputError
+from veilstream.errors import InputError, SolverError
+from veilstream.mechanisms.optimal_solver import overshoot, resolvents
 
 WORKLOADS = {
     "prefix": {},
@@ -148,6 +151,48 @@ def test_the_optimum_is_certified_by_a_dense_dual_bound(name, T):
     assert f.duality_gap <= 2e-6
 
 
+HARD = [
+    {"horizon": 43, "interior_weight": 4e-6, "newest_weight": 0.0032, "momentum": 0.53},
+    {"horizon": 64, "step_decay": 2.0},
+    {"horizon": 64, "step_decay": 12.0},
+    {"horizon": 16, "interior_weight": 1e-300, "averaging": 3.0},
+]
+"""Spectra so wide that a sum of forty resolvents is above the root that it stands for."""
+
+
+@pytest.mark.parametrize("options", HARD)
+def test_a_stated_bound_is_never_above_the_dense_dual_bound(options):
+    w = m.Workload(**options)
+    f = m.optimal(w.horizon, workload=w, cache=False)
+    bound = dual_bound(w, f.multipliers)
+    assert f.lower_bound <= bound
+    assert f.lower_bound == pytest.approx(bound, rel=1e-8)
+    assert f.objective_value() / bound - 1.0 <= f.duality_gap <= 1e-6
+
+
+def test_what_floats_do_not_resolve_has_no_certificate():
+    w = m.Workload(horizon=64, step_decay=8.0, averaging=3.0, momentum=0.9)
+    with pytest.raises(SolverError, match=r"optimal\(64\).*closer in size"):
+        m.optimal(64, workload=w, cache=False)
+    rng = np.random.default_rng(1)
+    for _ in range(12):  # rows of sizes from 1e-14 to 1e14: solved with a small gap, or refused
+        W = np.tril(rng.standard_normal((6, 6))) * 10.0 ** rng.uniform(-14, 14, (6, 1))
+        np.fill_diagonal(W, np.copysign(np.maximum(np.abs(W.diagonal()), 1e-15), W.diagonal()))
+        try:
+            gap = m.optimal(6, workload=m.Workload.from_matrix(W), cache=False).duality_gap
+        except SolverError:
+            continue
+        assert gap <= 1e-3
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (1e-3, 5.0), (1e-9, 1e9), (1e-25, 1e8)])
+def test_resolvents_sum_to_the_inverse_root_but_for_the_stated_excess(low, high):
+    shifts, weights = resolvents(low, high)
+    for x in np.geomspace(low, high, 777):
+        ratio = float(np.sqrt(x) * (weights / (x + shifts)).sum())
+        assert -2e-8 <= ratio - 1.0 <= overshoot(low, high) <= 2e-8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("T", [1024, 4000])
 @pytest.mark.parametrize("options", [{"averaging": 3.0}, {"forgetting": 0.999}])
@@ -250,6 +295,12 @@ class TestMatrices:
             (np.diag([1.0, np.nan, 1.0]), "finite"),
             (np.diag([1.0, np.inf, 1.0]), "finite"),
             (np.eye(2049), "2048"),
+            ([[1.0], [1.0, 2.0]], "rows of one length"),
+            ([["1"]], "real numbers"),
+            (np.array([[1.0 + 1.0j]]), "array of complex128.*real numbers"),
+            (None, "real numbers"),
+            (np.tril(np.ones((3, 3))) * 1e200, r"W\[0, 0\] = 1e\+200.*size up to 1e\+15"),
+            (np.diag([1.0, 1e-200, 1.0]), r"W\[1, 1\] = 1e-200.*at least 1e-15"),
         ],
     )
     def test_other_matrices_are_refused(self, matrix, told):
@@ -278,11 +329,21 @@ class TestMatrices:
         ({"step_sizes": (1.0, 2.0)}, "step_sizes"),
         ({"step_sizes": (0.0,) * 12}, "step_sizes"),
         ({"step_sizes": (1.0,) * 12, "step_decay": 0.5}, "step_decay"),
+        ({"step_sizes": (1e308,) * 12}, r"step_sizes\[0\] = 1e\+308"),
+        ({"step_sizes": ("1",) * 12}, "step_sizes.*real numbers"),
+        ({"step_decay": 50.0}, r"step_decay = 50\.0: expected <= 27\.8"),
     ],
 )
 def test_bad_values_are_refused_by_name(options, field):
     with pytest.raises(InputError, match=field):
         vs.Workload(**{"horizon": 12, **options})
+
+
+def test_numbers_of_numpy_are_plain_numbers_to_the_cache():
+    w = vs.Workload(horizon=np.int64(12), averaging=np.float32(3.0), forgetting=np.float32(0.5))
+    assert w == vs.Workload(horizon=12, averaging=3.0, forgetting=0.5)
+    assert json.loads(json.dumps(w.as_dict()))["forgetting"] == 0.5
+    assert m.optimal(12, workload=w).duality_gap < 1e-5
 
 
 def test_a_mechanism_of_another_horizon_is_refused():

@@ -72,6 +72,8 @@ def test_overrides_reach_tables_and_methods():
         ('mechanism = "tree"', 'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',
          r"newest_weight.*one kind of averaging"),
         ('mechanism = "tree"', 'mechanism = "tree"\ninterior_weight = 0.0', r"interior_weight"),
+        ("rounds = 12", 'rounds = "unbounded"\nunbounded = false',
+         r"learning\.unbounded \(line 4\) = False: expected true, or nothing, beside rounds"),
         ("rounds = 12", 'rounds = 12\ntask = "ripple"', r"data\.kind.*ripple"),
         ("[run]", "[run", r"plan = .*expected TOML"),
         ("epsilon = 2.0", "epsilon = true", r"privacy\.epsilon \(line 10\) = True"),
@@ -85,6 +87,14 @@ def test_overrides_reach_tables_and_methods():
 def test_what_cannot_run_is_refused(old, new, message):
     with pytest.raises(PlanError, match=message):
         Plan.parse(SMALL_PLAN.replace(old, new, 1))
+
+
+def test_an_objective_beside_unbounded_rounds_is_refused():
+    text = SMALL_PLAN.replace("rounds = 12", 'rounds = "unbounded"')
+    text = text.replace('mechanism = "tree"', 'mechanism = "buffered"')
+    assert Plan.parse(text).learning.unbounded
+    with pytest.raises(PlanError, match=r"methods\[1\]\.objective.*beside unbounded rounds"):
+        Plan.parse(text, {"methods.tree.objective": "published"})
 
 
 def test_missing_file_and_unknown_experiment():

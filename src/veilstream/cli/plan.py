@@ -10,8 +10,9 @@ import typer
 from veilstream.cli.tables import as_json, print_comparison, print_json
 from veilstream.errors import InputError
 from veilstream.mechanisms import MECHANISMS, Workload
-from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.participation import Participation
+from veilstream.mechanisms.registry import MADE_FOR_PUBLISHED, options_for
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.progress import progress
@@ -50,7 +51,10 @@ def command(
     rounds: Annotated[int | None, typer.Option(help="R: how many models are released.")] = None,
     local_steps: Annotated[
         int | None,
-        typer.Option(help="τ: clients a learner meets in a round.", show_default="1"),
+        typer.Option(help="τ: steps of a learner in a round.", show_default="1"),
+    ] = None,
+    clients_per_step: Annotated[
+        int | None, typer.Option(help="Clients that a step averages.", show_default="1")
     ] = None,
     clip_norm: Annotated[
         float | None,
@@ -124,7 +128,8 @@ def command(
     known = _DEFAULTS if plan is None else _of_plan(plan, dim)
     options_given = {
         "epsilon": epsilon, "delta": delta, "rounds": rounds, "local_steps": local_steps,
-        "clip_norm": clip_norm, "learners": learners, "dim": dim, "neighbours": neighbours,
+        "clients_per_step": clients_per_step, "clip_norm": clip_norm, "learners": learners,
+        "dim": dim, "neighbours": neighbours,
         "participations": participations, "separation": separation, "accounting": accounting,
         "step_size": step_size, "step_decay": step_decay, "averaging": averaging,
         "newest_weight": newest_weight, "momentum": momentum, "forgetting": forgetting,
@@ -142,10 +147,6 @@ def command(
     local_steps = int(chosen["local_steps"])
     positive_integer("rounds", chosen["rounds"], "R, try 1000")
     positive_integer("local_steps", local_steps, "τ, try 4")
-    if chosen["step_size"] is not None:
-        positive_number("step_size", chosen["step_size"], "try 0.1")
-    if chosen["people"] is not None:
-        positive_integer("people", chosen["people"], "how many a learner has")
     workload = Workload(
         horizon=int(chosen["rounds"]) * local_steps,
         local_steps=local_steps,
@@ -156,6 +157,7 @@ def command(
         rounds=chosen["rounds"],
         local_steps=local_steps,
         clip_norm=chosen["clip_norm"],
+        clients_per_step=chosen["clients_per_step"],
         learners=chosen["learners"],
         dim=chosen["dim"],
         neighbours=Neighbours.of(chosen["neighbours"]),
@@ -167,14 +169,7 @@ def command(
         people=chosen["people"],
         unbounded=bool(chosen["unbounded"]),
     )
-    options: dict[str, Any] = {}
-    if objective is not None:
-        if objective == "published" and mechanism is not None:
-            options = {"workload": workload}
-        elif mechanism != "optimal":
-            raise typer.BadParameter("goes with --mechanism optimal", param_hint="--objective")
-        else:
-            options = {"objective": objective, "local_steps": local_steps}
+    options = {} if objective is None else _made_for(objective, mechanism, setting)
     names = None if mechanism is None else [mechanism]
     if figure is not None:
         check_figure_path(figure)
@@ -190,10 +185,28 @@ def command(
         typer.echo(f"Figure: {drawn}")
 
 
+def _made_for(objective: str, mechanism: str | None, setting: Setting) -> dict[str, Any]:
+    """Options of the mechanism, as `prepare` gives them for a plan's objective."""
+    fitting = MADE_FOR_PUBLISHED if objective == "published" else ("optimal",)
+    if mechanism is None or mechanism not in fitting:
+        raise InputError(
+            "--objective", objective, f"beside --mechanism {', '.join(fitting)}",
+            "name one of these, or leave it out: without both, all mechanisms are compared",
+        )  # fmt: skip
+    if setting.unbounded:
+        raise InputError(
+            "--objective", objective, "nothing beside --unbounded: that noise is as it is",
+            "leave it out",
+        )  # fmt: skip
+    if objective != "published":
+        return {"objective": objective, "local_steps": setting.local_steps}
+    return options_for(mechanism, setting.published, setting.participation)
+
+
 _DEFAULTS: dict[str, Any] = {
-    "local_steps": 1, "clip_norm": 1.0, "learners": 1, "dim": 100, "neighbours": "replace-one",
-    "participations": 1, "separation": 1, "accounting": "exact", "step_decay": 0.0,
-    "momentum": 0.0, "forgetting": 1.0,
+    "local_steps": 1, "clients_per_step": 1, "clip_norm": 1.0, "learners": 1, "dim": 100,
+    "neighbours": "replace-one", "participations": 1, "separation": 1, "accounting": "exact",
+    "step_decay": 0.0, "momentum": 0.0, "forgetting": 1.0,
 }  # fmt: skip
 _PUBLISHING = ("step_decay", "averaging", "newest_weight", "momentum", "forgetting")
 """Options that say what is published, as `Workload` names them."""
@@ -209,6 +222,7 @@ def _telemetry(told: TelemetryPlan | None, clip_norm: float) -> Telemetry | None
 def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
     """What a plan's first private method says; the model's size from its task unless given."""
     from veilstream.plans.plan import Plan
+    from veilstream.plans.prepare import prepare, warn_of_kept_noise
     from veilstream.plans.tasks import task_of
 
     plan = Plan.load(path)
@@ -219,14 +233,17 @@ def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
             "add one with a mechanism",
         )  # fmt: skip
     if method.method.chooses_steps:
-        from veilstream.plans.prepare import prepare
-
         method = prepare(plan, method).plan
+    else:
+        runs = method.mechanism_name or "no"
+        if plan.learning.unbounded and runs != "independent":
+            runs = "stationary" if method.forgetting < 1.0 else "doubling"
+        warn_of_kept_noise(plan, runs)
     budget, learning, often = plan.budget_of(method), plan.learning, plan.participation
-    steps, _ = plan.steps_and_clients(method)
+    steps, clients = plan.steps_and_clients(method)
     return {
         "epsilon": budget.epsilon, "delta": budget.delta, "rounds": learning.rounds,
-        "local_steps": steps, "clip_norm": plan.clip_norm_of(method),
+        "local_steps": steps, "clients_per_step": clients, "clip_norm": plan.clip_norm_of(method),
         "learners": learning.learners, "dim": task_of(plan).dim if dim is None else dim,
         "neighbours": plan.neighbours, "participations": often.times,
         "separation": often.min_separation, "accounting": plan.accounting_of(method),

@@ -24,7 +24,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             "rounds": s.rounds,
             "local_steps": s.local_steps,
             "horizon": s.horizon,
+            "unbounded": s.unbounded,
             "clip_norm": s.clip_norm,
+            "clients_per_step": s.clients_per_step,
             "learners": s.learners,
             "dim": s.dim,
             "neighbours": s.neighbours.value,
@@ -101,6 +103,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(
             f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"'
         )
+    if comparison.setting.unbounded and best.mechanism != "independent":
+        console.print('  in a plan: rounds = "unbounded", and no mechanism')
     _print_model(console, comparison)
     for each in comparison.without_end:
         console.print(

@@ -290,6 +290,13 @@ def _deployable(plan: Plan) -> MethodPlan:
             "telemetry.act", plan.telemetry.act, "none, where learners are deployed",
             "a server tells learners no step sizes: act in simulation, then change the plan",
         )  # fmt: skip
+    if plan.learning.unbounded and private[0].mechanism_name == "independent":
+        raise InputError(
+            "learning.unbounded", True,
+            "stationary noise, where learners are deployed: independent noise is for so many steps",
+            'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will '
+            "not reach",
+        )  # fmt: skip
     _, clients = plan.steps_and_clients(private[0])
     if clients != 1 or plan.learning.clients_per_step != 1:
         raise InputError(

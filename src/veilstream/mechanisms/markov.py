@@ -143,6 +143,8 @@ def _innovations(chains: BackwardChains | BlockChains) -> _Whitener:
         h = chains.seen_by(t)
         seen = covariance @ h
         variance = float(h @ seen)
+        if not variance > 0.0:
+            raise np.linalg.LinAlgError(f"the Gram matrix is not positive at step {t}")
         feed[t] = variance**-0.5
         if t:
             gain[t] = chains.carry(t, seen[:, None])[:, 0] / variance

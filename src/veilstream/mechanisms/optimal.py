@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import InputError, SolverError, UnknownName
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
 from veilstream.mechanisms.factorization import Factorization, steps_of_strategy
@@ -127,7 +127,7 @@ def optimal(
         tau, inside = 1, 1.0
 
     recipe: dict[str, object] = {
-        "mechanism": "optimal", "version": 1, "horizon": T, "objective": objective,
+        "mechanism": "optimal", "version": 2, "horizon": T, "objective": objective,
         "local_steps": tau, "interior_weight": inside,
     }  # fmt: skip
 
@@ -138,12 +138,15 @@ def optimal(
             )
             return found, causal_noise(chains_of(found.row_weights, found.multipliers), tick=tick)
 
-    return _solved(OptimalFactorization, T, objective, recipe, solution, cache)
+    def blank(steps: VaryingSteps) -> OptimalFactorization:
+        return OptimalFactorization("optimal", T, steps)
+
+    return _solved(blank, objective, recipe, solution, cache)
 
 
 def _of_workload(workload: Workload | MatrixWorkload, cache: bool) -> WorkloadOptimum:
     T = workload.horizon
-    recipe: dict[str, object] = {"mechanism": "optimal", "version": 1, "horizon": T,
+    recipe: dict[str, object] = {"mechanism": "optimal", "version": 2, "horizon": T,
                                  "workload": workload.as_dict()}  # fmt: skip
 
     def solution() -> _Solution:
@@ -161,12 +164,18 @@ def _of_workload(workload: Workload | MatrixWorkload, cache: bool) -> WorkloadOp
             found = solve(T, problem, multiple_of=tau, tick=tick)
             return found, causal_noise(problems[T].chains(found.multipliers), tick=tick)
 
-    result = _solved(WorkloadOptimum, T, "workload", recipe, solution, cache)
-    result.workload = workload
-    return result
+    def blank(steps: VaryingSteps) -> WorkloadOptimum:
+        made = WorkloadOptimum("optimal", T, steps)
+        made.workload = workload
+        return made
+
+    return _solved(blank, "workload", recipe, solution, cache)
 
 
 _Solution = tuple[Optimum, VaryingSteps]
+_STEPS = ("transition", "entry", "output", "feed")
+_PROGRAM_GAP = 1e-3
+"""Largest gap of a program that is handed out; rounding to float32 alone makes 1e-7 to 1e-4."""
 _SHAPES = {
     "transition": 3, "entry": 2, "output": 2, "feed": 1, "row_weights": 1, "multipliers": 1,
     "lower_bound": 0,
@@ -177,31 +186,45 @@ _Optimal = TypeVar("_Optimal", bound=OptimalFactorization)
 
 
 def _solved(
-    kind: type[_Optimal],
-    T: int,
+    blank: Callable[[VaryingSteps], _Optimal],
     objective: str,
     recipe: dict[str, object],
     solution: Callable[[], _Solution],
     cache: bool,
 ) -> _Optimal:
-    """The factorization of this recipe, from disk or anew."""
+    """The factorization of this recipe, from disk or anew; ``blank`` has no certificate yet."""
+
+    def certified(arrays: dict[str, Floats]) -> _Optimal:
+        result = blank(VaryingSteps(*(arrays[key] for key in _STEPS)))
+        result.objective = objective
+        result.row_weights = arrays["row_weights"]
+        result.multipliers = arrays["multipliers"]
+        result.lower_bound = float(arrays["lower_bound"])
+        return result
 
     def arrays_of() -> dict[str, Floats]:
-        found, steps = solution()
-        return {
-            "transition": steps.transition, "entry": steps.entry, "output": steps.output,
-            "feed": steps.feed, "row_weights": found.row_weights, "multipliers": found.multipliers,
-            "lower_bound": np.array(found.lower_bound),
-        }  # fmt: skip
+        named = f"optimal({recipe['horizon']})"
+        try:
+            found, steps = solution()
+            arrays = {
+                **{key: getattr(steps, key) for key in _STEPS},
+                "row_weights": found.row_weights, "multipliers": found.multipliers,
+                "lower_bound": np.array(found.lower_bound),
+            }  # fmt: skip
+            gap = certified(arrays).duality_gap
+        except (np.linalg.LinAlgError, ArithmeticError) as error:
+            raise SolverError(
+                f"{named}: {error}: numbers beyond what floats resolve (weights, steps or "
+                "entries of the workload that are closer in size; or `buffered`)"
+            ) from error
+        if not gap <= _PROGRAM_GAP:
+            raise SolverError(
+                f"{named}: the float32 program is {gap:.2g} above the bound, wanted <= "
+                f"{_PROGRAM_GAP:g} (a larger interior_weight, or steps that are closer in size)"
+            )
+        return arrays
 
-    arrays = solution_cache.load_or_solve(recipe, _SHAPES, arrays_of, use=cache)
-    steps = VaryingSteps(arrays["transition"], arrays["entry"], arrays["output"], arrays["feed"])
-    result = kind("optimal", T, steps)
-    result.objective = objective
-    result.row_weights = arrays["row_weights"]
-    result.multipliers = arrays["multipliers"]
-    result.lower_bound = float(arrays["lower_bound"])
-    return result
+    return certified(solution_cache.load_or_solve(recipe, _SHAPES, arrays_of, use=cache))
 
 
 def _row_weights(objective: str, T: int, tau: int, inside: float) -> RowWeights:

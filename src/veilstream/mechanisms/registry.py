@@ -16,7 +16,7 @@ from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
 
-__all__ = ["MADE_FOR_PUBLISHED", "MECHANISMS", "build", "build_for"]
+__all__ = ["MADE_FOR_PUBLISHED", "MECHANISMS", "build", "build_for", "options_for"]
 
 MECHANISMS: dict[str, Callable[..., Factorization]] = {
     function.__name__: function
@@ -54,12 +54,16 @@ def build_for(name: str, workload: Workload, participation: Participation) -> Fa
         InputError: for a mechanism that cannot be made for it.
 
     """
+    return build(name, workload.horizon, **options_for(name, workload, participation))
+
+
+def options_for(name: str, workload: Workload, participation: Participation) -> dict[str, Any]:
+    """What the function of this name is given to be made for what is published."""
     if name == "banded":
         if not workload.plain:
             raise InputError(
                 "workload", "averages, momentum, forgetting or falling steps",
                 "running sums for banded", "optimal and buffered take others",
             )  # fmt: skip
-        return banded(workload.horizon, participation=participation)
-    more = {"participation": participation} if name == "buffered" else {}
-    return build(name, workload.horizon, workload=workload, **more)
+        return {"participation": participation}
+    return {"workload": workload} | ({"participation": participation} if name == "buffered" else {})

@@ -26,6 +26,8 @@ is a thousand times too long (docs/workloads.md). It is the choice where no boun
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,7 +43,7 @@ from veilstream.mechanisms.program import ENDLESS, NoiseProgram, compile_program
 from veilstream.mechanisms.steps import ConstantSteps, EpochSteps
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 
-__all__ = ["StationaryFactorization", "doubling", "stationary"]
+__all__ = ["StationaryFactorization", "doubling", "stationary", "without_end"]
 
 Floats = NDArray[np.float64]
 
@@ -64,15 +66,28 @@ def stationary(forgetting: float) -> StationaryFactorization:
         InputError: for a ρ outside (0, 1): without forgetting, noise must know its end.
 
     """
-    number = isinstance(forgetting, int | float) and not isinstance(forgetting, bool)
-    if not number or not 0.0 < forgetting < 1.0:
-        raise InputError(
-            "forgetting", forgetting, "in (0, 1): without forgetting, noise without an end grows",
-            "try 0.999; or `doubling`, or a horizon that is too long",
-        )  # fmt: skip
+    forgetting = _checked_rate(
+        forgetting, "in (0, 1): without forgetting, noise without an end grows"
+    )
     memory = max(2, int(np.ceil(40.0 / -np.log(forgetting))))  # ρ^memory < 1e-17
     decays, weights = relaxation(memory, _EXACT)
-    return StationaryFactorization(exponential_sum(forgetting * decays, forgetting * weights))
+    steps = exponential_sum(forgetting * decays, forgetting * weights)
+    return StationaryFactorization(steps, forgetting)
+
+
+def _checked_rate(forgetting: object, rule: str) -> float:
+    """ρ of a step as a float in (0, 1)."""
+    rate = math.nan
+    if isinstance(forgetting, numbers.Real) and not isinstance(forgetting, bool):
+        rate = float(forgetting)
+    if not 0.0 < rate < 1.0:
+        raise InputError(
+            "forgetting",
+            forgetting,
+            rule,
+            "try 0.999; or `doubling`, or a horizon that is too long",
+        )
+    return rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +96,18 @@ class EndlessProgram(NoiseProgram):
 
     @property
     def blocks(self) -> int:
-        """As many as fit into `ENDLESS`."""
-        return self.horizon // self.block_length
+        """As many as the horizon has; the last one may be short."""
+        return -(-self.horizon // self.block_length)
 
     def matrix(self, block: int) -> NDArray[np.float32]:
-        """The one there is."""
-        return self.matrices[0]
+        """The one there is; of a last one that is short, its first steps, and no state after."""
+        whole, k = self.matrices[0], self.state_size
+        _, length = self.span(block)
+        if length == self.block_length:
+            return whole
+        short: NDArray[np.float32] = np.zeros((length + k, k + length), np.float32)
+        short[:length] = whole[:length, : k + length]
+        return short
 
     @property
     def endless(self) -> bool:
@@ -99,8 +120,9 @@ class StationaryFactorization(Factorization):
 
     steps: ConstantSteps
 
-    def __init__(self, steps: ConstantSteps, horizon: int = ENDLESS) -> None:
+    def __init__(self, steps: ConstantSteps, forgetting: float, horizon: int = ENDLESS) -> None:
         super().__init__("stationary", horizon, steps)
+        self.forgetting = forgetting
 
     def __repr__(self) -> str:
         return "<stationary factorization without an end>"
@@ -116,7 +138,7 @@ class StationaryFactorization(Factorization):
 
     def limited(self, horizon: int) -> StationaryFactorization:
         """The same noise at the same memory and sensitivity, refused after so many steps."""
-        other = StationaryFactorization(self.steps, checked_horizon(horizon))
+        other = StationaryFactorization(self.steps, self.forgetting, checked_horizon(horizon))
         other._block_length = self._block_length
         return other
 
@@ -124,7 +146,13 @@ class StationaryFactorization(Factorization):
         """Variance of the noise in a sum of so many steps, at noise one; O(k²) at any time.
 
         With weights w and decays λ of N, the sum's kernel is 1 - Σ w·(1 - λ^j)/(1 - λ).
+
+        Raises:
+            InputError: for a number that is not a whole number from 0.
+
         """
+        if steps != 0:
+            positive_integer("steps", steps, "of the sum, try 1000; of none it is 0")
         rate = -np.log(self.steps.transition.diagonal())
         reach = -self.steps.output * self.steps.entry / -np.expm1(-rate)
         terms, rates = np.append(reach, 1.0 - reach.sum()), np.append(rate, 0.0)
@@ -144,7 +172,7 @@ class StationaryFactorization(Factorization):
     @property
     def _inverse_block(self) -> tuple[Floats, Floats, Floats, Floats]:
         """From increments back to draws: z = H·w - E·S, S' = F·S + G·w."""
-        M = self.program.matrix(0).astype(np.float64)
+        M = self.program.matrices[0].astype(np.float64)
         k, length = self.program.state_size, self.program.block_length
         H = np.linalg.inv(M[:length, k:]).astype(np.float64)
         E, G = H @ M[:length, :k], M[length:, k:] @ H
@@ -158,8 +186,9 @@ class StationaryFactorization(Factorization):
         H, E, G, F = self._inverse_block
         if not np.abs(np.linalg.eigvals(F)).max(initial=0.0) < 1.0:
             raise InputError(
-                "forgetting", "float32 block", "columns of C that die out",
-                "a ρ this near to 1 needs a horizon; try 0.99999",
+                "forgetting", self.forgetting,
+                "columns of C that die out in float32, which a ρ this near to 1 does not give",
+                "try 0.99999, or a horizon",
             )  # fmt: skip
         later = solve_discrete_lyapunov(F.T, E.T @ E)
         norms: Floats = (H**2).sum(axis=0) + np.einsum("kj,kj->j", G, later @ G)
@@ -190,10 +219,14 @@ class StationaryFactorization(Factorization):
         Args:
             forgetting: ρ a step, of the server; what the mechanism was made for, or another.
 
+        Raises:
+            InputError: for a ρ outside (0, 1): sums that forget nothing have no limit.
+
         """
+        forgetting = _checked_rate(forgetting, "in (0, 1): what forgets nothing has no limit")
         from scipy.linalg import solve_discrete_lyapunov
 
-        M = self.program.matrix(0).astype(np.float64)
+        M = self.program.matrices[0].astype(np.float64)
         k, length = self.program.state_size, self.program.block_length
         # [S; x] from block to block, and x after each step of one.
         x = np.zeros((length + 1, k + 1 + length))
@@ -245,6 +278,20 @@ def doubling(horizon: int, *, first: int = 64, growth: int = 2, buffers: int = 5
     steps = EpochSteps(tuple(starts), tuple(_widened(_constant(e), width) for e in epochs))
     scale = np.concatenate([_scale(e) for e in epochs])[:T]
     return Factorization("doubling", T, steps, row_scale=scale)
+
+
+def without_end(forgetting: float, horizon: int) -> Factorization:
+    """The noise of a plan with unbounded rounds: what runs, and what `veilstream plan` measures.
+
+    Args:
+        forgetting: ρ of a step, in (0, 1].
+        horizon: steps that are looked at, for noise in epochs; stationary noise has no such number.
+
+    Returns:
+        `stationary` where the server forgets, else `doubling`.
+
+    """
+    return stationary(forgetting) if forgetting < 1.0 else doubling(horizon)
 
 
 def _constant(epoch: Factorization) -> ConstantSteps:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import analysis
-from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
+from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.linear_system import LinearSystem, OutputRow
 from veilstream.mechanisms.participation import Participation
@@ -121,33 +122,58 @@ class Workload:
         tau = positive_integer("local_steps", self.local_steps, "τ, try 4")
         if T % tau:
             raise InputError("local_steps", tau, f"a divisor of the horizon {T}", "T is R·τ")
-        _within("step_decay", self.step_decay, "a finite number >= 0", "0 for none",
-                low=0.0)  # fmt: skip
+        # Plain numbers, whatever kind was given: NumPy's have no JSON, which caches are named by.
+        plain: dict[str, object] = {"horizon": T, "local_steps": tau}
+        plain["step_decay"] = _within(
+            "step_decay", self.step_decay, "a finite number >= 0", "0 for none", low=0.0
+        )
         if self.averaging is not None:
-            _within("averaging", self.averaging, "a finite number >= 0", "None for none; try 3",
-                    low=0.0)  # fmt: skip
+            plain["averaging"] = _within(
+                "averaging", self.averaging, "a number from 0 to 1e6", "None for none; try 3",
+                low=0.0, high=1e6,
+            )  # fmt: skip
         if self.newest_weight is not None:
-            _within("newest_weight", self.newest_weight, "in (0, 1]", "try 0.01", high=1.0)
+            plain["newest_weight"] = _within(
+                "newest_weight", self.newest_weight, "in (0, 1]", "try 0.01", high=1.0
+            )
             if self.averaging is not None:
                 raise InputError(
                     "newest_weight", self.newest_weight, "one kind of averaging",
                     "remove averaging, or this",
                 )  # fmt: skip
-        _within("momentum", self.momentum, "in [0, 1)", "0 for none; try 0.9", low=0.0,
-                high=math.nextafter(1.0, 0.0))  # fmt: skip
-        _within("forgetting", self.forgetting, "in (0, 1]", "1 forgets nothing; try 0.999",
-                high=1.0)  # fmt: skip
-        positive_number("interior_weight", self.interior_weight, "try 0.1")
-        _within("interior_weight", self.interior_weight, "in (0, 1]", "try 0.1", high=1.0)
+        plain["momentum"] = _within(
+            "momentum", self.momentum, "in [0, 1)", "0 for none; try 0.9", low=0.0,
+            high=math.nextafter(1.0, 0.0),
+        )  # fmt: skip
+        plain["forgetting"] = _within(
+            "forgetting", self.forgetting, "in (0, 1]", "1 forgets nothing; try 0.999", high=1.0
+        )
+        plain["interior_weight"] = _within(
+            "interior_weight", self.interior_weight, "in (0, 1]", "try 0.1", high=1.0
+        )
+        for field, number in plain.items():
+            object.__setattr__(self, field, number)
         if self.step_sizes is not None:
             object.__setattr__(self, "step_sizes", self._checked_schedule(self.step_sizes))
+        elif self.step_decay * math.log(self.rounds) > -math.log(_SMALLEST_FACTOR):
+            most = -math.log(_SMALLEST_FACTOR) / math.log(self.rounds)
+            raise InputError(
+                "step_decay", self.step_decay,
+                f"<= {most:.4g}: the last of {self.rounds} rounds would step less than "
+                f"{_SMALLEST_FACTOR:g} of the first", "0.5 for 1/sqrt(round), 0 for none",
+            )  # fmt: skip
 
     def _checked_schedule(self, given: Any) -> tuple[float, ...]:
-        sizes = np.asarray(given, dtype=np.float64)
-        if sizes.shape != (self.rounds,) or not (np.isfinite(sizes) & (sizes > 0)).all():
+        sizes = real_array("step_sizes", given)
+        rule = f"{self.rounds} numbers from 1e-15 to 1e15, one a round"
+        if sizes.shape != (self.rounds,):
+            raise InputError("step_sizes", f"array of shape {sizes.shape}", rule, "R is T / τ")
+        outside = np.flatnonzero(~((sizes >= 1e-15) & (sizes <= 1e15)))
+        if outside.size:
+            at = int(outside[0])
             raise InputError(
-                "step_sizes", f"array of shape {sizes.shape}",
-                f"{self.rounds} finite numbers > 0, one a round", "a step of size 0 learns nothing",
+                "step_sizes", f"step_sizes[{at}] = {sizes[at]:g}", rule,
+                "a step of size 0 learns nothing",
             )  # fmt: skip
         if self.step_decay:
             raise InputError(
@@ -291,7 +317,7 @@ class MatrixWorkload:
     """
 
     def __init__(self, matrix: Any) -> None:
-        W = np.array(matrix, dtype=np.float64)
+        W = real_array("workload", matrix)
         given = f"array of shape {W.shape}"
         if W.ndim != 2 or W.shape[0] != W.shape[1] or not W.size:
             raise InputError("workload", given, "a square matrix", "one row and column a step")
@@ -302,6 +328,13 @@ class MatrixWorkload:
             )  # fmt: skip
         if not np.isfinite(W).all():
             raise InputError("workload", given, "finite entries", "look for overflow or 0/0")
+        if np.abs(W).max() > _LARGEST_ENTRY:
+            row, column = np.unravel_index(np.abs(W).argmax(), W.shape)
+            raise InputError(
+                "workload", f"W[{row}, {column}] = {W[row, column]:g}",
+                f"entries of size up to {_LARGEST_ENTRY:g}",
+                "divide W by a number: the best mechanism stays the same",
+            )  # fmt: skip
         if np.triu(W, 1).any():
             row, column = np.argwhere(np.triu(W, 1))[0]
             raise InputError(
@@ -313,6 +346,13 @@ class MatrixWorkload:
             raise InputError(
                 "workload", f"W[{at}, {at}] = 0", "no zero on the diagonal",
                 "a step that nothing is published of needs a small weight there, try 0.1",
+            )  # fmt: skip
+        least = int(np.abs(W.diagonal()).argmin())
+        if abs(W[least, least]) < 1.0 / _LARGEST_ENTRY:
+            raise InputError(
+                "workload", f"W[{least}, {least}] = {W[least, least]:g}",
+                f"entries of size at least {1.0 / _LARGEST_ENTRY:g} on the diagonal",
+                "multiply W by a number, or give that step a weight, try 0.1",
             )  # fmt: skip
         W.setflags(write=False)
         self._matrix = W
@@ -346,6 +386,29 @@ MATRIX_LIMIT = 2048
 """Longest horizon of a workload that is given as a matrix."""
 
 
+_LARGEST_ENTRY = 1e15
+_SMALLEST_FACTOR = 1e-30
+"""Of a step beside the first: below, squares of what is published are lost in rounding."""
+
+
+def real_array(field: str, given: Any) -> Floats:
+    """A copy of real numbers as float64; texts, complex numbers and ragged rows are refused."""
+    try:
+        array = np.array(given)
+    except ValueError as error:
+        raise InputError(
+            field, type(given).__name__, "numbers in rows of one length", "check the rows"
+        ) from error
+    if array.size and array.dtype.kind not in "biuf":
+        raise InputError(
+            field,
+            f"array of {array.dtype}",
+            "real numbers",
+            "no text and no complex ones",
+        )
+    return array.astype(np.float64)
+
+
 def check_workload(workload: object, horizon: int) -> None:
     """Refuse what is not a workload, or one of another horizon."""
     if not isinstance(workload, Workload | MatrixWorkload):
@@ -372,10 +435,12 @@ def _same_horizon(horizon: int, mechanism: Factorization) -> None:
 def _within(
     field: str, value: object, rule: str, way_out: str, *, low: float | None = None,
     high: float | None = None,
-) -> None:  # fmt: skip
-    """A finite number from ``low`` (above 0 where there is none) to ``high``."""
-    number = isinstance(value, int | float | np.integer | np.floating)
-    known = number and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
-    fits = known and (value > 0 if low is None else value >= low)  # type: ignore[operator]
-    if not fits or (high is not None and value > high):  # type: ignore[operator]
+) -> float:  # fmt: skip
+    """A finite number from ``low`` (above 0 where there is none) to ``high``, as a plain float."""
+    number = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):
+        number = float(value)
+    fits = math.isfinite(number) and (number > 0.0 if low is None else number >= low)
+    if not fits or (high is not None and number > high):
         raise InputError(field, value, rule, way_out)
+    return number

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from veilstream.mechanisms.linear_system import LinearSystem
 from veilstream.mechanisms.markov import BlockChains
-from veilstream.mechanisms.optimal_solver import resolvents
+from veilstream.mechanisms.optimal_solver import overshoot, resolvents
 
 __all__ = ["MatrixProblem", "WorkloadProblem"]
 
@@ -55,6 +55,10 @@ class WorkloadProblem:
                 fresh = posterior.fresh[t - 1].transpose(0, 2, 1)
                 root = _triangular(np.concatenate([moved, fresh], axis=1))
         return diagonal
+
+    def overshoot(self, u: Floats, v: Floats) -> float:
+        """By how much the quadrature can exceed the true trace."""
+        return overshoot(*self._spectrum_bounds(v))
 
     def chains(self, v: Floats) -> BlockChains:
         """X as the covariance of a weighted sum of Markov chains."""
@@ -166,6 +170,10 @@ class MatrixProblem:
         """Diag X."""
         diagonal: Floats = (self._root(v) ** 2).sum(axis=0)
         return diagonal
+
+    def overshoot(self, u: Floats, v: Floats) -> float:
+        """Rounding of singular values alone."""
+        return 16.0 * len(v) * float(np.finfo(np.float64).eps)
 
     def _root(self, v: Floats) -> Floats:
         """Z with ZᵀZ = X."""

@@ -177,6 +177,15 @@ class Plan(PlanTable):
                 '"host" where learners miss rounds: each has noise at a pace of its own',
                 'noise = "host"; or remove data.missing, data.late and data.leaving',
             )  # fmt: skip
+        often = self.participation
+        if data.partial_attendance and often.times > 1 and often.min_separation > 1:
+            raise PlanError(
+                "privacy.min_separation", often.min_separation,
+                "1 where people return and learners miss rounds: a learner that sat some out has "
+                "taken fewer steps between two visits than the run has",
+                "min_separation = 1 (more noise); or remove data.missing, data.late and "
+                "data.leaving",
+            )  # fmt: skip
 
     def _check_table(self) -> None:
         """The keys of records stand where records are, and nowhere else."""
@@ -237,11 +246,19 @@ class Plan(PlanTable):
                     "banded is tuned for nothing else",
                     "remove it, or take optimal or buffered",
                 )  # fmt: skip
+        self.check_visits(plan, where)
         endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
         if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
             raise PlanError(
                 f"{where}.mechanism", plan.mechanism,
                 f"nothing, or {endless}, for unbounded rounds: this one needs an end",
+                "remove it; or learning.unbounded = false, with the rounds that there will be",
+            )  # fmt: skip
+        if self.learning.unbounded and plan.objective is not None:
+            raise PlanError(
+                f"{where}.objective", plan.objective,
+                "nothing beside unbounded rounds: their noise is made for forgetting, or for "
+                "epochs of doubling length",
                 "remove it; or learning.unbounded = false, with the rounds that there will be",
             )  # fmt: skip
         if plan.averaging is not None and plan.newest_weight is not None:
@@ -271,6 +288,35 @@ class Plan(PlanTable):
                 f"{where}.kind", plan.kind, "a run with an end: auto's step depends on it",
                 'rounds that you will not reach, or kind = "ours" with a step_size',
             )  # fmt: skip
+
+    def check_visits(self, plan: MethodPlan, where: str = "methods") -> None:
+        """Refuse a promise to people who return whose separation is not in the method's own steps.
+
+        Visits are kept apart in the plan's steps. A method with other steps may have two of them in
+        one step, or closer together than its noise was calibrated for.
+
+        Args:
+            plan: the method; of this plan, or another that is to run with it.
+            where: its place in the plan, for the error.
+
+        Raises:
+            PlanError: for a private method with other steps, where people may take part again.
+
+        """
+        own = self.learning.local_steps, self.learning.clients_per_step
+        steps, clients = self.steps_and_clients(plan)
+        times = self.participation.times
+        if not plan.method.private or times == 1 or (steps, clients) == own:
+            return
+        field = f"{where}.kind" if plan.clients_per_step is None else f"{where}.clients_per_step"
+        raise PlanError(
+            field, plan.kind if plan.clients_per_step is None else plan.clients_per_step,
+            f"the plan's steps beside privacy.participations = {times}: a round of {plan.name} has "
+            f"{steps} x {clients} clients, the plan's {own[0]} x {own[1]}, in which visits are "
+            "kept apart",
+            f"learning.local_steps = {steps} and clients_per_step = {clients} for all methods, or "
+            "participations = 1",
+        )  # fmt: skip
 
     def budget_of(self, plan: MethodPlan, where: str = "methods") -> Budget:
         """The method's own budget, or the plan's."""

@@ -94,6 +94,12 @@ class LearningPlan(PlanTable):
 
     def __init__(self, /, **given: Any) -> None:
         if given.get("rounds") == "unbounded":
+            if given.get("unbounded", True) is not True:
+                raise PlanError(
+                    "unbounded", given["unbounded"],
+                    'true, or nothing, beside rounds = "unbounded"',
+                    "remove it, or say how many rounds there will be",
+                )  # fmt: skip
             given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
         super().__init__(**given)
 

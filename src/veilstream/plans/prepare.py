@@ -12,19 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.learning.algorithm import StepRule
-from veilstream.mechanisms import (
-    Factorization,
-    StationaryFactorization,
-    build,
-    doubling,
-    stationary,
-)
+from veilstream.mechanisms import Factorization, StationaryFactorization, build
 from veilstream.mechanisms.registry import build_for
+from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
 from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.privacy import Guarantee, calibrate
 
-__all__ = ["CLOSE", "PlanNotice", "Prepared", "main_method", "prepare"]
+__all__ = ["CLOSE", "PlanNotice", "Prepared", "main_method", "prepare", "warn_of_kept_noise"]
 
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
@@ -131,14 +126,49 @@ def _state(prepared: Prepared) -> int:
     return prepared.factorization.program.state_size
 
 
+def warn_of_kept_noise(plan: Plan, mechanism: str) -> None:
+    """Notices for a plan under which this noise does not cancel as it could.
+
+    Args:
+        plan: the whole run.
+        mechanism: the name of the noise that runs.
+
+    """
+    if mechanism == "independent":  # nothing of it cancels anyway
+        return
+    radius = plan.learning.projection_radius
+    if radius is not None:
+        warnings.warn(
+            f"learning.projection_radius = {radius:g} beside {mechanism} noise: a "
+            "model that is put back into the ball keeps noise that later steps would have "
+            "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
+            '= "independent")',
+            PlanNotice,
+            stacklevel=3,
+        )
+    if plan.data.missing_weights == "answered":
+        warnings.warn(
+            f'data.missing_weights = "answered" beside {mechanism} noise: weights that change from '
+            "round to round keep noise that later steps would have cancelled (remove it; it is "
+            "there for comparison)",
+            PlanNotice,
+            stacklevel=3,
+        )
+
+
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps.
 
     Averaging c clients in a step divides what one of them can move by c.
+
+    Raises:
+        PlanError: for people who return, beside a method that has other steps than the plan.
+
     """
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
         method = with_defaults(plan, method)
+    plan.check_visits(method)
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
@@ -148,35 +178,18 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
-    if learning.projection_radius is not None and name != "independent":
-        warnings.warn(
-            f"learning.projection_radius = {learning.projection_radius:g} beside {name} noise: a "
-            "model that is put back into the ball keeps noise that later steps would have "
-            "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
-            '= "independent")',
-            PlanNotice,
-            stacklevel=2,
-        )
-    if plan.data.missing_weights == "answered" and name != "independent":
-        warnings.warn(
-            f'data.missing_weights = "answered" beside {name} noise: weights that change from '
-            "round to round keep noise that later steps would have cancelled (remove it; it is "
-            "there for comparison)",
-            PlanNotice,
-            stacklevel=2,
-        )
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
         options = {"objective": method.objective, "local_steps": steps,
                    "interior_weight": method.interior_weight}  # fmt: skip
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
-        rate = plan.workload_of(method).forgetting_per_step
-        factorization = stationary(rate) if rate < 1.0 else doubling(horizon)
+        factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)
     elif method.objective == "published":
         factorization = build_for(name, plan.workload_of(method), plan.participation)
     else:
         factorization = build(name, horizon, **options)
+    warn_of_kept_noise(plan, factorization.name)
     std, guarantee = calibrate(
         plan.budget_of(method),
         factorization,

@@ -21,18 +21,21 @@ from veilstream.mechanisms import (
     ONCE,
     Factorization,
     Participation,
+    StationaryFactorization,
     Workload,
     build,
     doubling,
     stationary,
 )
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
-from veilstream.mechanisms.checks import positive_integer
+from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for
+from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.prepare import CLOSE
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 from veilstream.privacy.telemetry import Telemetry
+from veilstream.wording import counted
 
 __all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
 
@@ -40,6 +43,8 @@ LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")
 _LONGEST_LOOKED_AT = 1_000_000
+_SMALLEST = 1e-15
+_LARGEST_STD = 1e140
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,8 @@ class Setting:
     rounds: int
     local_steps: int
     clip_norm: float
+    clients_per_step: int = 1
+    """How many a step averages."""
     learners: int = 1
     dim: int = 1
     neighbours: Neighbours = Neighbours.REPLACE_ONE
@@ -64,13 +71,20 @@ class Setting:
     people: int | None = None
     """How many people a learner has."""
     unbounded: bool = False
-    """Whether nobody knows when it ends: `horizon` is then where ways to go on are compared."""
+    """Whether nobody knows when it ends: only noise that goes on is then compared, and `horizon`
+    is where it is looked at."""
 
     def __post_init__(self) -> None:
         positive_integer("rounds", self.rounds, "R, try 1000")
         positive_integer("local_steps", self.local_steps, "τ, try 4")
+        positive_integer("clients_per_step", self.clients_per_step, "try 1")
         positive_integer("learners", self.learners, "n, try 20")
         positive_integer("dim", self.dim, "d, the number of model parameters")
+        _size("clip_norm", self.clip_norm, "of a gradient; try 1")
+        if self.step_size is not None:
+            _size("step_size", self.step_size, "η·η_g; try 0.1")
+        if self.people is not None:
+            positive_integer("people", self.people, "how many a learner has")
 
     @property
     def horizon(self) -> int:
@@ -87,22 +101,49 @@ class Setting:
     @property
     def people_needed(self) -> int:
         """Fewest people with whom a learner can take every step."""
-        often = self.participation
-        return max(-(-self.horizon // often.times), min(often.min_separation, self.horizon))
+        often, together = self.participation, self.clients_per_step
+        at_once = min(often.min_separation, self.horizon) * together
+        return max(-(-self.horizon * together // often.times), at_once)
+
+    @property
+    def steps_in_reach(self) -> int | None:
+        """How many steps the people that there are suffice for, one after the other.
+
+        In turn, everyone comes back after as many steps as there are groups of
+        ``clients_per_step``. Where those are fewer than the separation, nobody is left after the
+        last of them.
+        """
+        if self.people is None:
+            return None
+        groups = self.people // self.clients_per_step
+        if groups < self.participation.min_separation:
+            return groups
+        return self.people * self.participation.times // self.clients_per_step
 
     @property
     def shortage(self) -> str | None:
         """What to say where there are too few people for this budget."""
         if self.people is None or self.people >= self.people_needed:
             return None
-        visits = -(-self.horizon // self.people)
-        apart = min(self.participation.min_separation, self.people)
-        return (
+        said = (
             f"too few people: {self.horizon} steps with everyone taking part "
             f"{self.participation} need {self.people_needed} people a learner, and there are "
-            f"{self.people}. They suffice for {self.people * self.participation.times} steps, or "
-            f"with participations = {visits} and min_separation = {apart}, at more noise"
+            f"{self.people}. "
         )
+        if self.people < self.clients_per_step:
+            return said + f"One step needs {self.clients_per_step}"
+        visits = -(-self.horizon * self.clients_per_step // self.people)
+        apart = min(self.participation.min_separation, self.people // self.clients_per_step)
+        return (
+            said + f"They suffice for {counted(self.steps_in_reach or 0, 'step')}, or, with noise "
+            f"for that, with participations = {visits} and min_separation = {apart}"
+        )
+
+
+def _size(field: str, value: object, way_out: str) -> None:
+    """Refuse numbers whose squares leave the range of floats."""
+    if not _SMALLEST <= positive_number(field, value, way_out) <= 1.0 / _SMALLEST:
+        raise InputError(field, value, f"from {_SMALLEST:g} to {1.0 / _SMALLEST:g}", way_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +242,23 @@ def compare(
     options: dict[str, Any] | None = None,
     tick: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Build and calibrate mechanisms; ``tick`` is called with each name before its turn."""
+    """Build and calibrate mechanisms; ``tick`` is called with each name before its turn.
+
+    Args:
+        setting: the run.
+        names: of mechanisms; None for all that the setting can have.
+        options: for their functions.
+        tick: called with each name before its turn.
+
+    Returns:
+        The rows, the recommended one first.
+
+    Raises:
+        InputError: for no name, or, where the run has no end, a mechanism that needs one.
+
+    """
+    if setting.unbounded:
+        return _compare_endless(setting, names, tick)
     left_out: tuple[str, ...] = ()
     everything = names is None
     if names is None:
@@ -220,14 +277,50 @@ def compare(
         if everything and _can_be_matched(name, setting):
             matched = build_for(name, setting.published, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
+    offers = _offers(setting, _recommended(rows)) if everything else ()
+    return _ranked(setting, rows, left_out=left_out, offers=offers)
+
+
+def _compare_endless(
+    setting: Setting, names: Sequence[str] | None, tick: Callable[[str], None]
+) -> Comparison:
+    """What an unbounded plan runs with, independent noise, and what knowing the end saves."""
+    rate = setting.published.forgetting_per_step
+    known = ("toeplitz" if rate < 1.0 else "buffered", "independent")
+    for name in names or ():
+        if name not in known:
+            raise InputError(
+                "mechanism", name, f"{' or '.join(known)} for unbounded rounds: it needs an end",
+                "leave it out; or name rounds that you will not reach",
+            )  # fmt: skip
+    baseline = _measure(build("independent", setting.horizon), setting, None)
+    rows = []
+    for name in names or known:
+        tick(name)
+        endless = None if name == "independent" else without_end(rate, setting.horizon)
+        rows.append(baseline if endless is None else _measure(endless, setting, baseline))
+    return _ranked(setting, rows, ways=_without_end(setting))
+
+
+def _recommended(rows: Sequence[Row]) -> Row:
+    """Of those with nearly the least noise in what is published, the one with the least state."""
     best = min(row.error_published for row in rows)
     # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
     good = [row for row in rows if row.error_published <= CLOSE * best]
-    chosen = min(good, key=lambda row: (row.state_vectors, row.error_published))
+    return min(good, key=lambda row: (row.state_vectors, row.error_published))
+
+
+def _ranked(
+    setting: Setting,
+    rows: Sequence[Row],
+    *,
+    left_out: tuple[str, ...] = (),
+    offers: tuple[Offer, ...] = (),
+    ways: tuple[WithoutEnd, ...] = (),
+) -> Comparison:
+    chosen = _recommended(rows)
     others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
-    reason = _reason(chosen, best, rows)
-    offers = _offers(setting, chosen) if everything else ()
-    ways = _without_end(setting) if setting.unbounded else ()
+    reason = _reason(chosen, min(row.error_published for row in rows), rows)
     return Comparison(setting, (chosen, *others), reason, left_out, offers, ways)
 
 
@@ -345,16 +438,24 @@ def _measure(
         participation=setting.participation,
         accounting=setting.accounting,
         telemetry=setting.telemetry,
+        clients_per_step=setting.clients_per_step,
     )
-    variance = factorization.row_norms_squared() * (std**2 / setting.learners)
+    if std > _LARGEST_STD:
+        raise InputError(
+            "noise std", std, f"<= {_LARGEST_STD:g}", "a larger ε, or a smaller clip_norm; try 1"
+        )
+    # Noise without an end is calibrated as it is, and looked at as far as the horizon.
+    seen = factorization
+    if isinstance(factorization, StationaryFactorization):
+        seen = factorization.until(setting.horizon)
+    variance = seen.row_norms_squared() * (std**2 / setting.learners)
     at_round_ends = math.sqrt(
         float(variance[setting.local_steps - 1 :: setting.local_steps].mean())
     )
     published = at_round_ends
     if not setting.published.plain:
-        report = setting.published.error(factorization, setting.participation)
-        unit = std / factorization.sensitivity(setting.participation)
-        published = math.sqrt(report.mean / setting.learners) * unit
+        unit = std / seen.sensitivity()
+        published = math.sqrt(setting.published.error(seen).mean / setting.learners) * unit
     in_model = None
     if setting.step_size is not None:
         in_model = setting.step_size * published * math.sqrt(setting.dim)
@@ -363,7 +464,8 @@ def _measure(
         mechanism=factorization.name,
         objective=objective,
         guarantee=guarantee,
-        sensitivity=guarantee.sensitivity / (setting.neighbours.reach * setting.clip_norm),
+        sensitivity=guarantee.sensitivity
+        * (setting.clients_per_step / (setting.neighbours.reach * setting.clip_norm)),
         noise_std=std,
         error_max=math.sqrt(float(variance.max())),
         error_mean=math.sqrt(float(variance.mean())),
