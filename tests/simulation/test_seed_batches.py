@@ -308,7 +308,7 @@ def test_a_part_is_done_when_its_checkpoint_says_so(tmp_path):
 def test_a_workers_error_is_its_last_message(broken, kind, message, tmp_path, own_signals):
     outbox = Outbox()
     batches_module._worker(work(tmp_path, Clients(broken=broken))[1], [1], 0, 1, outbox)
-    *_, (_, _, _, error) = pickle.loads(pickle.dumps(list(outbox)))
+    *_, (*_, error) = pickle.loads(pickle.dumps(list(outbox)))
     assert type(error) is kind
     with pytest.raises(kind, match=message):
         raise error
