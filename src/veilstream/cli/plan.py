@@ -200,6 +200,11 @@ def _made_for(objective: str, mechanism: str | None, setting: Setting) -> dict[s
         )  # fmt: skip
     if objective != "published":
         return {"objective": objective, "local_steps": setting.local_steps}
+    if mechanism == "banded" and setting.participation.times == 1:
+        raise InputError(
+            "--objective", objective, "beside --mechanism banded only with --participations > 1",
+            "leave it out: banded is tuned for people who return, and for nothing else",
+        )  # fmt: skip
     return options_for(mechanism, setting.published, setting.participation)
 
 
