@@ -18,8 +18,8 @@ from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.federation.identity import make_keys
 from veilstream.federation.model_download import check_plan, fetch_model
 from veilstream.federation.services.asgi_server import Limits
-from veilstream.federation.services.coordinator import Standing
 from veilstream.federation.services.model_api import ModelApi
+from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
 from veilstream.plans.released_model import ReleasedModel, plan_digest
 

@@ -30,8 +30,9 @@ from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
 from veilstream.federation.services.carrier_socket import CarrierSocket
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.services.open_round import Standing
 from veilstream.federation.transports.loopback import Loopback
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan

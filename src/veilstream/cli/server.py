@@ -21,7 +21,7 @@ from veilstream.errors import InputError
 from veilstream.federation.services.logs import Format, Level, configure_logs
 
 if TYPE_CHECKING:
-    from veilstream.federation.services.coordinator import Standing
+    from veilstream.federation.services.open_round import Standing
     from veilstream.federation.services.server import LiveView
 
 __all__ = ["server_command"]

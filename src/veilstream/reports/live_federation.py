@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from veilstream.errors import VeilstreamError
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import ServerMetrics
 from veilstream.plans.run_folder import Run
 from veilstream.reports.federation_state import federation_state, telemetry_charts

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,12 @@ from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, S
 from veilstream.federation.protocol.messages import Buffer, Reply, Request, Sum, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
+from veilstream.federation.services.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.services.run_files import RunFiles
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 
-__all__ = ["Coordinator", "Standing"]
+__all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,67 +42,9 @@ _SCAN_S = 5e-5  # a learner: between two looks through all of them
 _TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
-_ASKED = 16  # requests to one node that may still be answered: it may never answer any
 _GONE_S = 600.0
 _LONGEST_LINE = 2000
 _LONGEST_REASON = 1000  # a refusal names settings of both sides
-
-
-@dataclass(frozen=True)
-class Standing:
-    """For whoever watches."""
-
-    round: int
-    rounds: int
-    answered: tuple[str, ...]
-    missing: tuple[str, ...]
-    closed: ClosedRound | None = None
-    """The round that has just been closed; None while one is open."""
-    seconds: float = 0.0
-    """Of that round."""
-
-
-@dataclass
-class _Asked:
-    """What a learner has been asked in this round."""
-
-    head: bytes
-    at: float
-    node: str
-
-
-@dataclass
-class _Enrolling:
-    """A node that has been asked who it is."""
-
-    asked: deque[str] = field(default_factory=lambda: deque(maxlen=_ASKED))
-    """Hashes of the newest requests; any of them may be answered."""
-    again_at: float = 0.0
-
-
-@dataclass
-class _Place:
-    """Where a learner sits in the engine."""
-
-    node: str
-    daemon: str
-
-
-@dataclass
-class _Round:
-    """A round in flight."""
-
-    began: float
-    body: bytes = b""
-    """What all learners are sent."""
-    hashed_body: str = ""
-    scan_at: float = 0.0
-    """When it is next looked through all learners for those to be asked."""
-    judge_at: float = 0.0
-    """When it is next looked through them for whether all are in that will come."""
-    asked: dict[str, _Asked] = field(default_factory=dict)
-    absent: set[str] = field(default_factory=set)
-    """Who has no clients now."""
 
 
 class Coordinator:
@@ -136,7 +78,7 @@ class Coordinator:
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
         self._follows = self._files.follows
         self._published = self._fold.round
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._present: set[str] = set()
         self._tell_at = 0.0
         if keys.aggregators and plan.federation.combine != "mean":
@@ -145,8 +87,8 @@ class Coordinator:
                 "their sums cannot be taken apart: let all learners connect to the server",
             )  # fmt: skip
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
-        self._enrolling: dict[str, _Enrolling] = {}  # by node
-        self._ending: dict[str, _Enrolling] = {}  # likewise, after the last round
+        self._enrolling: dict[str, Enrolling] = {}  # by node
+        self._ending: dict[str, Enrolling] = {}  # likewise, after the last round
         self._confirmed: set[str] = set()
         self._refusals: dict[str, int] = {}  # since the last release
         self._refused: dict[str, str] = {}
@@ -202,7 +144,7 @@ class Coordinator:
         """
         last = self.terms.rounds if until is None else min(until, self.terms.rounds)
         while self._fold.round < last:
-            here = _Round(time.monotonic())
+            here = OpenRound(time.monotonic())
             while not self._complete(here):
                 look()
                 if time.monotonic() >= here.scan_at:
@@ -215,7 +157,7 @@ class Coordinator:
     def enrol(self, transport: Transport) -> None:
         """Ask newcomers who they are, and look at what has come back; no round is begun."""
         self._ask_newcomers(transport)
-        self._take_all(transport, _Round(time.monotonic()))
+        self._take_all(transport, OpenRound(time.monotonic()))
 
     def after_end(self, transport: Transport) -> tuple[str, ...]:
         """Tell learners that the run is over, and look at what has come back; call it again.
@@ -233,7 +175,7 @@ class Coordinator:
         now, nodes = time.monotonic(), transport.nodes()
         _forget_gone(self._ending, nodes, now)
         for node in nodes:
-            asking = self._ending.setdefault(node, _Enrolling())
+            asking = self._ending.setdefault(node, Enrolling())
             if now > asking.again_at:
                 request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
                     self._keys.identity
@@ -267,7 +209,7 @@ class Coordinator:
         reply = Reply.read(data, self._keys.learners[name])
         if not any(reply.answers in asking.asked for asking in self._ending.values()):
             return set()  # to something that was asked before the end
-        self._ending[node] = _Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        self._ending[node] = Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
         if reply.kind == "ended":
             self._ending[node].again_at = float("inf")
             _log.info("learner %s has closed its epoch", name)
@@ -276,13 +218,13 @@ class Coordinator:
         _log.warning("learner %s does not end its epoch: %s", name, why)
         return set()
 
-    def _take_all(self, transport: Transport, here: _Round) -> None:
+    def _take_all(self, transport: Transport, here: OpenRound) -> None:
         for node, data in transport.receive(_LOOK_S):
             self._take(node, data, here)
         if time.monotonic() > self._tell_at:
             self._tell()
 
-    def _complete(self, here: _Round) -> bool:
+    def _complete(self, here: OpenRound) -> bool:
         n, answered = self._plan.learning.learners, self._fold.answered_count
         if answered == n:
             return True
@@ -343,7 +285,7 @@ class Coordinator:
         _forget_gone(self._enrolling, nodes, now)
         seated = {place.node for place in self._places.values()}
         for node in nodes - seated:
-            asking = self._enrolling.setdefault(node, _Enrolling())
+            asking = self._enrolling.setdefault(node, Enrolling())
             if now > asking.again_at:
                 request = Request(
                     "enrol", self.run, node if node in self._keys.learners else "",
@@ -353,7 +295,7 @@ class Coordinator:
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
 
-    def _ask_for_rounds(self, transport: Transport, here: _Round) -> None:
+    def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
         """Every learner for its next one; again if need be."""
         now, answered = time.monotonic(), set(self._fold.answered)
         parts = transport if isinstance(transport, SharesBodies) else None
@@ -366,7 +308,7 @@ class Coordinator:
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
             head = self._head(name, here) if asked is None else asked.head
-            here.asked[name] = _Asked(head, now, place.node)
+            here.asked[name] = Asked(head, now, place.node)
             self._outstanding[name].add(digest(head))
             if parts is not None:
                 parts.send_parts(place.node, head, here.body)
@@ -378,7 +320,7 @@ class Coordinator:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
 
-    def _head(self, name: str, here: _Round) -> bytes:
+    def _head(self, name: str, here: OpenRound) -> bytes:
         asked = self._fold.announce(name)
         if not here.body:
             here.body = asked.x.astype("<f4").tobytes()
@@ -395,7 +337,7 @@ class Coordinator:
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _take(self, node: str, data: Buffer | Failure, here: _Round) -> None:
+    def _take(self, node: str, data: Buffer | Failure, here: OpenRound) -> None:
         if isinstance(data, Failure):
             _log.warning("%s: %s", self._name_at(node), shown(data.why))
             for asked in here.asked.values():
@@ -446,7 +388,7 @@ class Coordinator:
             )
         return reply
 
-    def _seat(self, node: str, reply: Reply, here: _Round) -> None:
+    def _seat(self, node: str, reply: Reply, here: OpenRound) -> None:
         """Enrol: same terms, one daemon a name."""
         name, facts = reply.learner, reply.facts
         if node in self._keys.learners and node != name:
@@ -479,11 +421,11 @@ class Coordinator:
         self._enrolling.pop(node, None)
         self._refused.pop(name, None)
         here.asked.pop(name, None)
-        self._places[name] = _Place(node, daemon)
+        self._places[name] = Place(node, daemon)
         here.scan_at = 0.0
         _log.info("learner %s has enrolled", name)
 
-    def _accept(self, node: str, reply: Reply, here: _Round) -> None:
+    def _accept(self, node: str, reply: Reply, here: OpenRound) -> None:
         name = reply.learner
         try:
             if not self._fold.accept(name, reply.body, reply.hashed_body):
@@ -502,7 +444,7 @@ class Coordinator:
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
 
-    def _accept_sum(self, aggregator: str, data: Buffer, here: _Round) -> None:
+    def _accept_sum(self, aggregator: str, data: Buffer, here: OpenRound) -> None:
         key, learners = self._keys.aggregators[aggregator]
         said = Sum.read(data, key)
         if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
@@ -529,7 +471,7 @@ class Coordinator:
             self._refusals.pop(part.learner, None)
             self._outstanding[part.learner].clear()
 
-    def _absent(self, reply: Reply, here: _Round) -> None:
+    def _absent(self, reply: Reply, here: OpenRound) -> None:
         """It has no clients: this round does without, and it is asked again if it must be open."""
         name, asked = reply.learner, here.asked.get(reply.learner)
         if asked is None or reply.answers != digest(asked.head):
@@ -539,7 +481,7 @@ class Coordinator:
         asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
         _log.debug("learner %s has no clients now", name)
 
-    def _refusal(self, node: str, reply: Reply, here: _Round) -> None:
+    def _refusal(self, node: str, reply: Reply, here: OpenRound) -> None:
         """A learner may have come back in another epoch: it is asked once more who it is."""
         name, why = reply.learner, shown(reply.facts["why"], _LONGEST_REASON)
         self._refusals[name] = self._refusals.get(name, 0) + 1
@@ -554,12 +496,12 @@ class Coordinator:
         _log.warning("learner %s refuses: %s", name, why)
 
     def _ask_later(self, node: str) -> None:
-        asking = self._enrolling.setdefault(node, _Enrolling())
+        asking = self._enrolling.setdefault(node, Enrolling())
         asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
 
     # --- the end of a round ----------------------------------------------------------------------
 
-    def _close(self, here: _Round) -> None:
+    def _close(self, here: OpenRound) -> None:
         closed = self._fold.close_round()
         seconds = time.monotonic() - here.began
         self._files.close_round(self._fold, closed, seconds)
@@ -631,7 +573,7 @@ class Coordinator:
         return names[0] if names else f"node {node}"
 
 
-def _forget_gone(asking: dict[str, _Enrolling], present: set[str], now: float) -> None:
+def _forget_gone(asking: dict[str, Enrolling], present: set[str], now: float) -> None:
     """Nodes that left long ago: where every connection is another node, they would pile up."""
     for node in asking.keys() - present:
         if now > asking[node].again_at + _GONE_S:

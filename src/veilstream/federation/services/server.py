@@ -17,7 +17,8 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.federation.addresses import is_loopback
 from veilstream.federation.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.run_lock import RunLock
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.services.successive_runs import open_run

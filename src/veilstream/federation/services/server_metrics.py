@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from veilstream.federation.protocol.transport import Failure, Transport
-from veilstream.federation.services.coordinator import Coordinator, Standing
+from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.services.open_round import Standing
 
 __all__ = ["CONTENT_TYPE", "CountedTransport", "ServerMetrics"]
 
