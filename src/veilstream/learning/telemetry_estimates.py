@@ -65,7 +65,8 @@ _KNOWN = 5.0
 """Deviations from zero from which on the number of clients is good enough to divide by."""
 
 Span = tuple[int, int, int]
-"""Of one learner: its epoch, and from how many of its rounds to how many."""
+"""Of one learner: its epoch, and from how many of its rounds to how many. From a number to the same
+says that what comes next is another copy of the learner, with noise of its own."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class RoundNoise:
         """Standard deviation of the noise in the sum over these rounds.
 
         Spans of a learner that are not adjacent (one between them does not count) have noise that
-        is correlated: their deviations are added, which is never too little.
+        is correlated: their deviations are added, which is never too little. So are those before
+        and after a learner was taken in again as another copy of itself.
         """
         if self._noise is None:
             return 0.0
@@ -152,13 +154,17 @@ class RoundNoise:
             for of_round in self._spans[first:end]:
                 for name, (epoch, lo, hi) in of_round.items():
                     of_learner = pieces[name, epoch]
-                    if of_learner and of_learner[-1][1] == lo:
+                    if of_learner and of_learner[-1][1] == lo < hi:
                         of_learner[-1][1] = hi
                     else:
                         of_learner.append([lo, hi])
             variance, tau = 0.0, self._tau
             for spans in pieces.values():
-                each = [math.sqrt(self._noise.variance(lo * tau, hi * tau)) for lo, hi in spans]
+                each = [
+                    math.sqrt(self._noise.variance(lo * tau, hi * tau))
+                    for lo, hi in spans
+                    if lo < hi
+                ]
                 variance += sum(each) ** 2
             self._known[first, end] = self._std * math.sqrt(self._alike * variance)
         return self._known[first, end]
