@@ -300,6 +300,38 @@ def test_a_federations_report_shows_rounds_telemetry_and_learners(page, tmp_path
     assert page.errors() == []
 
 
+def test_a_simulations_telemetry_has_a_curve_a_method_and_every_seed(page, run, tmp_path):
+    for path in run.path.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    methods = [name for name in run.summary["methods"] if name in ("tree", "buffered")]
+    seeds = run.summary["seeds"]
+    rows = ["method,seed,round,metric,estimate,low,high,window,steps,sampling,average"] + [
+        f"{name},{seed},{r},accuracy,{0.5 + 0.2 * m + 0.1 * s},0.4,0.9,4,80,0.05,"
+        "plain mean over steps"
+        for m, name in enumerate(methods) for s, seed in enumerate(seeds) for r in (4, 8, 12)
+    ]  # fmt: skip
+    (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    write_report(vs.Run(tmp_path))
+    page.open(tmp_path / "report.html")
+    chart = "#chart-telemetry-accuracy"
+    assert len(methods) == 2
+    assert len(page.all(f"{chart} .readout b")) == 2
+    page.run("document.querySelector(arguments[0]).scrollIntoView()", chart)
+    for share in np.linspace(0.02, 0.98, 25):
+        page.point_at(f"{chart} .u-over", 0.999, share)
+        text = page.find(f"{chart} .readout .each").text
+        if text.startswith("tree, every seed"):
+            break
+    else:
+        pytest.fail("no height is nearest to tree")
+    assert page.find(f"{chart} output").text == "round 12"
+    found = [float(v) for v in re.findall(r"#\d+ ([\d.]+)", text)]
+    base = 0.5 + 0.2 * methods.index("tree")
+    np.testing.assert_allclose(found, [base + 0.1 * s for s in range(len(seeds))], atol=1e-3)
+    assert page.errors() == []
+
+
 @pytest.fixture(scope="session")
 def large(tmp_path_factory, library):
     """10 seeds x 16 methods x 1,000 rounds."""

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import veilstream as vs
-from veilstream.learning.telemetry_estimates import NORMAL_95, RoundNoise, TelemetrySums
+from veilstream.learning.telemetry_estimates import (
+    NORMAL_95,
+    OVER_CLIENTS,
+    OVER_STEPS,
+    RoundNoise,
+    TelemetrySums,
+)
 from veilstream.privacy.telemetry import Telemetry
 
 ACCURACY = Telemetry(("accuracy",), 0.3)
@@ -109,3 +115,83 @@ def test_intervals_cover_the_realised_average_as_often_as_they_say(name):
     truth = right[:, :, -6:].mean(axis=(1, 2))
     covered = (np.abs(estimates - truth) <= half).mean()
     assert abs(covered - 0.95) < 0.014
+
+
+# --- rounds that are not full --------------------------------------------------------------------
+
+COUNTED = Telemetry(("accuracy", "loss", "present"), 0.3, loss_cap=4.0)
+
+
+def of_window(sums, std, rounds=100, tau=10):
+    """One window whose sums have this deviation; a tree's first prefix has that of one draw."""
+    noise = RoundNoise(vs.mechanisms.independent(rounds * tau), std / math.sqrt(rounds * tau), tau)
+    all_sums = TelemetrySums(COUNTED, noise)
+    noise.add({"a": (0, 0, rounds)})
+    all_sums.add(np.asarray(sums))
+    return {e.metric: e for e in all_sums.estimates(1)}
+
+
+def test_where_presence_is_known_empty_steps_do_not_count():
+    """500 clients in 1000 steps, all right, each with a loss of 1 (a quarter of the cap)."""
+    found = of_window([500 * 0.15, 500 * (0.25 - 0.5) * 0.3, 500 * 0.15], std=1e-9)
+    assert found["accuracy"].estimate == pytest.approx(1.0)
+    assert found["loss"].estimate == pytest.approx(1.0)
+    assert found["present"].estimate == pytest.approx(0.5)
+    assert found["accuracy"].average == found["loss"].average == OVER_CLIENTS
+    assert found["present"].average == OVER_STEPS
+    assert found["loss"].sampling == pytest.approx(math.sqrt(1.0 * 3.0 / 500))  # of 0 or 4 alone
+
+
+def test_without_presence_the_average_is_over_steps_and_says_so():
+    sums = Both(None, 0.0)
+    sums.add(np.array([0.15]), {"a": (0, 0, 2)})  # one right, one empty
+    (found,) = sums.estimates(1)
+    assert found.estimate == pytest.approx(0.75)
+    assert found.average == OVER_STEPS
+
+
+def test_a_presence_that_is_lost_in_noise_is_not_divided_by():
+    assert of_window([1.0, 0.0, 4.9], std=1.0)["accuracy"].average == OVER_STEPS
+    assert of_window([1.0, 0.0, 5.1], std=1.0)["accuracy"].average == OVER_CLIENTS
+
+
+@pytest.mark.parametrize("right", [0.9, 0.3])
+def test_bars_of_a_ratio_are_those_of_drawn_ratios(right):
+    """20,000 draws, fixed seed: their deviation to 5% (10 of its own), the cover to 4 (0.6%)."""
+    rng, std, clients = np.random.default_rng(3), 2.0, 400
+    S, P = clients * (right - 0.5) * 0.3, clients * 0.15
+    draws = np.array([S, P]) + std * rng.standard_normal((20_000, 2))
+    ratios = 0.5 + draws[:, 0] / (2.0 * draws[:, 1])
+    found = of_window([S, 0.0, P], std)["accuracy"]
+    half = found.high - found.estimate
+    assert half / NORMAL_95 == pytest.approx(ratios.std(), rel=0.05)
+    halves = [
+        of_window([s, 0.0, p], std)["accuracy"].high - r
+        for (s, p), r in zip(draws[:2000], ratios[:2000], strict=True)
+    ]
+    assert abs((np.abs(ratios[:2000] - right) <= halves).mean() - 0.95) < 0.02
+
+
+# --- sampling ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [1.0, 1.4, -0.2])
+def test_sampling_is_never_nothing(value):
+    """An estimate at or beyond an end is one that noise, or few clients, have put there."""
+    sums = Both(vs.mechanisms.independent(100), 0.3)
+    sums.add(np.array([(value - 0.5) * 0.3 * 100]), {"a": (0, 0, 100)})
+    (found,) = sums.estimates(1)
+    noise = (found.high - found.estimate) / NORMAL_95
+    assert noise == pytest.approx(0.1)
+    assert found.sampling == pytest.approx(math.sqrt(0.1 * 0.9 / 100))
+    certain = Both(None, 0.0)
+    certain.add(np.array([0.15 * 100]), {"a": (0, 0, 100)})
+    assert certain.estimates(1)[0].sampling == pytest.approx(math.sqrt(0.005 * 0.995 / 100))
+
+
+def test_a_step_of_several_clients_samples_several():
+    noise = RoundNoise(None, 0.0, 1)
+    sums = TelemetrySums(ACCURACY, noise, clients_per_step=4)
+    noise.add({"a": (0, 0, 100)})
+    sums.add(np.zeros(1))
+    assert sums.estimates(1)[0].sampling == pytest.approx(0.5 / math.sqrt(400))

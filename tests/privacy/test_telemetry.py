@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from veilstream.privacy.gradient_types import (
     clip_onto_grid,
     extend_on_grid,
 )
-from veilstream.privacy.grid import grid_for
+from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import METRIC_NAMES, Telemetry, extended
 
@@ -124,3 +125,51 @@ def test_averages_are_the_metrics_again():
 def test_unknown_metrics_are_refused(metrics):
     with pytest.raises(InputError, match=r"telemetry\.metrics"):
         Telemetry(metrics, 0.3)
+
+
+# --- widths --------------------------------------------------------------------------------------
+
+
+def test_widths_of_any_real_type_are_held_in_full_precision():
+    """float32's 0.3 is 0.300000011920929: R must be that of it, and not of float32 arithmetic."""
+    given = Telemetry(("accuracy",), np.float32(0.3), np.float32(2.0))
+    assert type(given.width) is type(given.loss_cap) is float
+    exact = 1 + Fraction(float(np.float32(0.3))) ** 2 / 4
+    assert Fraction(given.release_norm(1.0)) ** 2 >= exact
+    assert Fraction(given.release_norm(1.0)) ** 2 <= exact * (1 + Fraction(1, 10**14))
+
+
+@pytest.mark.parametrize(
+    "width", [np.float32("nan"), np.float32(-1.0), np.float64("inf"), 0, True, "0.3", None]
+)
+def test_a_width_that_is_no_positive_number_is_refused(width):
+    with pytest.raises(InputError, match=r"telemetry width = .*a finite number > 0"):
+        Telemetry(("accuracy",), width)
+
+
+def test_norms_at_the_ends_of_floating_point():
+    """Squares of 1e200 and of 1e-200 are beyond it; their norms are not."""
+    for size in (1e200, 1e-200):
+        found = Telemetry(("accuracy",), 0.3 * size).release_norm(size)
+        assert found / size == pytest.approx(math.sqrt(1.0225), rel=1e-12)
+    with pytest.raises(InputError, match=r"clip_norm = .*finite with telemetry"):
+        Telemetry(("accuracy",), 1.7e308).release_norm(1.7e308)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 4))
+def test_the_norm_is_never_rounded_down(clip_norm, width, count):
+    found = Telemetry(METRIC_NAMES[:count], width).release_norm(clip_norm)
+    assert Fraction(found) ** 2 >= Fraction(clip_norm) ** 2 + count * Fraction(width) ** 2 / 4
+
+
+def test_on_a_coarse_grid_all_right_is_all_right():
+    """0.15 in steps of 1/16 is 2 units of it: w is 0.25 there, and dividing by 0.3 says 0.917."""
+    grid = Grid(1.0 / 16.0, 1.0)
+    gradient = clip_onto_grid(RawGradient(np.zeros(1)), grid)
+    units = extend_on_grid(gradient, MetricValues(np.ones(1)), ONE, grid).reveal()[1:]
+    assert units.tolist() == [2]
+    on_grid = ONE.on_grid(grid.step)
+    assert on_grid.averages(100 * units * grid.step, 100) == pytest.approx(1.0)
+    assert ONE.averages(100 * units * grid.step, 100) == pytest.approx(11 / 12)
+    with pytest.raises(InputError, match=r"telemetry width = 0\.3: .*larger telemetry\.scale"):
+        ONE.on_grid(0.25)

@@ -126,6 +126,46 @@ def test_telemetry_and_audit_are_shown_where_they_are(run, tmp_path):
         report_state(vs.Run(tmp_path))
 
 
+def test_a_simulations_telemetry_keeps_methods_and_seeds_apart(run, tmp_path):
+    """Two methods, two seeds, of which one has no estimate in the first window."""
+    for path in run.path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    rows = [
+        "method,seed,round,metric,estimate,low,high,window,steps,sampling,average",
+        *(
+            f"{method},{seed},{r},accuracy,{base + 0.1 * seed + 0.01 * r},0,1,4,80,0.05,"
+            "plain mean over steps"
+            for method, base in (("private", 0.5), ("noise-free", 0.7))
+            for seed in (3, 5)
+            for r in (4, 8, 12)
+            if (method, seed, r) != ("private", 5, 4)
+        ),
+    ]
+    (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    (chart,) = report_state(vs.Run(tmp_path))["charts"]["telemetry"]
+    assert chart["x"] == [4, 8, 12]
+    expected = {
+        "private": [[0.84, 0.88, 0.92], [np.nan, 1.08, 1.12]],
+        "noise-free": [[1.04, 1.08, 1.12], [1.24, 1.28, 1.32]],
+    }
+    assert list(chart["series"]) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(unpack(chart["series"][name]), values, atol=1e-4)
+    assert "counts as half-way" in chart["about"]
+
+
+def test_a_federations_headline_says_what_its_estimate_averages_over(tmp_path):
+    folder = federation_folder(tmp_path / "run")
+    for said, words in (("", "empty steps count as half-way"), ("clients", "of clients")):
+        head, *rows = TELEMETRY.splitlines()
+        table = [head + ",average", *(f"{row},plain mean over {said or 'steps'}" for row in rows)]
+        (folder / "telemetry.csv").write_text("\n".join(table) + "\n")
+        beside = report_state(vs.Run(folder))["headline"]["beside"]
+        assert beside[-1] == {
+            "label": f"accuracy, private estimate ({words})", "value": "0.830 ± 0.050",
+        }  # fmt: skip
+
+
 def test_a_federations_state_has_what_its_server_knows(tmp_path):
     state = report_state(vs.Run(federation_folder(tmp_path / "run")))
     assert state["kind"] == "federation"

@@ -9,7 +9,17 @@ that of b_hi - b_lo (`mechanisms.window_noise`), learners and epochs being indep
 
 is a 95% interval for the *realised* average over the clients that were met in the window. It says
 nothing about clients who were not: how far those were typical is sampling error, `sampling`, which
-for a share p of N clients has a standard deviation of √(p·(1 - p)/N).
+for N values in [0, 1] of mean p has a standard deviation of at most √(p·(1 - p)/N), and exactly
+that for shares.
+
+A sum does not say how many clients it is made of, and a step without one adds nothing. The plain
+average is over *steps*, of which an empty one counts as half-way. Where clients contribute
+`present` as well, their number is known with noise: N = 2P/w from its sum P, and a metric's sum S
+gives the average over *clients*, 1/2 + S/(2P), whose deviation to first order (the delta method) is
+σ/(2P)·√(1 + (S/P)²). Where P is within five deviations of zero, that is no approximation of
+anything, and the average over steps is given. `Estimate.average` says which one it is. Learners
+have equal weights in both, whatever rule combines their gradients: a sum is all whose noise is
+known.
 
 Post-processing of what the server has anyway: it costs no privacy.
 """
@@ -42,11 +52,21 @@ Floats = NDArray[np.float64]
 NORMAL_95 = 1.959963984540054
 """Of a standard normal, 95% lie within this."""
 
-TELEMETRY_COLUMNS = ("round", "metric", "estimate", "low", "high", "window", "steps", "sampling")
+TELEMETRY_COLUMNS = (
+    "round", "metric", "estimate", "low", "high", "window", "steps", "sampling", "average",
+)  # fmt: skip
 """Of telemetry.csv, as far as simulations and federations have the same."""
 
+OVER_STEPS, OVER_CLIENTS = "plain mean over steps", "plain mean over clients"
+"""What an estimate averages over: all steps, empty ones as half-way (as 0 of `present`); or the
+clients that were there. Every learner's step or client weighs the same."""
+
+_KNOWN = 5.0
+"""Deviations from zero from which on the number of clients is good enough to divide by."""
+
 Span = tuple[int, int, int]
-"""Of one learner: its epoch, and from how many of its rounds to how many."""
+"""Of one learner: its epoch, and from how many of its rounds to how many. From a number to the same
+says that what comes next is another copy of the learner, with noise of its own."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +85,21 @@ class Estimate:
     steps: int
     """Clients' steps of all learners in them."""
     sampling: float
-    """Standard deviation that drawing so many clients would have by itself; 0 where the estimate
-    leaves nothing to draw. NaN for a loss, whose spread nobody knows."""
+    """Standard deviation that drawing so many clients has by itself, never 0; of a loss, and where
+    steps were empty, the most that it can be."""
+    average: str = OVER_STEPS
+    """Or `OVER_CLIENTS`."""
+
+    @property
+    def bar(self) -> float:
+        """Half of a 95% interval for what other clients would have said: noise and sampling."""
+        return math.hypot(self.high - self.estimate, NORMAL_95 * self.sampling)
 
     def cells(self) -> list[str]:
         """Under `TELEMETRY_COLUMNS`, as a run folder's telemetry.csv has them."""
         numbers = [f"{number:.7g}" for number in (self.estimate, self.low, self.high)]
-        drawn = "" if math.isnan(self.sampling) else f"{self.sampling:.4g}"
-        return [str(self.round), self.metric, *numbers, str(self.window), str(self.steps), drawn]
+        about = [str(self.window), str(self.steps), f"{self.sampling:.4g}", self.average]
+        return [str(self.round), self.metric, *numbers, *about]
 
 
 class RoundNoise:
@@ -117,7 +144,8 @@ class RoundNoise:
         """Standard deviation of the noise in the sum over these rounds.
 
         Spans of a learner that are not adjacent (one between them does not count) have noise that
-        is correlated: their deviations are added, which is never too little.
+        is correlated: their deviations are added, which is never too little. So are those before
+        and after a learner was taken in again as another copy of itself.
         """
         if self._noise is None:
             return 0.0
@@ -126,13 +154,17 @@ class RoundNoise:
             for of_round in self._spans[first:end]:
                 for name, (epoch, lo, hi) in of_round.items():
                     of_learner = pieces[name, epoch]
-                    if of_learner and of_learner[-1][1] == lo:
+                    if of_learner and of_learner[-1][1] == lo < hi:
                         of_learner[-1][1] = hi
                     else:
                         of_learner.append([lo, hi])
             variance, tau = 0.0, self._tau
             for spans in pieces.values():
-                each = [math.sqrt(self._noise.variance(lo * tau, hi * tau)) for lo, hi in spans]
+                each = [
+                    math.sqrt(self._noise.variance(lo * tau, hi * tau))
+                    for lo, hi in spans
+                    if lo < hi
+                ]
                 variance += sum(each) ** 2
             self._known[first, end] = self._std * math.sqrt(self._alike * variance)
         return self._known[first, end]
@@ -144,11 +176,13 @@ class TelemetrySums:
     Args:
         telemetry: what clients contribute.
         noise: of the same rounds; several runs may share one.
+        clients_per_step: how many clients a step averages over.
 
     """
 
-    def __init__(self, telemetry: Telemetry, noise: RoundNoise) -> None:
+    def __init__(self, telemetry: Telemetry, noise: RoundNoise, clients_per_step: int = 1) -> None:
         self.telemetry, self._noise = telemetry, noise
+        self._per_step = clients_per_step
         self._prefix = [np.zeros(len(telemetry.metrics))]
 
     @property
@@ -170,19 +204,39 @@ class TelemetrySums:
         steps = self._noise.steps(first, end)
         if not steps:
             return []
-        means = self.telemetry.averages(self._prefix[end] - self._prefix[first], steps)
-        spread = self.telemetry.deviations(self._noise.deviation(first, end), steps)
-        return [
-            Estimate(
-                end, name, float(mean), float(mean - NORMAL_95 * std),
-                float(mean + NORMAL_95 * std), end - first, steps, _sampling(name, mean, steps),
-            )
-            for name, mean, std in zip(self.telemetry.metrics, means, spread, strict=True)
-        ]  # fmt: skip
+        sums, std = self._prefix[end] - self._prefix[first], self._noise.deviation(first, end)
+        there = self._steps_with_clients(sums, std)
+        found = []
+        for place, name in enumerate(self.telemetry.metrics):
+            of_clients = there is not None and name != "present"
+            count = there if there is not None and of_clients else float(steps)
+            mean = float(self.telemetry.averages(sums, count)[place])
+            spread = float(self.telemetry.deviations(std, count)[place])
+            if of_clients:
+                spread *= math.hypot(1.0, float(sums[place] / self._present(sums)))
+            found.append(
+                Estimate(
+                    end, name, mean, mean - NORMAL_95 * spread, mean + NORMAL_95 * spread,
+                    end - first, steps, self._sampling(name, mean, spread, count),
+                    OVER_CLIENTS if of_clients else OVER_STEPS,
+                )
+            )  # fmt: skip
+        return found
 
+    def _present(self, sums: Floats) -> float:
+        return float(sums[self.telemetry.metrics.index("present")])
 
-def _sampling(name: str, mean: float, steps: int) -> float:
-    if name == "loss":
-        return math.nan
-    share = min(1.0, max(0.0, mean))
-    return math.sqrt(share * (1.0 - share) / steps)
+    def _steps_with_clients(self, sums: Floats, std: float) -> float | None:
+        """How many steps had a client, as an estimate; None where nothing good enough says so."""
+        if "present" not in self.telemetry.metrics:
+            return None
+        total = self._present(sums)
+        return 2.0 * total / self.telemetry.width if total > _KNOWN * std else None
+
+    def _sampling(self, name: str, mean: float, spread: float, steps: float) -> float:
+        """For a mean that is at least its own noise, and half a client, away from either end."""
+        unit = self.telemetry.loss_cap if name == "loss" else 1.0
+        clients = max(1.0, steps * self._per_step)
+        edge = min(0.5, max(0.5 / clients, spread / unit))
+        share = min(1.0 - edge, max(edge, mean / unit))
+        return unit * math.sqrt(share * (1.0 - share) / clients)

@@ -1,13 +1,15 @@
 """Acting on telemetry: which step a server takes next, from estimates alone.
 
 Post-processing of what was released, so it costs no privacy. A rule looks once a window, at the
-newest window and at the one before it, which share no round:
+newest window and at the one before it, which share no round. A metric has got worse when it is
+worse by more than both error bars together, each of noise *and* of sampling (`Estimate.bar`): less
+than that, chance alone would often do.
 
-* ``stop``: when the metric has got worse beyond both error bars, the model stays as it is.
-* ``reduce_step``: when the metric has not got better, the step is multiplied with ``factor``.
+* ``stop``: when the metric has got worse, the model stays as it is.
+* ``reduce_step``: when the metric has got worse, the step is multiplied with ``factor``.
 * ``choose_step``: two steps, the method's own and ``factor`` times as large. The larger one is
-  taken when the metric has got worse beyond both error bars, the world having changed; the method's
-  own again when the larger one no longer makes it better.
+  taken when the metric has got worse, the world having changed; the method's own again when the
+  larger one no longer makes it better, for which no bar is asked: it is the way back to the plan.
 """
 
 from __future__ import annotations
@@ -46,15 +48,12 @@ class StepControl:
         old, new = before[0], newest[0]
         sign = -1.0 if new.metric == "loss" else 1.0
         rise = sign * (new.estimate - old.estimate)
-        bars = (new.high - new.estimate) + (old.high - old.estimate)
-        if self.act == "stop":
-            if rise < -bars:
-                self.current = 0.0
-        elif self.act == "reduce_step":
-            if rise <= 0.0:
-                self.current *= self.factor
-        elif rise < -bars:
-            self.current = self.factor
-        elif rise <= 0.0:
-            self.current = 1.0
+        worse = rise < -(new.bar + old.bar)
+        if self.act == "choose_step":
+            if worse:
+                self.current = self.factor
+            elif rise <= 0.0:
+                self.current = 1.0
+        elif worse:  # once stopped, it stays so: 0 times anything
+            self.current *= self.factor
         return self.current

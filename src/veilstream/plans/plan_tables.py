@@ -224,7 +224,8 @@ class FederationPlan(PlanTable):
     epoch of its own, with fresh noise and for new clients only."""
     combine: Literal["mean", "trimmed", "median"] = "mean"
     """How the server makes one direction of a round's increments, coordinate by coordinate. Only
-    the mean lets correlated noise cancel; the others resist learners that lie within bounds."""
+    the mean lets correlated noise cancel; the others resist learners that lie within bounds.
+    Telemetry is a plain mean always."""
     trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
     """Share of the increments that "trimmed" cuts off at each end."""
 
@@ -247,8 +248,9 @@ class TelemetryPlan(PlanTable):
     window: int | None = value(default=None, ge=1, hint="in rounds; leave it out for 1000 steps")
     """Rounds that an estimate averages over."""
     act: Literal["none", "stop", "reduce_step", "choose_step"] = "none"
-    """What a simulation's server does with it, which costs no privacy: stop when the first metric
-    gets worse, make the step smaller when it no longer gets better, or choose between two steps."""
+    """What a simulation's server does with it, which costs no privacy, when the first metric gets
+    worse by more than noise and sampling explain: stop, make the step smaller, or take the larger
+    of two steps for as long as that helps. Methods without noise never act."""
     factor: float | None = value(default=None, gt=0, hint="0.5 to reduce, 4 to choose")
     """Of `act`: what a step is multiplied with, 0.5 if reduced; the other of two steps is 4 times
     the method's own."""

@@ -301,7 +301,7 @@ class Run:
         path = self.path / "telemetry.csv"
         if not path.exists():
             return []
-        words = ("method", "metric")
+        words = ("method", "metric", "average")
         with path.open(newline="") as file:
             return [
                 {key: cell if key in words else float(cell or "nan") for key, cell in row.items()}

@@ -18,13 +18,15 @@ of the metrics is `Telemetry.averages`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.mechanisms.checks import positive_number
 
 __all__ = ["METRIC_NAMES", "Telemetry", "extended"]
 
@@ -52,16 +54,43 @@ class Telemetry:
                 "telemetry.metrics", list(self.metrics),
                 f"one or more of {', '.join(METRIC_NAMES)}, each once", 'metrics = ["accuracy"]',
             )  # fmt: skip
-        known = isinstance(self.width, float | int)
-        if known and not (math.isfinite(self.width) and self.width > 0.0):
-            raise InputError("telemetry width", self.width, "finite and > 0", "try 0.3·clip_norm")
-        if not (math.isfinite(self.loss_cap) and self.loss_cap > 0.0):
-            raise InputError("telemetry.loss_cap", self.loss_cap, "finite and > 0", "try 1")
+        if not _is_traced(self.width):
+            width = positive_number("telemetry width", self.width, "try 0.3·clip_norm")
+            object.__setattr__(self, "width", width)
+        loss_cap = positive_number("telemetry.loss_cap", self.loss_cap, "try 1")
+        object.__setattr__(self, "loss_cap", loss_cap)
 
     def release_norm(self, clip_norm: float) -> float:
-        """R: the largest norm of a client's vector, rounded up."""
-        whole = math.fsum([clip_norm**2, *[0.25 * self.width**2] * len(self.metrics)])
-        return math.sqrt(whole) * _ROUND_UP
+        """R: the largest norm of a client's vector, rounded up.
+
+        Raises:
+            InputError: for a norm beyond floating point.
+
+        """
+        norm = math.hypot(float(clip_norm), *[0.5 * self.width] * len(self.metrics)) * _ROUND_UP
+        if not math.isfinite(norm):
+            raise InputError(
+                "clip_norm", clip_norm, f"finite with telemetry of width {self.width:g} beside it",
+                "another clip norm; try 1",
+            )  # fmt: skip
+        return norm
+
+    def on_grid(self, step: float) -> Telemetry:
+        """With the width that coordinates have once they are rounded towards zero to a grid.
+
+        What divides sums of such coordinates: w itself would find all estimates nearer to half-way.
+
+        Raises:
+            InputError: where nothing is left of a coordinate.
+
+        """
+        units = math.trunc(0.5 * self.width / step)
+        if units < 1:
+            raise InputError(
+                "telemetry width", self.width, f"at least twice the grid's step, {step:g}",
+                "a larger telemetry.scale",
+            )  # fmt: skip
+        return replace(self, width=2.0 * units * step)
 
     def price(self, clip_norm: float) -> float:
         """How much more noise the same budget needs: R/B_g - 1."""
@@ -110,6 +139,12 @@ def extended(gradients: Any, values: Any, telemetry: Telemetry) -> Any:
     """
     coordinates = telemetry.coordinates(values).astype(gradients.dtype)
     return _numpy_of(gradients).concatenate([gradients, coordinates], axis=-1)
+
+
+def _is_traced(number: Any) -> bool:
+    """Whether JAX holds it: a number that has no value yet, inside what is being compiled."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(number, jax.core.Tracer)
 
 
 def _numpy_of(array: Any) -> Any:

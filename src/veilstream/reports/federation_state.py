@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
-from veilstream.reports.packed_series import pack, thinned, unpack
+from veilstream.reports.packed_series import pack, thinned
 from veilstream.reports.promise_words import promise_of
+from veilstream.reports.telemetry_charts import latest_estimate, telemetry_charts
 
-__all__ = ["federation_state", "telemetry_charts"]
+__all__ = ["federation_state"]
 
 _MOST_POINTS = 500
 
@@ -50,51 +50,6 @@ def federation_state(run: Run) -> dict[str, Any]:
             "main": None,
         },
     }
-
-
-def telemetry_charts(run: Run) -> list[dict[str, Any]]:
-    """Private telemetry with its error bars, a chart for each metric; none without the file."""
-    path = run.path / "telemetry.csv"
-    if not path.exists():
-        return []
-    metrics: dict[str, list[list[float]]] = {}
-    windows: dict[str, str] = {}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                values = [float(row[c]) for c in ("round", "estimate", "low", "high")]
-                metrics.setdefault(row["metric"], []).append(values)
-                windows[row["metric"]] = row["window"]
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            "run", str(path), "round, metric, estimate, low, high and window in every row",
-            f"{error}; restore it, or remove it",
-        ) from error  # fmt: skip
-    charts = []
-    for metric, rows in metrics.items():
-        table = np.array(rows)[thinned(len(rows), _MOST_POINTS)]
-        charts.append(
-            {
-                "id": f"telemetry-{metric}",
-                "title": f"{metric.capitalize()}, as the promise lets it be seen",
-                "about": "An estimate from noisy sums that every client’s promise covers; the band "
-                f"is its error bar. Window: {windows[metric]}.",
-                "x_label": "round",
-                "y_label": metric,
-                "logarithmic": False,
-                "share": False,
-                "x": [int(v) for v in table[:, 0]],
-                "series": {
-                    metric: {
-                        "estimate": pack(table[:, 1]),
-                        "low": pack(table[:, 2]),
-                        "high": pack(table[:, 3]),
-                    }
-                },
-                "lines": [],
-            }
-        )
-    return charts
 
 
 def _rounds(run: Run) -> list[dict[str, str]]:
@@ -140,11 +95,9 @@ def _headline(
     beside = [{"label": "learners", "value": str(learners)}]
     if times:
         beside.append({"label": "median round", "value": f"{times[len(times) // 2]:.2f} s"})
-    for chart in telemetry[:1]:
-        series = chart["series"][chart["y_label"]]
-        last = [float(unpack(series[part])[-1]) for part in ("estimate", "high")]
-        value = f"{last[0]:.3f} ± {last[1] - last[0]:.3f}"
-        beside.append({"label": f"{chart['y_label']}, private estimate", "value": value})
+    newest = latest_estimate(telemetry)
+    if newest is not None:
+        beside.append(newest)
     return {
         "value": f"{len(rounds):,}",
         "label": "rounds under the promise",

@@ -26,9 +26,10 @@ from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import ServerMetrics
 from veilstream.plans.run_folder import Run
-from veilstream.reports.federation_state import federation_state, telemetry_charts
+from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_page import LiveState
 from veilstream.reports.report_curves import chart
+from veilstream.reports.telemetry_charts import telemetry_charts
 from veilstream.reports.thinned_rounds import ThinnedRounds
 
 __all__ = ["LiveFederation"]

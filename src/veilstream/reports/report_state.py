@@ -23,9 +23,10 @@ from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
-from veilstream.reports.federation_state import federation_state, telemetry_charts
+from veilstream.reports.federation_state import federation_state
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import learning_charts, noise_charts
+from veilstream.reports.telemetry_charts import telemetry_charts
 
 __all__ = ["SCHEMA", "audit_of", "listed_methods", "report_state"]
 

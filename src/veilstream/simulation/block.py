@@ -56,7 +56,7 @@ class Schedule(NamedTuple):
     """(rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each."""
     factor: Any = None
     """(rounds, methods, seeds): what a server that acts on telemetry multiplies both step sizes
-    with; None is 1."""
+    with; None is 1. 0 has stopped: model, average and velocity stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,11 @@ class Block:
             measured["telemetry"] = told.mean(axis=2)
         blend = schedule.blend[:, None, None]
         average = (1.0 - blend) * models.average + blend * after
+        if schedule.factor is not None:  # of a seed that was stopped, all stays as it is
+            stopped = (schedule.factor == 0.0)[:, :, None]
+            after = jnp.where(stopped, x, after)
+            average = jnp.where(stopped, models.average, average)
+            velocity = jnp.where(stopped, models.velocity, velocity)
         return ModelArrays(after, average, velocity, models.start), measured
 
     def _update(self, models: ModelArrays, releases: Array, size: Array) -> tuple[Array, Array]:

@@ -69,11 +69,15 @@ class SimulatedTelemetry:
         """What step sizes are multiplied with from this round on, (methods, seeds).
 
         Looks at the windows that end there, if it has not yet; all rounds before must be recorded.
+        A method without noise keeps its steps: it is what others are compared with, and what it
+        would act on, no server sees.
         """
         window = self._plan.telemetry_window
         if first == self._looked or first == 0:
             return self._factors[:, :, first]
-        for m in range(len(self._prepared)):
+        for m, prepared in enumerate(self._prepared):
+            if not prepared.noise_std:
+                continue
             for s in range(len(self._seeds)):
                 now = self._factors[m, s, first - 1]
                 if first % window == 0 and first >= 2 * window:
@@ -118,7 +122,7 @@ class NoiseOfRuns:
         """Of one method and seed; ``releases`` is (rounds, metrics), averaged over n and τ."""
         telemetry = self._plan.telemetry_of(prepared.plan)
         assert telemetry is not None
-        sums = TelemetrySums(telemetry, self._noise(prepared, seed))
+        sums = TelemetrySums(telemetry, self._noise(prepared, seed), prepared.clients)
         for released in releases:
             sums.add(released * (self._plan.learning.learners * prepared.steps))
         return sums

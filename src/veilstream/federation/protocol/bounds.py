@@ -12,6 +12,13 @@ with z = √(2·ln(4·n·R²·d·2^40)): a coordinate leaves with probability at
 of d Gaussians exceeds √d + z with at most exp(-z²/2) (Lipschitz concentration), and the noise of a
 difference has at most the sum of both deviations, whatever its correlation.
 
+A coordinate of telemetry has w/2 a step in the place of B_g, in a release and in what it adds:
+
+    |p_k| <= s·w/2 + z·V·‖b_s‖ + 1      |p'_k - p_k| <= (s' - s)·w/2 + z·V·(‖b_s'‖ + ‖b_s‖) + 1
+
+With m of them all alarms together have (2·n·R·d + n·R²/2 + n·R²·m)·exp(-z²/2), which is less than
+the 4·n·R²·d·exp(-z²/2) that z is for.
+
 What is beyond was not made by this plan's learner. What is within may still be a lie: bounds keep
 one message from ruining a run, they do not make its content true.
 """
@@ -29,7 +36,7 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.mechanisms import StationaryFactorization
 
-__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds", "norm"]
+__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds", "largest_of", "norm"]
 
 FALSE_ALARM = 2.0**-40
 """Probability that any release of honest learners is refused, in a whole epoch of all of them."""
@@ -74,6 +81,10 @@ class ReleaseBounds:
     """Standard deviation of the noise in a release after so many rounds; 0 after none."""
     quantile: float
     """z."""
+    metrics: int = 0
+    """How many of the coordinates, the last ones, are telemetry."""
+    half_width: float = 0.0
+    """w/2, the most that a client adds to one of those."""
 
     @classmethod
     def of(cls, terms: Terms) -> ReleaseBounds:
@@ -90,12 +101,14 @@ class ReleaseBounds:
             ends = terms.mechanism.row_norms_squared()[terms.local_steps - 1 :: terms.local_steps]
             deviations = np.concatenate([[0.0], scale * np.sqrt(ends)])
         cases = 4.0 * terms.learners * terms.rounds**2 * terms.release_dim
-        clip = terms.grid.clip_norm
-        if terms.telemetry is not None:
-            clip = terms.telemetry.release_norm(clip)
+        clip, told = terms.grid.clip_norm, terms.telemetry
+        if told is not None:
+            clip = told.release_norm(clip)
         bounds = cls(
             terms.release_dim, terms.local_steps, clip / terms.grid.step, deviations,
             math.sqrt(2.0 * math.log(cases / FALSE_ALARM)),
+            0 if told is None else len(told.metrics),
+            0.0 if told is None else 0.5 * told.width / terms.grid.step,
         )  # fmt: skip
         largest = max(2.0 * bounds.coordinate(terms.rounds), bounds.increment(0, terms.rounds))
         if largest * terms.learners >= _LARGEST_SUM:
@@ -119,18 +132,44 @@ class ReleaseBounds:
             (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
         )
 
+    def metric(self, before: int, rounds: int) -> float:
+        """Most that a release has added to a sum of telemetry since ``before`` rounds; 0 for all.
+
+        Also that of an aggregator's sum, added up over its parts.
+        """
+        noise = self.quantile * float(self.deviations[before] + self.deviations[rounds])
+        return (rounds - before) * self.local_steps * self.half_width + noise + 1.0
+
     def check_prefix(self, learner: str, rounds: int, prefix: NDArray[np.int64]) -> None:
         """Refuse a release with a coordinate out of bounds."""
-        largest, bound = max(int(prefix.max()), -int(prefix.min())), self.coordinate(rounds)
-        if largest > bound:
+        split = self.dim - self.metrics
+        for what, part, bound in (
+            ("a coordinate", prefix[:split], self.coordinate(rounds)),
+            ("a sum of telemetry", prefix[split:], self.metric(0, rounds)),
+        ):
+            if largest_of(part) > bound:
+                raise OutOfBounds(
+                    f"a release of learner {learner!r} with {what} of {largest_of(part)} units, "
+                    f"over {bound:.0f}, which clipping and noise allow after {rounds} rounds",
+                    _WAY_OUT.format(learner=learner),
+                )
+
+    def check_increment(
+        self,
+        learner: str,
+        before: int,
+        rounds: int,
+        increment: NDArray[np.signedinteger],
+        length: float,
+    ) -> None:
+        """Refuse what a release adds if it is too long (its norm), or too much of telemetry."""
+        told, most = largest_of(increment[self.dim - self.metrics :]), self.metric(before, rounds)
+        if told > most:
             raise OutOfBounds(
-                f"a release of learner {learner!r} with a coordinate of {largest} units, over "
-                f"{bound:.0f}, which clipping and noise allow after {rounds} rounds",
+                f"a release of learner {learner!r} that adds {told} units to a sum of telemetry, "
+                f"over {most:.0f}, which clients and noise allow from round {before} to {rounds}",
                 _WAY_OUT.format(learner=learner),
             )
-
-    def check_increment(self, learner: str, before: int, rounds: int, length: float) -> None:
-        """Refuse what a release adds if it is too long."""
         bound = self.increment(before, rounds)
         if not length <= bound:
             raise OutOfBounds(
@@ -138,6 +177,11 @@ class ReleaseBounds:
                 f"which clipping and noise allow from round {before} to {rounds}",
                 _WAY_OUT.format(learner=learner),
             )
+
+
+def largest_of(units: NDArray[np.signedinteger]) -> int:
+    """Largest absolute value, exactly; 0 of none."""
+    return max(int(units.max()), -int(units.min())) if len(units) else 0
 
 
 def norm(increment: NDArray[np.int64]) -> float:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
+from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, largest_of, norm
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.last_message import InMemory, LastMessage
 from veilstream.federation.protocol.messages import Buffer, Sum
@@ -107,7 +107,8 @@ class ClosedRound:
     """What all messages that count have added to the sums of telemetry, in the units of gradients;
     None where the plan has none."""
     spans: Mapping[str, Span] = field(default_factory=dict)
-    """Of each learner whose message counts: which of its own rounds it adds."""
+    """Of each learner whose message counts: which of its own rounds it adds. None of them, from a
+    round to the same, where it only said where it stands: its noise begins anew there."""
 
 
 @dataclass(frozen=True)
@@ -349,8 +350,8 @@ class ServerFold:
         else:
             self._increments[learner] = increment
         self._lengths[learner] = length
-        if seat.state != "base":
-            self._spans[learner] = (seat.epoch, _counted(seat), seat.round + 1)
+        first = seat.round + 1 if seat.state == "base" else _counted(seat)
+        self._spans[learner] = (seat.epoch, first, seat.round + 1)
         self._accepted[learner] = (message.epoch, message.round, message.hash)
         seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
@@ -371,7 +372,7 @@ class ServerFold:
         ends = [(part.round, part.hash) for part in said.parts]
         if all(seat.accepted == end for seat, end in zip(seats, ends, strict=True)):
             return False
-        bound = 0.0
+        bound, most = 0.0, 0.0
         for part, seat in zip(said.parts, seats, strict=True):
             asked = (seat.epoch, seat.round, seat.accepted)
             if (part.epoch, part.round, part.base) != asked or not seat.asked:
@@ -387,6 +388,7 @@ class ServerFold:
                 )
             if self.bounds is not None:
                 bound += self.bounds.increment(_counted(seat), seat.round + 1)
+                most += self.bounds.metric(_counted(seat), seat.round + 1)
         if len({part.learner for part in said.parts}) < len(seats) or not (
             self._combine.is_mean and len(said.total) == 8 * self.terms.release_dim
         ):
@@ -400,12 +402,20 @@ class ServerFold:
                 f"a sum of {said.aggregator!r} of {length:.0f} units, over {bound:.0f}, which "
                 f"{len(seats)} learners could add together", "look at the aggregator's machine",
             )  # fmt: skip
+        told = largest_of(total[self.terms.dim :])
+        if self.bounds is not None and told > most:
+            raise OutOfBounds(
+                f"a sum of {said.aggregator!r} that adds {told} units to telemetry, over "
+                f"{most:.0f}, which {len(seats)} learners could add together",
+                "look at the aggregator's machine",
+            )
         self._total += total
         self._sums.append((tuple(part.learner for part in said.parts), total, length))
         for part, seat in zip(said.parts, seats, strict=True):
             self._lengths[part.learner] = 0.0  # together they are in `_sums`
-            if part.base is not None or not part.round:  # else it only said where it stands
-                self._spans[part.learner] = (seat.epoch, _counted(seat), seat.round + 1)
+            base = part.base is None and part.round > 0  # it only said where it stands
+            first = seat.round + 1 if base else _counted(seat)
+            self._spans[part.learner] = (seat.epoch, first, seat.round + 1)
             self._accepted[part.learner] = (part.epoch, part.round, part.hash)
             seat.kept.forget()
             seat.accepted = (part.round, part.hash)
@@ -425,7 +435,7 @@ class ServerFold:
             increment = message.prefix - (message.prefix if base else seat.prefix)
             length = norm(increment)
             if bounds is not None and not base:
-                bounds.check_increment(seat.name, before, rounds, length)
+                bounds.check_increment(seat.name, before, rounds, increment, length)
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
@@ -506,7 +516,11 @@ class ServerFold:
         return after, ServerMemory(memory.start, velocity)
 
     def _telemetry(self) -> Floats | None:
-        """The sum of what the messages that count have added; never a median, which is biased."""
+        """The sum of what the messages that count have added.
+
+        Also where gradients are combined by a median or a trimmed mean: those are biased, and
+        nobody knows their noise.
+        """
         terms = self.terms
         if terms.telemetry is None:
             return None

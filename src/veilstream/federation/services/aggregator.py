@@ -175,7 +175,7 @@ class PartialSums:
             before = message.prefix
         increment = message.prefix - before
         first = 0 if base is None else base[0] + 1
-        self.bounds.check_increment(name, first, rounds, norm(increment))
+        self.bounds.check_increment(name, first, rounds, increment, norm(increment))
         self.store.keep(name, reply.body, message.hash, None if base is None else base[1])
         self._total += increment
         self.parts.append(Part(name, message.epoch, message.round, message.hash, base))

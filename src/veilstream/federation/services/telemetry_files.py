@@ -2,10 +2,11 @@
 
     telemetry_sums.csv   a line a round: the sum that the round's messages added, by metric, and of
                          each learner (JSON) its epoch and from which of its rounds to which
-    telemetry.csv        round, metric, estimate, low, high, window, steps, sampling
+    telemetry.csv        round, metric, estimate, low, high, window, steps, sampling, average
 
-The first is what a server goes on from after a restart; a round that a kill had done once more is
-there twice, and the last line counts. Nothing in either is more than the messages said.
+Both are of plain sums over all learners, whatever rule combines their gradients. The first is what
+a server goes on from after a restart; a round that a kill had done once more is there twice, and
+the last line counts. Nothing in either is more than the messages said.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class TelemetryFiles:
     """Of one run; None from `of` where the plan has no telemetry."""
 
     def __init__(self, folder: Path, plan: Plan, terms: Terms, telemetry: Telemetry) -> None:
-        self._folder, self._telemetry = folder, telemetry
+        self._folder, self._telemetry = folder, telemetry.on_grid(terms.grid.step)
         self._rounds = plan.learning.rounds
         self.window = plan.telemetry_window
         self._noise = RoundNoise(terms.mechanism, terms.noise_std, terms.local_steps)
-        self._sums = TelemetrySums(telemetry, self._noise)
+        self._sums = TelemetrySums(self._telemetry, self._noise)
         self.latest: list[Estimate] = []
         """The newest estimates, one for each metric; for pages."""
 
@@ -59,8 +60,15 @@ class TelemetryFiles:
 
     def begin(self) -> None:
         """Write both files' first lines."""
-        write_file(self._folder / _SUMS, ",".join(["round", *self._telemetry.metrics, "spans\n"]))
-        write_file(self._folder / _ESTIMATES, ",".join(TELEMETRY_COLUMNS) + "\n")
+        self._write([], [])
+
+    def _write(self, sums: list[list[str]], estimates: list[list[str]]) -> None:
+        """Each file whole: a kill leaves what was there, or all of this."""
+        for name, first, rows in (
+            (_SUMS, ["round", *self._telemetry.metrics, "spans"], sums),
+            (_ESTIMATES, list(TELEMETRY_COLUMNS), estimates),
+        ):
+            write_file(self._folder / name, _as_csv([first, *rows]))
 
     def resume(self, rounds: int) -> None:
         """Go on after so many rounds; one whose line is missing counts as one without learners.
@@ -74,12 +82,11 @@ class TelemetryFiles:
             if read is not None and read.round < rounds:
                 found[read.round] = read
         told = [cells for cells in self._lines(_ESTIMATES) if _whole(cells, rounds)]
-        self.begin()
-        self._append(_SUMS, [self._row(closed) for _, closed in sorted(found.items())])
-        self._append(_ESTIMATES, told)
+        self._write([self._row(closed) for _, closed in sorted(found.items())], told)
         for r in range(rounds):
             self._add(found.get(r, ClosedRound(r, {}, ())))
-        self._look(rounds)
+        if rounds:
+            self.latest = self._sums.estimates(self.window)
 
     def _lines(self, name: str) -> list[list[str]]:
         """All but the first, and but one that does not end."""
@@ -97,8 +104,7 @@ class TelemetryFiles:
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """The newest estimates as plain values, for JSON."""
-        plain = [asdict(estimate) for estimate in self.latest]
-        return [{k: v for k, v in e.items() if v == v} for e in plain]  # NaN is not JSON
+        return [asdict(estimate) for estimate in self.latest]
 
     def _look(self, rounds: int) -> bool:
         """Ten times a window, and at the end."""
@@ -133,9 +139,15 @@ class TelemetryFiles:
 
     def _append(self, name: str, rows: list[list[str]]) -> None:
         with (self._folder / name).open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+            file.write(_as_csv(rows))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _as_csv(rows: list[list[str]]) -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def _whole(cells: list[str], rounds: int) -> bool:
