@@ -51,9 +51,10 @@ def check_pure(task: Task, gradient: Asked, *others: Asked) -> None:
         for turn in range(_TURNS_TOGETHER if others else _TURNS):
             asked = model if turn % 2 else model.copy()
             for i, k in _calls(len(records), len(functions), turn, order):
-                again = _outcome(functions[k], asked, records[i])
-                if again != first[i][k] or not np.array_equal(asked, before):
+                if _outcome(functions[k], asked, records[i]) != first[i][k]:
                     raise _not_pure(task, together=bool(others))
+            if not np.array_equal(asked, before):
+                raise _not_pure(task, together=bool(others))
 
 
 def _calls(
