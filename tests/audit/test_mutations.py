@@ -14,7 +14,8 @@ NAMED = {
     "one coordinate without noise", "ten coordinates without noise",
     "two coordinates sharing noise", "seeds from a secret of the store and the step",
     "float32 products under the grid", "seeds of 16 bits", "a metric outside its bound",
-    "telemetry that was not calibrated for",
+    "telemetry that was not calibrated for", "half the noise in telemetry's coordinates",
+    "metrics sent threefold by the learner's step",
 }  # fmt: skip
 CHECKS = {
     "one run", "many runs", "same draws", "conformance", "coordinates", "pairs", "epochs", "cells",

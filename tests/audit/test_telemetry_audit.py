@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from studies.mutations.telemetry_bugs import (
+    calibrated_for_the_gradient,
+    less_noise,
+    no_guard,
+    thrice_in_the_step,
+    unbounded,
+)
 
 from veilstream.audit.deployed import listen
 from veilstream.audit.report import audit, auditable
+from veilstream.audit.small_runs import SMALL_DIM, small_checks
 from veilstream.audit.statistics import one_run
+from veilstream.audit.statistics.check import alarming
+from veilstream.audit.statistics.groups import contribution_power, noise_power
 from veilstream.audit.telemetry_canary import telemetry_runs, whole_reach
 from veilstream.audit.transcript import law_of_terms
-from veilstream.audit.twins import twin_runs
+from veilstream.audit.twins import Replaced, twin_runs
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, PrivacyError
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import ClippedGradient
-from veilstream.privacy.grid import OnGrid
+from veilstream.privacy.gradient_types import Noised
 from veilstream.privacy.telemetry import Telemetry
 
 TEXT = """
@@ -52,10 +63,11 @@ def both(metrics=("accuracy",), dim=1, neighbours="replace-one", scale=0.3):
 )
 def test_the_whole_vector_uses_the_promise_and_no_more(metrics, neighbours):
     """20,000 runs: mu to about 3%; false alarms as stated by `many_run`."""
-    _, terms = both(metrics, neighbours=neighbours, scale=0.8)
-    found = telemetry_runs(terms, 20_000, seed=1)
+    plan, terms = both(metrics, neighbours=neighbours, scale=0.8)
+    found, checks = telemetry_runs(plan, terms, 20_000, seed=1)
     assert not found.alarm
-    assert 0.9 * found.expected < found.mu_lower < found.claim
+    assert not alarming(checks)
+    assert 0.8 * found.expected < found.mu_lower
     without_present = "present" not in metrics or neighbours == "zero-out"
     expected = 1.0 if without_present else whole_reach(terms) / (2 * terms.guarantee.release_norm)
     assert found.expected / found.claim == pytest.approx(expected, rel=1e-5)
@@ -69,42 +81,105 @@ def test_the_reach_by_hand():
     assert whole_reach(terms) == pytest.approx(np.sqrt(0.7**2 + 4 * (width / 2) ** 2))
 
 
-class Unbounded(Telemetry):
-    """The mutation: a metric outside its bound, three times."""
-
-    def coordinates(self, values):
-        return 3.0 * (values - 0.5) * self.width
-
-
-class WithoutGuard(LocalRounds):
-    """The same with the guard taken away: whole numbers beyond half the width."""
-
-    def whole(self, gradient, values):
-        honest = super().whole(gradient, values).reveal()
-        return ClippedGradient(OnGrid(np.concatenate([honest[:1], 3 * honest[1:]])))
-
-
 def test_a_metric_outside_its_bound_is_refused_by_the_guard():
-    _, terms = both()
-    broken = Unbounded(terms.telemetry.metrics, terms.telemetry.width)
-    with pytest.raises(PrivacyError, match="exceeds its bound"):
-        telemetry_runs(dataclasses.replace(terms, telemetry=broken), 1000)
+    with (
+        patch.object(Telemetry, "coordinates", unbounded),
+        pytest.raises(PrivacyError, match="exceeds its bound"),
+    ):
+        telemetry_runs(*both(), 1000)
 
 
 def test_a_metric_outside_its_bound_is_found_without_the_guard():
-    _, terms = both(scale=0.8)
-    found = telemetry_runs(terms, 20_000, make=WithoutGuard, seed=2)
+    with no_guard():
+        found = telemetry_runs(*both(scale=0.8), 20_000, seed=2).many
     assert found.violation
     assert found.mu_lower > 1.1 * found.claim
 
 
 def test_noise_for_the_gradient_alone_is_found():
     """Calibrated to B_g, as if telemetry cost nothing."""
-    plan, terms = both(scale=2.0)
-    plain = Terms.of(dataclasses.replace(plan, telemetry=None), 1)
-    assert terms.noise_std > 1.3 * plain.noise_std
-    cheap = dataclasses.replace(terms, noise_std=plain.noise_std)
-    assert telemetry_runs(cheap, 20_000, seed=3).violation
+    honest = both(scale=2.0)[1].noise_std
+    with calibrated_for_the_gradient():
+        plan, terms = both(scale=2.0)
+        assert honest > 1.3 * terms.noise_std
+        assert telemetry_runs(plan, terms, 20_000, seed=3).many.violation
+
+
+# --- telemetry's coordinates by themselves -------------------------------------------------------
+
+PLANTED = {
+    "half the noise": (less_noise(2), {"noise of telemetry's coordinates"}),
+    "a fifth of the noise": (less_noise(5), {"noise of telemetry's coordinates"}),
+    "metrics threefold": (thrice_in_the_step(), {"contributions to telemetry's coordinates"}),
+}
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0])
+@pytest.mark.parametrize("bug", PLANTED)
+def test_the_whole_audit_sees_what_is_wrong_with_telemetrys_coordinates(bug, scale):
+    planted, names = PLANTED[bug]
+    plan, _ = both(scale=scale)
+    with planted:
+        report = audit(plan, runs=20_000, coordinates=1000, draws=2000)
+    assert names <= {check.name for check in alarming(report.checks)}, report.verdict
+    assert report.twins.alarm == (bug == "metrics threefold")
+
+
+@pytest.mark.parametrize("divisor", [2, 5])
+def test_plain_learners_show_it_too(divisor):
+    """Without `ApartWithTelemetry`: few numbers, and enough to see half of the noise missing."""
+    plan, terms = both(dim=SMALL_DIM)
+    assert not alarming(small_checks(plan, terms))
+    with less_noise(divisor):
+        (found,) = alarming(small_checks(plan, terms))
+    assert found.name == "noise of telemetry's coordinates, all learners"
+
+
+def test_the_variance_that_is_seen_is_the_one_that_was_sent():
+    """A quarter of it, and clients' contributions as they should be; to 5 standard errors."""
+    with less_noise(2):
+        noise, added, *_ = telemetry_runs(*both(), 2000, seed=4).checks
+    share = float(re.search(r"have ([\d.]+) of their variance", noise.figure)[1])
+    assert share == pytest.approx(0.25, abs=5 * 0.25 * np.sqrt(2 / 32_000))
+    assert not alarming([added])
+
+
+def test_power_of_the_group_as_documented():
+    """One metric, 100,000 runs of 64 rounds: by the normal approximation, 7.7 standard errors."""
+    assert noise_power(6_400_000, 1.0 + 8.0 * np.sqrt(2 / 6_400_000)) > 0.99
+    assert noise_power(6_400_000, 1.0 - 8.0 * np.sqrt(2 / 6_400_000)) > 0.99
+    assert noise_power(6_400_000, 1.0) == pytest.approx(1e-6 / 40, rel=1e-6)
+    assert noise_power(288, 0.25) > 0.999
+    assert contribution_power(100.0, 1.08) > 0.99
+    assert contribution_power(100.0, 1.0) == pytest.approx(1e-6 / 40, rel=1e-6)
+
+
+def test_cells_of_telemetry_are_looked_at():
+    """Right variance, wrong cells: an odd number is never sent."""
+    noisy = LocalRounds.noisy
+
+    def even(self, gradient, secret):
+        out = np.array(noisy(self, gradient, secret))
+        behind = slice(self.terms.dim, None)
+        out[behind] += (self.prefix[behind] - gradient.reveal()[behind] + out[behind]) % 2
+        return Noised(out)
+
+    with patch.object(LocalRounds, "noisy", even):
+        found = telemetry_runs(*both(), 20_000, seed=5)
+    assert {check.name for check in alarming(found.checks)} >= {
+        "cells of telemetry's coordinates, message 1"
+    }
+
+
+def test_the_same_draws_flip_every_metric():
+    _, terms = both(ALL, dim=16)
+    first, second = (Replaced(terms, 3, sign) for sign in (-1.0, 1.0))
+    moved = []
+    for task in (first, second):
+        task.host_gradient(np.zeros(16, np.float32), task.sample(3))
+        moved.append(task.known[16:])
+    half = int(terms.telemetry.width / 2 / terms.grid.step)
+    assert (moved[1] - moved[0]).tolist() == [2 * half, 2 * half, 2 * half, 0]
 
 
 def test_one_long_run_knows_what_telemetry_adds():
@@ -133,6 +208,6 @@ def test_the_whole_audit_has_a_part_for_telemetry():
 
 
 def test_without_telemetry_there_is_no_such_part():
-    _, terms = both()
+    plan, terms = both()
     with pytest.raises(InputError, match="a plan with telemetry"):
-        telemetry_runs(dataclasses.replace(terms, telemetry=None), 1000)
+        telemetry_runs(plan, dataclasses.replace(terms, telemetry=None), 1000)

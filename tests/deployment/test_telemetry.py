@@ -13,10 +13,12 @@ from veilstream.deployment.client_telemetry import ClientTelemetry
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, PrivacyError
+from veilstream.federation.services.local_account import LocalAccount, account_line
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import TelemetryPlan
 from veilstream.privacy.gradient_types import Hidden, RawGradient
 from veilstream.privacy.telemetry import Telemetry
+from veilstream.streams.intake import AlwaysReady
 
 METRICS = ("accuracy", "clipped", "present")
 
@@ -144,6 +146,51 @@ def test_metrics_print_as_nothing():
 def test_a_task_that_cannot_predict_is_refused_before_any_client():
     with pytest.raises(InputError, match="a task that can say it; Failing raised RuntimeError"):
         ClientTelemetry(Failing(), Telemetry(("accuracy",), 0.3), 1.0).check()
+
+
+class WritesTheModel(Plain):
+    def predict(self, params, features):
+        params[0] = 9.0
+        return super().predict(params, features)
+
+
+def test_a_task_that_writes_to_the_model_is_refused_at_once():
+    with pytest.raises(InputError, match="WritesTheModel raised ValueError"):
+        ClientTelemetry(WritesTheModel(), Telemetry(("accuracy",), 0.3), 1.0).check()
+
+
+class FailsLater(Plain):
+    """Answers at the models of the checks, and fails at any that has learned something."""
+
+    def predict(self, params, features):
+        if np.abs(params).max() > 0.5:
+            raise OverflowError(f"saw {features}")
+        return super().predict(params, features)
+
+
+def test_clients_on_whom_the_task_fails_are_counted_and_shown(tmp_path, caplog):
+    plan = told_plan(metrics=("accuracy", "present"))
+    path = tmp_path / "local.json"
+    for life in (1, 2):
+        with Learner(plan, tmp_path / "store.db", FailsLater(), create=True) as learner:
+            account = LocalAccount(learner, AlwaysReady(), path=path)
+            learner.begin_round(life - 1, np.ones(DIM))
+            for k in range(2):
+                answer = learner.observe(f"{life}/{k}", record(k, 1.0))
+                account.observed(record(k, 1.0), answer, used=True)
+            account.round_ends()
+            learner.finish_round()
+            assert learner.metrics_failed == 2
+            shown = account.as_dict()
+            account.save()
+    assert shown["metrics_failed"] == 4
+    (notice,) = (text for text in shown["notices"] if text.startswith("telemetry"))
+    assert "failed on 4 of 4 clients" in notice
+    assert "telemetry failed on 4 clients" in account_line(shown)
+    logged = [entry.getMessage() for entry in caplog.records if "telemetry" in entry.name]
+    assert len(logged) == 2  # once a start
+    assert all("OverflowError for the accuracy" in text for text in logged)
+    assert not any("saw" in text for text in logged)
 
 
 class Remembering(Plain):

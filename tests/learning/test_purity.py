@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -14,6 +15,7 @@ from veilstream.learning.models.host_call import host_call
 from veilstream.learning.models.linear_dicts import DictLogistic
 from veilstream.learning.purity import check_pure, example_records
 from veilstream.learning.tasks import FromLoss, LeastSquares, Logistic, Ripple
+from veilstream.plans.plan import TelemetryPlan
 
 
 class RunningMean(Plain):
@@ -99,6 +101,69 @@ def test_a_task_that_is_not_pure_is_refused_before_its_store_exists(task, tmp_pa
     assert not store.exists()
 
 
+class MeanFromGradients(Plain):
+    """A running mean that gradients update and predictions use, as in batch normalisation."""
+
+    def __init__(self, keep=0.9):
+        self._keep, self._mean, self._count = keep, 0.0, 0
+
+    def _see(self, features):
+        self._count += 1
+        keep = self._keep if self._keep is not None else 1.0 - 1.0 / self._count
+        self._mean = keep * self._mean + (1.0 - keep) * float(features.sum())
+
+    def host_gradient(self, z, sample):
+        self._see(sample.features)
+        return super().host_gradient(z, sample)
+
+    def predict(self, params, features):
+        return np.where(features @ params - self._mean >= 0, 1.0, -1.0)
+
+
+class MeanFromPredictions(MeanFromGradients):
+    """The other way round."""
+
+    def host_gradient(self, z, sample):
+        centred = sample.features - self._mean
+        return Plain.host_gradient(self, z, sample._replace(features=centred))
+
+    def predict(self, params, features):
+        self._see(features)
+        return Plain.predict(self, params, features)
+
+
+@pytest.mark.parametrize("telemetry", [None, TelemetryPlan()])
+@pytest.mark.parametrize("keep", [0.9, 0.0, None], ids=["decaying", "last", "of all"])
+@pytest.mark.parametrize("kind", [MeanFromGradients, MeanFromPredictions])
+def test_state_between_gradients_and_predictions_is_refused(kind, keep, telemetry, tmp_path):
+    """Without telemetry too: a learner's own score asks for predictions of clients' records."""
+    task = kind(keep)
+    if kind is MeanFromGradients:
+        check_pure(task, task.host_gradient)  # gradients by themselves are
+    plan = dataclasses.replace(plan_of(), telemetry=telemetry)
+    with (
+        Learner(plan, tmp_path / "s.db", task, create=True) as learner,
+        pytest.raises(InputError, match=rf"{kind.__name__}.*gradient, predictions and losses"),
+    ):
+        learner.begin_round(0, np.zeros(task.dim, np.float32))
+
+
+def test_state_between_gradients_and_losses_is_refused(tmp_path):
+    class Losses(MeanFromGradients):
+        predict = Plain.predict
+
+        def loss(self, params, sample):
+            return np.float64(abs(self._mean))
+
+    task = Losses()
+    plan = dataclasses.replace(plan_of(), telemetry=TelemetryPlan(metrics=("loss",)))
+    with (
+        Learner(plan, tmp_path / "s.db", task, create=True) as learner,
+        pytest.raises(InputError, match="gradient, predictions and losses"),
+    ):
+        learner.begin_round(0, np.zeros(task.dim, np.float32))
+
+
 class Counting(FromLoss):
     """Run by JAX, with a host call that counts inside the compiled gradient."""
 
@@ -154,6 +219,7 @@ def test_examples_are_admitted_records_and_not_alike():
     assert sizes[-1] > 100 * sizes[0]
     assert all(other.features.all() for other in others)
     assert {float(other.target) for other in others} == {-1.0, 1.0}
+    assert np.sign([other.features.sum() for other in others[-2:]]).tolist() in ([1, -1], [-1, 1])
 
 
 def test_what_is_worked_out_for_a_token_is_forgotten_with_the_call(monkeypatch):

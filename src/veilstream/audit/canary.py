@@ -25,7 +25,7 @@ from veilstream.audit.deployed import AuditServer
 from veilstream.audit.disposable import Apart
 from veilstream.audit.statistics import Law, ManyRun, many_run
 from veilstream.audit.statistics.law import patterns
-from veilstream.audit.telemetry_canary import TelemetryTask
+from veilstream.audit.telemetry_task import TelemetryTask
 from veilstream.audit.transcript import law_of_terms, reach_of
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
@@ -157,7 +157,8 @@ def _epoch(
         payload = learner.finish_round().payload
         message = decode(payload)
         server.take(payload)
-        yield message.prefix[: task.dim] * message.grid - known  # telemetry has its own canary
+        # The runs alone: telemetry is of all of them at once here. `telemetry_runs` has its canary.
+        yield message.prefix[: task.dim] * message.grid - known
 
 
 def _repeated(law: Law, epochs: int) -> Law:

@@ -1,9 +1,10 @@
 """Cells of real messages: many learners of many coordinates, their bytes read and counted.
 
 Each run of a learner with d coordinates gives d independent draws of every message. The learner is
-the deployed one, with ledger, seeds and wire format; only its clients have nothing to say, so what
-is sent is noise alone. ``draw(count) -> whole numbers`` is all that the statistics ask for, so any
-other sampler can be judged by the same function (`count_cells`).
+the deployed one, with ledger, seeds and wire format; only its clients have nothing to say but their
+telemetry, which is known and taken off: what is counted is noise alone, of every coordinate.
+``draw(count) -> whole numbers`` is all that the statistics ask for, so any other sampler can be
+judged by the same function (`count_cells`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from veilstream.audit.disposable import in_memory
 from veilstream.audit.statistics.cells import CellCounts
-from veilstream.audit.telemetry_canary import TelemetryTask
+from veilstream.audit.statistics.differencing import told_by_hand
+from veilstream.audit.telemetry_task import WRONG, TelemetryTask
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
@@ -122,14 +124,15 @@ def learner_cells(
 
 
 def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tuple[int, Integers]]:
-    """Prefixes of the wanted rounds, read from the bytes."""
+    """Noise in the prefixes of the wanted rounds, read from the bytes, in every coordinate."""
+    said = _said(learner.task.dim, terms)
     found: list[tuple[int, Integers]] = []
     x = np.zeros(learner.task.dim, np.float32)
     nothing = np.zeros((), np.float32)
     for r in range(wanted[-1] + 1):
         learner.begin_round(r, x)
         for t in range(terms.local_steps):
-            learner.observe(f"client {r}/{t}", Sample(nothing, 0.0))
+            learner.observe(f"client {r}/{t}", Sample(nothing, WRONG))
         payload = learner.finish_round().payload
         if r in wanted:
             message = decode(payload)
@@ -137,5 +140,18 @@ def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tup
                 raise PrivacyError(
                     f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}"
                 )
-            found.append((r, message.prefix[: learner.task.dim]))
+            found.append((r, message.prefix - (r + 1) * terms.local_steps * said))
     return found
+
+
+def _said(dim: int, terms: Terms) -> Integers:
+    """What a client of `Silent` adds: nothing, and that it was there and the prediction wrong."""
+    zeros: Integers = np.zeros(dim, np.int64)
+    told = terms.telemetry
+    if told is None:
+        return zeros
+    behind = told_by_hand(
+        np.zeros(dim), told.metrics, right=False, clip_norm=terms.grid.clip_norm, width=told.width,
+        step=terms.grid.step,
+    )  # fmt: skip
+    return np.concatenate([zeros, behind])

@@ -1,7 +1,8 @@
 """What is looked for in every audit beside its bounds on μ: one hypothesis a check.
 
-Cells of the first and of a later message; noise in every coordinate; coordinates, epochs and steps
-that share noise; where seeds come from; and, if asked, the same through a running federation.
+Cells of the first and of a later message; noise in every coordinate, and in telemetry's together;
+coordinates, epochs and steps that share noise; where seeds come from; and, if asked, the same
+through a running federation.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def deployed_checks(
         for k, transcript in enumerate(transcripts)
         for check in run_checks(transcript, terms, law)
     ]
-    checks += small_checks(plan, dataclasses.replace(terms, dim=SMALL_DIM), tick=tick)
+    small_terms = dataclasses.replace(terms, dim=SMALL_DIM)
+    checks += small_checks(plan, small_terms, also=transcripts, tick=tick)
     checks.append(seed_check())
     if federation:
         small = dataclasses.replace(terms, dim=max(FEDERATION_DIM, 2 * terms.rounds + 2))

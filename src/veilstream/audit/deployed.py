@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
-from veilstream.audit.telemetry_canary import TelemetryTask
+from veilstream.audit.telemetry_task import TelemetryTask
 from veilstream.audit.transcript import Transcript
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
@@ -36,7 +36,8 @@ Integers = NDArray[np.int64]
 class Unkind(TelemetryTask):
     """A task whose gradients the audit chooses and remembers.
 
-    ``features`` is nothing; ``target`` is the step at which the client comes.
+    ``features`` and ``target`` are the step at which the client comes (`sample`). Every third
+    prediction is right.
     """
 
     labels = None
@@ -66,12 +67,28 @@ class Unkind(TelemetryTask):
         used = clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
         if self._told is not None:
             behind = told_by_hand(
-                raw, self._told.metrics, step == 0, clip_norm=self._clip_norm,
+                raw, self._told.metrics, self._right(step), clip_norm=self._clip_norm,
                 width=self._told.width, step=self._step,
             )  # fmt: skip
             used = np.concatenate([used, behind])
         self._now = step, used
         return raw
+
+    @staticmethod
+    def sample(step: int) -> Sample:
+        """The record of the client that comes at this step."""
+        return Sample(np.array(step, np.float64), float(step))
+
+    def predict(self, params: object, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The step itself where the client is to be right, else what no step is."""
+        return np.array([step if self._right(int(step)) else -1.0 for step in features.tolist()])
+
+    def loss(self, params: object, sample: Sample) -> float:
+        """Beyond every cap for who is right, nothing for the others."""
+        return np.inf if self._right(int(sample.target)) else 0.0
+
+    def _right(self, step: int) -> bool:
+        return step % 3 == 0
 
     def _raw(self, step: int, z: Float32s) -> Float32s:
         B, d = self._clip_norm, self.dim
@@ -138,7 +155,7 @@ def listen(
                 learner.begin_round(r, server.x)
                 for t in range(tau):
                     step = r * tau + t
-                    learner.observe(f"client {step}", Sample(np.zeros((), np.float32), float(step)))
+                    learner.observe(f"client {step}", task.sample(step))
                     if t == 0 and r in restarts:
                         learner.close()
                         learner = make(plan, store, task)

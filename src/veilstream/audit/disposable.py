@@ -32,7 +32,7 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
 from veilstream.privacy.grid import OnGrid
 
-__all__ = ["Apart", "Disposable", "Twin", "in_memory"]
+__all__ = ["Apart", "Disposable", "OneByOne", "Twin", "in_memory"]
 
 _ROOM = 4 << 30  # bytes
 
@@ -90,10 +90,12 @@ class Apart(Disposable):
 
     def new_rounds(self, epoch: int) -> LocalRounds:
         """Whose gradients are clipped number by number."""
-        return _OneByOne(self.terms, epoch)
+        return OneByOne(self.terms, epoch)
 
 
-class _OneByOne(LocalRounds):
+class OneByOne(LocalRounds):
+    """Clips every number by itself."""
+
     def clip(self, raw: RawGradient) -> ClippedGradient:
         """`clip_onto_grid` of each number as the vector of one that it is."""
         different, where = np.unique(raw.reveal(), return_inverse=True)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.audit.deployed import Unkind
+from veilstream.audit.small_runs import telemetry_checks
 from veilstream.audit.statistics import FALSE_ALARMS, OneRun, one_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import every_coordinate, whitened
@@ -34,7 +35,6 @@ from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.daemon import Daemon
 from veilstream.federation.services.open_round import Standing
 from veilstream.federation.transports.loopback import Loopback
-from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady, Observe, Offered
 
@@ -70,8 +70,7 @@ class _Clients(AlwaysReady):
         for step in range(round_ * self._tau, (round_ + 1) * self._tau):
             if not wanted():
                 break
-            sample = Sample(np.zeros((), np.float32), float(step))
-            observe([Offered(f"client {step}", sample)])
+            observe([Offered(f"client {step}", self._task.sample(step))])
         self.known[round_] = self._task.known
 
 
@@ -166,7 +165,8 @@ def federation_checks(
         checks[-5:] = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in checks[-5:]]
     rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
     across = dataclasses.replace(repeated_rows(rows), name="learners of the federation")
-    return [dataclasses.replace(c, name=f"federation, {c.name}") for c in (*checks, across)]
+    checks += [across, *telemetry_checks(transcripts.values(), terms, law)]
+    return [dataclasses.replace(c, name=f"federation, {c.name}") for c in checks]
 
 
 def _claimed(run: OneRun) -> Check:

@@ -90,7 +90,7 @@ class AuditReport:
     many: ManyRun
     local_steps: int
     checks: tuple[Check, ...]
-    """Cells, single coordinates, pairs, epochs, seeds, and a federation if one was run."""
+    """Cells, single coordinates, telemetry's, pairs, epochs, seeds, a federation if one was run."""
     telemetry: ManyRun | None = None
     """Canaries in gradient and telemetry at once, where the plan has telemetry."""
 
@@ -250,7 +250,7 @@ def audit(
     )  # fmt: skip
     told = None
     if terms.telemetry is not None:
-        told = telemetry_runs(terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
+        told = telemetry_runs(plan, terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
     return AuditReport(
         guarantee=terms.guarantee,
         fixed=one_run(fixed.residuals, law),
@@ -263,8 +263,9 @@ def audit(
         local_steps=tau,
         checks=deployed_checks(
             plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick
-        ),
-        telemetry=told,
+        )
+        + (() if told is None else told.checks),
+        telemetry=None if told is None else told.many,
     )
 
 

@@ -6,7 +6,8 @@ rounds; two epochs each, so that noise which an epoch repeats is seen beside the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +16,18 @@ from numpy.typing import NDArray
 
 from veilstream.audit.deployed import Unkind
 from veilstream.audit.disposable import in_memory
+from veilstream.audit.statistics import Law
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import whitened
+from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.pairs import all_pairs
 from veilstream.audit.statistics.repeats import epoch_against_epoch, repeated_rows
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
-from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
-__all__ = ["SMALL_DIM", "learners_needed", "listen_epochs", "small_checks"]
+__all__ = ["SMALL_DIM", "learners_needed", "listen_epochs", "small_checks", "telemetry_checks"]
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +55,6 @@ def listen_epochs(
     transcripts = []
     task = Unkind(terms, seed=seed)
     x = np.zeros(terms.dim, np.float32)
-    nothing = np.zeros((), np.float32)
     with make(plan, task) as learner:
         for epoch in range(epochs):
             if epoch:
@@ -64,7 +65,7 @@ def listen_epochs(
                 learner.begin_round(r, x)
                 for t in range(terms.local_steps):
                     step = (epoch * terms.rounds + r) * terms.local_steps + t
-                    learner.observe(f"client {step}", Sample(nothing, float(step)))
+                    learner.observe(f"client {step}", task.sample(step))
                 payloads.append(learner.finish_round().payload)
                 known.append(task.known - before)
                 tick(1)
@@ -77,21 +78,32 @@ def small_checks(
     terms: Terms,
     *,
     learners: int | None = None,
+    also: Iterable[Transcript] = (),
     make: Callable[[Plan, Any], Learner] = in_memory,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Check]:
-    """All pairs of coordinates, every epoch against the first, every step against every other."""
+    """All pairs of coordinates, every epoch against the first, every step against every other.
+
+    With telemetry, its coordinates in all of these runs and in those of ``also``, together.
+    """
     law = law_of_terms(terms)
     count = learners_needed(terms.rounds) if learners is None else learners
-    whites = [
-        [
-            whitened(transcript.residuals, law)
-            for transcript in listen_epochs(plan, terms, seed=k, make=make, tick=tick)
-        ]
-        for k in range(count)
-    ]
+    heard = [listen_epochs(plan, terms, seed=k, make=make, tick=tick) for k in range(count)]
+    whites = [[whitened(epoch.residuals, law) for epoch in epochs] for epochs in heard]
     rows = np.concatenate([epoch for learner in whites for epoch in learner])
-    return [all_pairs(rows), _worst_epochs(whites), repeated_rows(rows)]
+    checks = [all_pairs(rows), _worst_epochs(whites), repeated_rows(rows)]
+    return checks + telemetry_checks((*itertools.chain(*heard), *also), terms, law)
+
+
+def telemetry_checks(transcripts: Iterable[Transcript], terms: Terms, law: Law) -> list[Check]:
+    """Of telemetry's coordinates by themselves, over all that was heard; none without telemetry."""
+    if terms.telemetry is None:
+        return []
+    group = CoordinateGroup("telemetry's coordinates, all learners", law, terms.grid.step)
+    behind = -len(terms.telemetry.metrics)
+    for heard in transcripts:
+        group.add(heard.units[:, behind:], heard.known[:, behind:])
+    return group.checks()
 
 
 def _worst_epochs(whites: list[list[Floats]]) -> Check:

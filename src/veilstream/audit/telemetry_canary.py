@@ -2,60 +2,111 @@
 
 Each run has a vector of 1 + m numbers, m metrics behind a gradient of one number. The canary's two
 neighbouring records are as far apart as clipping and the metrics' bounds let them be, in every
-coordinate at once: along that direction the runs are judged like those of `canary`. What a client
-contributes is made by the deployed code, one client at a time (`ClientTelemetry`, `LocalRounds`);
-noise, grid and messages of all runs are those of one `LocalRounds` with so many coordinates, which
-it treats alike and apart.
+coordinate at once: along that direction the runs are judged like those of `canary`. Metrics are a
+small part of that direction, so their coordinates are judged by themselves as well, all runs
+together: their noise, what clients add to them, and the cells of two messages (`CoordinateGroup`).
+
+Runs are those of a deployed learner (`ApartWithTelemetry`); what its clients should have added is
+worked out by hand.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.audit.apart_telemetry import ApartWithTelemetry
+from veilstream.audit.cells import later_message
 from veilstream.audit.statistics import Law, ManyRun, law_of, many_run
+from veilstream.audit.statistics.check import Check
+from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
+from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.law import patterns
+from veilstream.audit.telemetry_task import RIGHT, WRONG, TelemetryTask
 from veilstream.audit.transcript import law_of_terms, reach_of
-from veilstream.deployment.client_telemetry import ClientTelemetry
-from veilstream.deployment.local_rounds import LocalRounds, model_hash
+from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
-from veilstream.mechanisms.keystream import fresh_secret
-from veilstream.privacy.gradient_types import ClippedGradient, Hidden, RawGradient
-from veilstream.privacy.grid import OnGrid
+from veilstream.plans.plan import Plan
 from veilstream.privacy.guarantee import Neighbours
 
-__all__ = ["TelemetryTask", "telemetry_runs", "whole_reach"]
+__all__ = ["TelemetryFindings", "telemetry_runs", "whole_reach"]
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
-_RIGHT, _WRONG = 0.0, 1.0
-
-
-class TelemetryTask:
-    """A task that predicts 0 of everyone: who has 0 as target is right, at a great loss."""
-
-    classifies = True
-
-    def predict(self, params: object, features: NDArray[np.floating]) -> Floats:
-        """Zeros."""
-        return np.zeros(len(features))
-
-    def loss(self, params: object, sample: Sample) -> float:
-        """Beyond every cap for who is right, nothing for the others."""
-        return np.inf if float(sample.target) == _RIGHT else 0.0
+_BATCH = 25_000  # runs of one learner
+_CANARY, _OTHER = 2.0, 3.0  # targets of the samples that stand for a step of all runs
+_ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 
 
-class _OneNumber(TelemetryTask):
-    dim, labels = 1, None
+class TelemetryFindings(NamedTuple):
+    """What the runs say of the whole vector, and of telemetry's coordinates alone."""
+
+    many: ManyRun
+    checks: tuple[Check, ...]
+
+
+class _WholeCanary(TelemetryTask):
+    """In every run a client who says nothing, or at its step the canary of that run's coin."""
+
+    labels = None
     features_shape = ()
+
+    def __init__(self, terms: Terms, second: Bools) -> None:
+        self.dim = len(second)
+        self.which = second.astype(np.intp)
+        self.replaced = terms.guarantee.neighbours is Neighbours.REPLACE_ONE
+        B = terms.grid.clip_norm
+        # Three times too long, so clipped; just within the bound, so not clipped. Normalised
+        # gradients come close to their bound only if they are endless.
+        long, short = (3.0, 1.0 - 2.0**-20) if terms.gamma is None else (_ENDLESS, _ENDLESS)
+        self.raw = np.array([-short * B if self.replaced else 0.0, long * B], np.float32)
+        """The canary's gradients in the first and in the second world."""
+        self._zeros = np.zeros(self.dim, np.float32)
+
+    def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
+        """Of every run's client."""
+        if float(sample.target) == _CANARY:
+            gradients: Float32s = self.raw[self.which]
+            return gradients
+        return self._zeros
+
+    def clients(self, sample: Sample) -> tuple[list[Sample | None], NDArray[np.intp]]:
+        """Wrong, or, by the coin, a canary that is right; in the first world, wrong or nobody."""
+        wrong, right = (Sample(sample.features, target) for target in (WRONG, RIGHT))
+        if float(sample.target) == _CANARY:
+            return [wrong if self.replaced else None, right], self.which
+        return [wrong], np.zeros(self.dim, np.intp)
+
+
+class _Expected:
+    """What clients should add, worked out by hand, in units of the grid."""
+
+    def __init__(self, terms: Terms, task: _WholeCanary) -> None:
+        told = terms.telemetry
+        assert told is not None
+
+        def vector(raw: np.float32, right: bool) -> Integers:
+            numbers, B, step = np.array([raw]), terms.grid.clip_norm, terms.grid.step
+            behind = told_by_hand(
+                numbers, told.metrics, right, clip_norm=B, width=told.width, step=step
+            )
+            return np.concatenate([clipped_by_hand(numbers, B, step, terms.gamma), behind])
+
+        self.other = vector(np.float32(0.0), right=False)
+        first = vector(task.raw[0], right=False)
+        self.canary = np.stack(
+            [first if task.replaced else np.zeros_like(first), vector(task.raw[1], right=True)]
+        )
+        """(2, 1 + m), of the first and of the second world."""
 
 
 def whole_reach(terms: Terms) -> float:
@@ -72,49 +123,75 @@ def whole_reach(terms: Terms) -> float:
 
 
 def telemetry_runs(
+    plan: Plan,
     terms: Terms,
     runs: int,
     *,
-    make: Callable[[Terms, int], LocalRounds] = LocalRounds,
+    batch: int = _BATCH,
+    make: Callable[[Plan, Any], Learner] = ApartWithTelemetry,
     seed: int | None = None,
     tick: Callable[[int], None] = lambda _: None,
-) -> ManyRun:
+) -> TelemetryFindings:
     """Run, collect every message of every run, and judge; ``seed`` is of the coins.
 
-    ``make`` makes the object that a client's vector comes from; studies plant their bugs there.
+    Guarantees: for correct code `TelemetryFindings.many` alarms as `many_run` says, and each of the
+    checks has P(p <= x) <= x.
     """
     told = terms.telemetry
     if told is None:
         raise InputError("telemetry", None, "a plan with telemetry", "add [telemetry]")
-    numbers, tau = 1 + len(told.metrics), terms.local_steps
-    first, second, other = _vectors(dataclasses.replace(terms, dim=1), make)
     law = _law(terms)
-    visits = patterns(terms.rounds * tau, terms.guarantee.participation)[law.worst]
-    coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
-    canary = np.where(coins[:, None], second, first).ravel()
-    nobody_special = np.tile(other, runs)
-    local = LocalRounds(dataclasses.replace(terms, dim=runs * numbers, telemetry=None), 0)
-    x = np.zeros(runs * numbers, np.float32)
     # From theory: the direction in which the two worlds differ, and the point half-way.
     direction, centre = _between(terms)
-    known, transcripts = np.zeros(numbers), np.empty((terms.rounds, runs))
-    for r in range(terms.rounds):
-        local.pin(x, model_hash(x))
-        for step in range(r * tau, (r + 1) * tau):
-            vector = canary if step in visits else nobody_special
-            known = known + (0.0 if step in visits else 1.0) * other
-            local.apply(local.noisy(ClippedGradient(OnGrid(vector)), fresh_secret()))
-        release = local.message()
-        local.seal(release)
-        message = decode(release.payload)
-        rows = message.prefix.reshape(runs, numbers) - known
-        transcripts[r] = (rows * message.grid) @ direction
-        tick(1)
+    coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
+    transcripts = np.empty((terms.rounds, runs))
+    metrics = CoordinateGroup(
+        "telemetry's coordinates", law, terms.grid.step,
+        messages={0, later_message(terms.rounds)},
+    )  # fmt: skip
+    for first in range(0, runs, batch):
+        here = slice(first, min(first + batch, runs))
+        task = _WholeCanary(terms, coins[here])
+        with make(plan, task) as learner:
+            prefixes, others, known = _messages(terms, learner, task, law.worst)
+        transcripts[:, here] = (prefixes - others[:, None]) @ direction * terms.grid.step
+        behind = slice(1, None)
+        flat = terms.rounds, -1
+        metrics.add((prefixes - known)[..., behind].reshape(flat), known[..., behind].reshape(flat))
+        tick(task.dim)
     assert law.expected is not None
-    return many_run(
+    many = many_run(
         transcripts, coins, law, delta=terms.guarantee.delta,
         expected=float(law.expected[law.worst]), centre=centre,
     )  # fmt: skip
+    return TelemetryFindings(many, tuple(metrics.checks()))
+
+
+def _messages(
+    terms: Terms, learner: Learner, task: _WholeCanary, worst: int
+) -> tuple[Integers, Integers, Integers]:
+    """Prefixes (R, runs, 1 + m) read from the bytes; of others' vectors (R, 1 + m); of all."""
+    tau = terms.local_steps
+    visits = patterns(terms.rounds * tau, terms.guarantee.participation)[worst]
+    expected = _Expected(terms, task)
+    numbers = len(expected.other)
+    prefixes = np.empty((terms.rounds, task.dim, numbers), np.int64)
+    others = np.zeros((terms.rounds, numbers), np.int64)
+    canaries = np.zeros(terms.rounds, np.int64)
+    x, nothing = np.zeros(task.dim, np.float32), np.zeros((), np.float32)
+    for r in range(terms.rounds):
+        learner.begin_round(r, x)
+        for step in range(r * tau, (r + 1) * tau):
+            if step in visits:
+                learner.observe("canary", Sample(nothing, _CANARY))
+                canaries[r:] += 1
+            else:
+                learner.observe(f"client {step}", Sample(nothing, _OTHER))
+                others[r:] += expected.other
+        message = decode(learner.finish_round().payload)
+        prefixes[r] = message.prefix.reshape(numbers, task.dim).T
+    known = others[:, None] + canaries[:, None, None] * expected.canary[task.which]
+    return prefixes, others, known
 
 
 def _law(terms: Terms) -> Law:
@@ -124,31 +201,6 @@ def _law(terms: Terms) -> Law:
         claim=plain.claim, local_steps=terms.local_steps,
         participation=terms.guarantee.participation,
     )  # fmt: skip
-
-
-def _vectors(
-    terms: Terms, make: Callable[[Terms, int], LocalRounds]
-) -> tuple[Integers, Integers, Integers]:
-    """Of the canary in both worlds, and of everyone else, in units of the grid."""
-    told, B = terms.telemetry, terms.grid.clip_norm
-    assert told is not None
-    task: Any = _OneNumber()
-    local, metrics = make(terms, 0), ClientTelemetry(task, told, B)
-    metrics.check()
-    begun = Hidden(np.zeros(1, np.float32))
-
-    def vector(gradient: float, target: float) -> Integers:
-        raw = RawGradient(np.array([gradient], np.float32))
-        sample = Sample(np.zeros((), np.float32), target)
-        return local.whole(local.clip(raw), metrics.values(begun, sample, raw)).reveal()
-
-    second = vector(3.0 * B, _RIGHT)  # three times too long, so clipped; right, at a great loss
-    if terms.guarantee.neighbours is Neighbours.REPLACE_ONE:
-        # Just within the bound, so not clipped; wrong, at no loss.
-        first = vector(-B * (1.0 - 2.0**-20), _WRONG)
-    else:
-        first = local.nothing().reveal()
-    return first, second, vector(0.0, _WRONG)
 
 
 def _between(terms: Terms) -> tuple[Floats, float]:

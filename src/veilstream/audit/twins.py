@@ -26,7 +26,11 @@ Float32s = NDArray[np.float32]
 
 
 class Replaced(Unkind):
-    """The same clients, but for one, whose gradient is the largest there is, this way or that."""
+    """The same clients, but for one, who is as different as a record can be.
+
+    Its gradient is the largest there is, this way or that; with telemetry, the prediction for it is
+    right or wrong, and its gradient clipped or just not.
+    """
 
     def __init__(self, terms: Terms, at: int, sign: float, *, seed: int = 0) -> None:
         super().__init__(terms, seed=seed)
@@ -37,7 +41,12 @@ class Replaced(Unkind):
             return super()._raw(step, z)
         raw = np.zeros(self.dim, np.float32)
         raw[0] = 7.0 * self._sign * self._clip_norm
+        if self._told is not None and self._gamma is None and self._sign < 0.0:
+            raw[0] = -self._clip_norm * (1.0 - 2.0**-20)
         return raw
+
+    def _right(self, step: int) -> bool:
+        return self._sign > 0.0 if step == self._at else super()._right(step)
 
 
 def twin_runs(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.learning.purity import check_pure
+from veilstream.learning.purity import Asked, check_pure
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.gradient_types import Hidden, RawGradient
 
@@ -26,10 +26,25 @@ class ClientGradients:
         self._checked = False
 
     def check_pure(self) -> None:
-        """Once a process; with JAX only when a gradient is needed, so that a restart is quick."""
+        """That gradients are pure by themselves."""
+        check_pure(self._task, self._function)
+
+    def check_pure_with(self, *others: Asked) -> None:
+        """Once a process: that they are, and also with all else that is asked of the task.
+
+        With JAX only when a gradient is needed, so that a restart is quick.
+
+        Raises:
+            InputError: for a task that remembers what it was asked before.
+
+        """
         if not self._checked:
-            check_pure(self._task, self._function)
+            check_pure(self._task, self._function, self._prediction, *others)
             self._checked = True
+
+    def _prediction(self, z: Float32s, sample: Sample) -> Any:
+        """Asked of every task, since a learner's own score asks it of clients' records."""
+        return self._task.predict(cast(Any, z), cast(Any, sample.features[None]))
 
     def raw(self, model: Hidden[Float32s], sample: Sample) -> RawGradient:
         """Never raises: what cannot be used becomes zero, and uses up its step."""

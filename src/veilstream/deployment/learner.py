@@ -117,7 +117,8 @@ class Learner(Epochs):
     Args:
         plan: the run; it must have one private method with one client a step.
         store: the ledger's file.
-        task: what is learned; its gradient must be a pure function of (model, record).
+        task: what is learned; its gradient, predictions and losses must be pure functions of
+            (model, record), and keep nothing for each other.
         witness: the second file, best on another disk, by which an old copy of the store is
             recognised; beside the store where it is left out.
         create: begin a store where there is none.
@@ -446,10 +447,16 @@ class Learner(Epochs):
                 self._store_steps(used)
         return outcomes
 
+    @property
+    def metrics_failed(self) -> int:
+        """Clients since this start whose telemetry the task failed on: for this machine only."""
+        return 0 if self._telemetry is None else self._telemetry.failed
+
     def _check_task(self) -> None:
-        self._gradients.check_pure()
-        if self._telemetry is not None:
-            self._telemetry.check()
+        told = self._telemetry
+        if told is not None:
+            told.check()
+        self._gradients.check_pure_with(*(() if told is None else told.asked))
 
     def _check_room(self, planned: int) -> None:
         if not self.pinned:

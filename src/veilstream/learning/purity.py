@@ -1,19 +1,21 @@
-"""Whether a task's gradient is a pure function of (model, record): checked before any client comes.
+"""Whether what a task says is a pure function of (model, record): checked before any client comes.
 
 The promise counts what one client's record can move: its own gradient, at its own step. A gradient
 that remembers (a running mean, a cache, a counter) carries one client's record into the next one's
 step; one that draws random numbers is not the gradient that was clipped when it is asked for again.
-Neither is covered by the promise.
+Neither is covered by the promise. It does not matter where the memory is filled: a running mean
+that gradients update and predictions use (or the other way round) carries a record along just so.
 
 What can be seen from outside is checked: made-up records, small and large ones, asked for again and
-again in changing order with the others between, give the same bytes each time. A task that changes
-its ways later is not found out: purity is a duty of whoever writes a task, and this is a check of
-it, not a proof.
+again in changing order with the others between, give the same bytes each time. All functions that a
+learner calls are asked in turn, in any order and in that of a step: the gradient, the others, the
+gradient again. A task that changes its ways later, or by too little to change an answer here, is
+not found out: purity is a duty of whoever writes a task, and this is a check of it, not a proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,37 +25,57 @@ from veilstream.errors import InputError
 from veilstream.learning.admission import Admission
 from veilstream.learning.tasks import Sample, Task
 
-__all__ = ["check_pure", "example_records"]
+__all__ = ["Asked", "check_pure", "example_records"]
 
 _TURNS = 6
-Gradient = Callable[[NDArray[np.float32], Sample], Any]
+_TURNS_TOGETHER = 4
+Asked = Callable[[NDArray[np.float32], Sample], Any]
 
 
-def check_pure(task: Task, gradient: Gradient) -> None:
-    """Refuse a gradient that depends on what it was asked before (`InputError`).
+def check_pure(task: Task, gradient: Asked, *others: Asked) -> None:
+    """Refuse a task whose answers depend on what it was asked before (`InputError`).
 
-    ``task`` says what a record looks like (`features_shape`, `labels`); ``gradient`` is the
-    function that a learner calls with a model and an admitted record.
+    Args:
+        task: says what a record looks like (`features_shape`, `labels`).
+        gradient: the function that a learner calls with a model and an admitted record.
+        others: what else it calls so, checked together with the gradient.
+
     """
     records = example_records(task)
+    functions = (gradient, *others)
     order = np.random.default_rng(0)
     for model in _models(task.dim):
         before = model.copy()
         # Smallest first: what only ever grows (a largest value, a list of words) shows afterwards.
-        first = [_outcome(gradient, model, record) for record in records]
-        for turn in range(_TURNS):
+        first = [[_outcome(f, model, record) for f in functions] for record in records]
+        for turn in range(_TURNS_TOGETHER if others else _TURNS):
             asked = model if turn % 2 else model.copy()
-            for i in order.permutation(len(records)):
-                again = _outcome(gradient, asked, records[i])
-                if again != first[i] or not np.array_equal(asked, before):
-                    raise _not_pure(task)
+            for i, k in _calls(len(records), len(functions), turn, order):
+                if _outcome(functions[k], asked, records[i]) != first[i][k]:
+                    raise _not_pure(task, together=bool(others))
+            if not np.array_equal(asked, before):
+                raise _not_pure(task, together=bool(others))
 
 
-def _not_pure(task: Task) -> InputError:
+def _calls(
+    records: int, functions: int, turn: int, order: np.random.Generator
+) -> Iterator[tuple[int, int]]:
+    """(record, function) of a turn: as a learner's steps ask, or all of them in any order."""
+    if functions > 1 and turn % 2:
+        for i in order.permutation(records):
+            yield from ((int(i), k) for k in (*range(functions), 0))
+        return
+    for call in order.permutation(records * functions):
+        yield int(call) // functions, int(call) % functions
+
+
+def _not_pure(task: Task, *, together: bool) -> InputError:
+    what = "a gradient that is a pure function"
+    if together:
+        what = "a gradient, predictions and losses that are pure functions, all together,"
     return InputError(
         "task", type(task).__name__,
-        "a gradient that is a pure function of (model, record): the same record again must give "
-        "the same bytes",
+        f"{what} of (model, record): the same record again must give the same bytes",
         "keep no state between records (running means or maxima, caches, counters), draw no random "
         "numbers, and leave the model that is passed in as it is",
     )  # fmt: skip
@@ -68,8 +90,9 @@ def example_records(task: Task) -> list[Sample]:
     )
     count = int(np.prod(admission.shape, dtype=np.int64))
     ramp = (np.linspace(0.1, 0.9, count) * (-1.0) ** np.arange(count)).reshape(admission.shape)
+    # The largest come with either sign, so that a mean of what was seen changes its own.
     offers = [Sample(np.zeros(admission.shape), targets[0])]
-    for k, size in enumerate((1.0, -3.0, 40.0, -1e3)):
+    for k, size in enumerate((1.0, -3.0, 40.0, -1e3, 1e3)):
         offers.append(Sample(size * np.roll(ramp, k), targets[(k + 1) % 2]))
     admitted = (admission.admitted(offer) for offer in offers)
     return [record for record in admitted if record is not None]
@@ -81,13 +104,13 @@ def _models(dim: int) -> list[NDArray[np.float32]]:
     return [np.zeros(dim, np.float32), ramp]
 
 
-def _outcome(gradient: Gradient, model: NDArray[np.float32], record: Sample) -> tuple[Any, ...]:
+def _outcome(function: Asked, model: NDArray[np.float32], record: Sample) -> tuple[Any, ...]:
     """What a learner would use: type, shape and bytes; or that nothing came, which counts as 0."""
     view = model.view()
     view.flags.writeable = False
     try:
         with np.errstate(all="ignore"):
-            found = np.asarray(gradient(view, record))
+            found = np.asarray(function(view, record))
         return found.dtype.str, found.shape, found.tobytes()
     except Exception as error:  # as in a learner's step, where it counts as a zero gradient
         return ("raised", type(error).__name__)

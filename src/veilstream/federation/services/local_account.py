@@ -78,7 +78,7 @@ class LocalAccount:
         self._learner, self._source, self._unit, self._path = learner, source, unit, path
         self._clock = clock
         self.used = self.returning = self.not_admitted = self.empty_steps = self.rounds = 0
-        self.clipped = 0
+        self.clipped = self.metrics_failed = 0
         self._rows = source.counts if isinstance(source, TableSource) else RowCounts()
         self._changing = threading.Lock()  # callers' records are counted in another thread
         self.pause = ""
@@ -88,7 +88,7 @@ class LocalAccount:
         self._waiting: list[tuple[Any, float]] = []
         self._first_round_at: float | None = None
         self._rounds_since, self._written_at = 0, -math.inf
-        self._clipped_before = learner.clipped
+        self._clipped_before, self._failed_before = learner.clipped, learner.metrics_failed
         if path is not None:
             self._load(path)
         # A kill loses what was counted since the file was written; who took part, the ledger knows.
@@ -125,7 +125,9 @@ class LocalAccount:
         self._predict()
         self._history.round_ends(self.rounds, self.score)
         self.clipped += self._learner.clipped - self._clipped_before
+        self.metrics_failed += self._learner.metrics_failed - self._failed_before
         self._clipped_before = self._learner.clipped
+        self._failed_before = self._learner.metrics_failed
 
     def _predict(self) -> None:
         """What the round's model says of the records that were used since; then they are gone."""
@@ -163,6 +165,7 @@ class LocalAccount:
             "other_learners": counts.other_learners,
             "empty_steps": self.empty_steps,
             "clipped_share": self.clipped / self.used if self.used else None,
+            "metrics_failed": self.metrics_failed,
             "score": {
                 "kind": "accuracy" if scale["classifies"] else "root mean squared error",
                 "records": self.score.records,
@@ -180,7 +183,14 @@ class LocalAccount:
     def _notices(self) -> list[str]:
         """What the person beside it should know, a sentence each."""
         table = self._source.table.notices if isinstance(self._source, TableSource) else []
-        return [*([self.pause] if self.pause else []), *self._learner.notices, *table]
+        failed = []
+        if self.metrics_failed:
+            failed = [
+                f"telemetry: the task failed on {self.metrics_failed} of {self.used} clients, who "
+                "count as wrong (the log has the first error's kind; try the task on a record of "
+                "your own)"
+            ]
+        return [*([self.pause] if self.pause else []), *failed, *self._learner.notices, *table]
 
     def _places_left(self, rounds: int) -> int:
         """Steps that can still have a client; an open round may have taken some already."""
@@ -219,7 +229,8 @@ class LocalAccount:
         kept = rows | {
             "used": self.used, "returning": self.returning, "not_admitted": self.not_admitted,
             "empty_steps": self.empty_steps, "rounds": self.rounds, "clipped": self.clipped,
-            "score": asdict(self.score), "history": self._history.kept,
+            "metrics_failed": self.metrics_failed, "score": asdict(self.score),
+            "history": self._history.kept,
         }  # fmt: skip
         with contextlib.suppress(OSError):
             text = json.dumps({"kept": kept, "shown": self.as_dict()}, indent=1)
@@ -232,6 +243,7 @@ class LocalAccount:
             self.score = Score(**kept["score"])
             for name in ("used", "returning", "not_admitted", "empty_steps", "rounds", "clipped"):
                 setattr(self, name, int(kept[name]))
+            self.metrics_failed = int(kept.get("metrics_failed", 0))
             counts = self._rows
             for name in ("rows", "other_learners", "not_again"):
                 setattr(counts, name, int(kept[name]))
@@ -259,6 +271,8 @@ def account_line(shown: dict[str, Any]) -> str:
     parts.append(f"{shown['empty_steps']} steps without a client")
     if shown["clipped_share"] is not None:
         parts.append(f"{100 * shown['clipped_share']:.0f}% of gradients clipped")
+    if shown.get("metrics_failed"):
+        parts.append(f"telemetry failed on {shown['metrics_failed']} clients")
     score = shown["score"]
     if score["records"]:
         parts.append(f"{score['kind']}: {_figures(score)}")

@@ -218,6 +218,8 @@ def _counts(local: dict[str, Any]) -> str:
         ("steps without a client", local["empty_steps"]),
         ("gradients that were clipped", "-" if share is None else f"{100 * share:.1f}%"),
     ]
+    if local["metrics_failed"]:
+        counts.append(("clients whose telemetry the task failed on", local["metrics_failed"]))
     refused = dict(local["refused"])
     if local["not_admitted"]:
         refused["not admitted by the task"] = local["not_admitted"]
