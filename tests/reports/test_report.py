@@ -15,12 +15,14 @@ from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
+from veilstream.federation.identity import PrivateKey
 from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import printed_bound
 from veilstream.reports.report_page import page_html, write_report
 from veilstream.reports.report_state import report_state
 from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.statement import make_statement
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,19 @@ def test_a_federations_state_has_what_its_server_knows(tmp_path):
     assert "server --plan" in state["provenance"]["command"]
     path = write_report(vs.Run(tmp_path / "run"))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_method_may_have_any_name(tmp_path):
+    """ "epsilon" is a key of a federation's guarantee.json; as a method's name it is a name."""
+    plan = vs.Plan.parse(SMALL_PLAN.replace('name = "tree"', 'name = "epsilon"'))
+    run = vs.run(plan, tmp_path / "out")
+    assert not run.is_federation
+    state = report_state(run)
+    assert state["kind"] == "simulation"
+    assert state["main"] == "epsilon"
+    assert "veilstream run " in state["provenance"]["command"]
+    with pytest.raises(InputError, match="protects no one"):
+        make_statement(run, PrivateKey(bytes(32)))
 
 
 def test_a_large_report_is_below_five_megabytes(tmp_path):

@@ -52,7 +52,7 @@ def report_state(run: Run) -> dict[str, Any]:
 
     """
     common = {"schema": SCHEMA, "audit": audit_of(run.path), "provenance": _provenance(run)}
-    if "epsilon" in run.guarantees:
+    if run.is_federation:
         return federation_state(run) | common
     summary = run.summary
     methods = listed_methods(summary["methods"])
@@ -228,7 +228,7 @@ def _command(run: Run) -> str:
     """What repeats the run, from where the folder's parent is."""
     plan, folder = run.plan, run.path
     stored, again = (str(folder / "plan.toml"), f"{folder}-again")
-    if "epsilon" in run.guarantees:
+    if run.is_federation:
         return shlex.join(["veilstream", "server", "--plan", stored, "--out", again])
     if "custom" in (plan.learning.task, plan.data.kind):
         own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind))

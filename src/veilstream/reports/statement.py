@@ -68,7 +68,7 @@ def make_statement(run: Run, key: PrivateKey, *, now: float | None = None) -> St
         InputError: for a simulation, which protects no one, or a folder that is damaged.
 
     """
-    if "epsilon" not in run.guarantees:
+    if not run.is_federation:
         raise InputError(
             "run", str(run.path), "a federation's run folder",
             "a simulation protects no one, so there is nothing to state; deploy its plan",
