@@ -16,6 +16,7 @@ from tests.support.run_folders import federation_folder, simulated_folder
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
 from veilstream.federation.identity import PrivateKey
+from veilstream.privacy.telemetry import Telemetry
 from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import printed_bound
@@ -101,6 +102,26 @@ def test_the_promise_says_its_numbers():
     deployed = promise_of(guarantee.as_dict(), simulated=False)
     assert not any("seeds made the noise" in line for line in deployed["rests"])
     assert promise_of(None, simulated=True)["symbols"] == "no promise"
+
+
+def test_telemetry_stands_in_the_promise_with_its_width_and_its_norm():
+    """R by hand: clip norm 0.5, two coordinates of width 0.3: sqrt(0.25 + 2·0.0225)."""
+    f, told = vs.mechanisms.tree(64), Telemetry(("accuracy", "clipped"), 0.3)
+    budget = vs.Budget(1.0, 1e-6)
+    _, guarantee = vs.calibrate(budget, f, clip_norm=0.5, telemetry=told)
+    said = promise_of(guarantee.as_dict(), simulated=False)
+    rests, leaves = " ".join(said["rests"]), " ".join(said["leaves"])
+    assert "telemetry (accuracy, clipped)" in rests
+    assert "width w = 0.3" in rests
+    assert "R = √(clip norm² + 2 · (w/2)²) = 0.543139" in rests
+    assert "Δ = 2 · R · ‖C‖ = 2.87402" in rests  # 2·0.543139·√7: seven nodes hold a step of 64
+    assert "clip norm · ‖C‖" not in rests
+    assert "accuracy (whether the prediction for a client was right), clipped (" in leaves
+    _, plain = vs.calibrate(budget, f, clip_norm=0.5)
+    said = promise_of(plain.as_dict(), simulated=False)
+    assert "Δ = 2 · clip norm · ‖C‖ = 2.64575" in " ".join(said["rests"])
+    assert "telemetry" not in " ".join(said["rests"] + said["leaves"])
+    assert "√m" in " ".join(said["uncovered"])
 
 
 def test_an_incomplete_run_says_so(run, tmp_path):

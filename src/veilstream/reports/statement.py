@@ -129,11 +129,8 @@ def _parts(run: Run, now: float) -> Parts:
              promise["words"]],
         ),
         ("What it rests on", [f"- {line}" for line in promise["rests"]]),
-        ("What leaves a learner", [
-            "Noisy sums of clipped gradients, and nothing else of any client: no record and no "
-            "name. Records stay at the learner; gradients are discarded after one step. The "
-            "server sees in which rounds a learner answers.",
-        ]),
+        ("What leaves a learner", [" ".join(promise["leaves"])]),
+        ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
         ("How far it has come, by the server's account", _heads(run)),
         ("The last audit", _audit(run.path)),
         ("What this is about", [

@@ -87,6 +87,9 @@
       box.append(el("p", { class: "symbols", text: promise.symbols }), el("p", { class: "words", text: promise.words }));
       if (promise.formula) box.append(el("p", { class: "formula", text: promise.formula }));
       if (promise.rests.length) box.append(el("details", { open: "" }, el("summary", { text: "What it rests on" }), items(promise.rests)));
+      [["What leaves a learner", promise.leaves], ["What is not covered", promise.uncovered]].forEach(function (part) {
+        if (part[1] && part[1].length) box.append(el("details", {}, el("summary", { text: part[0] }), items(part[1])));
+      });
       promise.remarks.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
       return box;
     },
