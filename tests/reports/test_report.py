@@ -41,6 +41,15 @@ def test_a_report_is_made_from_the_folder_alone(run):
     assert write_report(vs.Run(run.path)).read_text() == before
 
 
+def test_a_report_names_no_path_above_its_folder(run, monkeypatch):
+    """Whoever gets the page learns nothing of the machine that it was made on."""
+    assert str(run.path.parent) not in (run.path / "report.html").read_text()
+    command = report_state(run)["provenance"]["command"]
+    assert command == "veilstream run out/plan.toml --out out-again"
+    monkeypatch.chdir(run.path)
+    assert report_state(vs.Run("."))["provenance"]["command"] == command
+
+
 def test_a_report_names_no_other_host(run):
     html = (run.path / "report.html").read_text()
     # The library's banner and SVG's own namespace are names, not addresses that are asked for.
@@ -157,7 +166,8 @@ def test_a_federations_state_has_what_its_server_knows(tmp_path):
     assert unpack(answered["series"]["Learners that answered"])[0].tolist() == [3, 3, 2, 3, 3, 3]
     assert ["west", "0", "5"] in state["results"]["rows"]
     assert not any("seeds made" in line for line in state["promise"]["rests"])
-    assert "server --plan" in state["provenance"]["command"]
+    command = state["provenance"]["command"]
+    assert command == ("veilstream server --plan run/plan.toml --keys keys/server --out run-again")
     path = write_report(vs.Run(tmp_path / "run"))
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -220,16 +220,20 @@ def _cell(value: Mapping[str, Any] | None) -> str:
 
 def _provenance(run: Run) -> dict[str, Any]:
     versions = run.versions
-    facts = [["Folder", run.path.name], *([key, str(said)] for key, said in versions.items())]
+    facts = [
+        ["Folder", run.path.resolve().name],
+        *([key, str(said)] for key, said in versions.items()),
+    ]
     return {"facts": facts, "command": _command(run), "plan": run.plan.to_toml()}
 
 
 def _command(run: Run) -> str:
-    """What repeats the run, from where the folder's parent is."""
-    plan, folder = run.plan, run.path
-    stored, again = (str(folder / "plan.toml"), f"{folder}-again")
+    """What repeats the run, from where the folder's parent is; a page names no path above it."""
+    plan, folder = run.plan, run.path.resolve().name
+    stored, again = f"{folder}/plan.toml", f"{folder}-again"
     if run.is_federation:
-        return shlex.join(["veilstream", "server", "--plan", stored, "--out", again])
+        words = ["--plan", stored, "--keys", "keys/server", "--out", again]
+        return shlex.join(["veilstream", "server", *words])
     if "custom" in (plan.learning.task, plan.data.kind):
         own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind))
                if k == "custom"]  # fmt: skip
