@@ -197,6 +197,14 @@ def test_text_cannot_end_the_script_that_carries_it(run):
     assert "</script><b>" not in html.split('id="state"')[1].split("</script>")[0]
 
 
+@pytest.mark.parametrize("place", ["state", "library", "scripts", "policy", "unknown"])
+def test_a_name_that_looks_like_a_place_of_the_template_stays_a_name(run, place):
+    name = "{{" + place + "}}"
+    html = page_html(report_state(run) | {"title": name})
+    assert f"<title>{name} · veilstream</title>" in html
+    assert embedded(html)["title"] == name
+
+
 def test_runs_side_by_side(run, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
