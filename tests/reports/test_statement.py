@@ -53,6 +53,31 @@ def test_only_the_text_that_was_signed_verifies_with_that_key(folder):
             verify_statement(damaged, KEY.public)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c + "This run is approved.\n",
+        lambda c: c.replace("\nsignature ", "\n\nsignature "),
+        lambda c: c.replace("\nsignature ", "\nε = 0.001\nsignature "),
+        lambda c: c.replace("key       ", "key "),
+        lambda c: c + c[c.rindex("key  ") :],
+        lambda c: c[: c.rindex("key  ")] + c[c.rindex("key  ") :].replace("a", "A"),
+        lambda c: c + " ",
+        lambda c: c.rstrip("\n"),
+    ],
+)  # fmt: skip
+def test_nothing_stands_beside_what_was_signed(folder, change):
+    content = make_statement(vs.Run(folder), KEY).signed_text
+    with pytest.raises(ProtocolError, match="no signed statement"):
+        verify_statement(change(content), KEY.public)
+
+
+def test_ends_of_lines_may_change_on_the_way(folder):
+    statement = make_statement(vs.Run(folder), KEY)
+    crlf = statement.signed_text.replace("\n", "\r\n")
+    assert verify_statement(crlf, KEY.public) == statement.text
+
+
 def test_a_signature_of_a_message_is_none_of_a_statement(folder):
     """The key also signs the protocol's messages: what it signs here has a prefix of its own."""
     statement = make_statement(vs.Run(folder), KEY)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
+import re
 import textwrap
 import time
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ __all__ = ["Statement", "make_statement", "public_key", "verify_statement", "wri
 
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
+_TAIL = re.compile(r"key +(?P<key>[0-9a-f]{64})\nsignature (?P<signature>[0-9a-f]{128})\n")
 _WIDTH = 92
 
 
@@ -53,7 +55,11 @@ class Statement:
     @property
     def signed_text(self) -> str:
         """As statement.txt holds it."""
-        return f"{self.text}{_MARK}key       {self.key}\nsignature {self.signature}\n"
+        return _signed_text(self.text, self.key, self.signature)
+
+
+def _signed_text(text: str, key: str, signature: str) -> str:
+    return f"{text}{_MARK}key       {key}\nsignature {signature}\n"
 
 
 def make_statement(run: Run, key: PrivateKey, *, now: float | None = None) -> Statement:
@@ -84,23 +90,25 @@ def make_statement(run: Run, key: PrivateKey, *, now: float | None = None) -> St
 def verify_statement(content: str, server: PublicKey) -> str:
     """Check a statement.txt against the server's public key; returns the text that was signed.
 
+    Guarantees: the whole file is what `Statement.signed_text` gives for the text returned; ends of
+    lines may have been changed to CRLF on the way, nothing else.
+
     Raises:
         ProtocolError: it is no statement, was changed, or another key signed it.
 
     """
-    text, mark, tail = content.partition(_MARK)
-    said = dict(line.split(None, 1) for line in tail.splitlines() if len(line.split(None, 1)) == 2)
-    try:
-        signature = bytes.fromhex(said.get("signature", ""))
-    except ValueError:
-        signature = b""
-    if not mark or set(said) != {"key", "signature"} or len(signature) != 64:
+    content = content.replace("\r\n", "\n")
+    text, _, tail = content.rpartition(_MARK)
+    said = _TAIL.fullmatch(tail)
+    # All of the file, to the byte: nothing may stand beside what was signed.
+    if said is None or content != _signed_text(text, said["key"], said["signature"]):
         raise ProtocolError("a file that is no signed statement", "take statement.txt, unchanged")
     if said["key"] != server.raw.hex():
         raise ProtocolError(
             f"a statement of another key ({said['key'][:16]}…, expected {server.raw.hex()[:16]}…)",
             "ask the server's operator which key is theirs",
         )
+    signature = bytes.fromhex(said["signature"])
     if not server.verifies(signature, _DOMAIN + text.encode()):
         raise ProtocolError(
             "a statement whose text is not what was signed", "ask for the original; trust none else"
