@@ -32,8 +32,26 @@ def test_it_says_promise_plan_heads_and_that_there_was_no_audit(folder):
     assert f"west: epoch 0, 5 rounds, ledger head 2{5:063x}" in text
     assert "Stated 1970-01-01" in text
     assert "None lies in the run's folder" in text
-    (folder / "audit.json").write_text(AUDIT)
-    assert "KEPT, as far as messages tell" in make_statement(run, KEY).text
+
+
+def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
+    run = vs.Run(folder)
+
+    def stated(**about):
+        (folder / "audit.json").write_text(json.dumps(json.loads(AUDIT) | about))
+        return " ".join(make_statement(run, KEY).text.split())
+
+    made = {"made": "2026-01-02T03:04:05Z"}
+    text = stated(plan_sha256=plan_digest(run.plan), **made)
+    assert "KEPT, as far as messages tell" in text
+    assert "Made 2026-01-02T03:04:05Z, of this plan, from 400 runs" in text
+    assert "It cannot see: - how long things take" in text
+    text = stated(plan_sha256="ab" * 32, **made)
+    assert f"of another plan ({'ab' * 32}), so it says nothing of this run" in text
+    assert "KEPT" not in text
+    text = stated()
+    assert "does not say of which plan" in text
+    assert "KEPT" not in text
 
 
 def test_only_the_text_that_was_signed_verifies_with_that_key(folder):

@@ -15,19 +15,17 @@ A live page sends the same keys as they change (`veilstream.update` in page.js).
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
 from veilstream.reports.federation_state import federation_state, telemetry_charts
+from veilstream.reports.last_audit import audit_of
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import learning_charts, noise_charts
 
-__all__ = ["SCHEMA", "audit_of", "listed_methods", "report_state"]
+__all__ = ["SCHEMA", "listed_methods", "report_state"]
 
 SCHEMA = 1
 _RESULTS = {
@@ -51,7 +49,7 @@ def report_state(run: Run) -> dict[str, Any]:
         InputError: for a folder whose files are missing or damaged.
 
     """
-    common = {"schema": SCHEMA, "audit": audit_of(run.path), "provenance": _provenance(run)}
+    common = {"schema": SCHEMA, "audit": audit_of(run), "provenance": _provenance(run)}
     if run.is_federation:
         return federation_state(run) | common
     summary = run.summary
@@ -89,36 +87,6 @@ def report_state(run: Run) -> dict[str, Any]:
         },
         "results": _results(summary),
     }
-
-
-def audit_of(folder: Path) -> dict[str, Any] | None:
-    """The audit that lies in a run's folder (audit.json, or audit/audit.json), made short."""
-    for path in (folder / "audit.json", folder / "audit" / "audit.json"):
-        if not path.exists():
-            continue
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            one, many, claim = found["one_run"], found["many_run"], found["claimed"]
-            bounds = [
-                {"label": f"one run, {name} server", "mu": one[name]["mu_lower"],
-                 "epsilon": one[name]["epsilon_lower"]}
-                for name in ("fixed", "adaptive")
-            ]  # fmt: skip
-            bounds.append(
-                {"label": f"{many['runs']:,} runs with a canary", "mu": many["mu_lower"],
-                 "epsilon": many["epsilon_via_mu"]}
-            )  # fmt: skip
-            return {
-                "kept": found["kept"], "verdict": found["verdict"], "claimed": claim,
-                "bounds": bounds, "confidence": many["confidence"],
-                "cannot_see": found["cannot_see"],
-            }  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                "audit", str(path), "what `veilstream audit --out` wrote",
-                f"{type(error).__name__} {error}; audit again, or remove it",
-            ) from error  # fmt: skip
-    return None
 
 
 def listed_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ not rest on the server at all: learners enforce it, and whoever doubts it reads 
 from __future__ import annotations
 
 import csv
-import hashlib
 import html
 import re
 import textwrap
@@ -27,8 +26,8 @@ from veilstream.federation.identity import PrivateKey, PublicKey
 from veilstream.files import write_file
 from veilstream.plans.released_model import plan_digest
 from veilstream.plans.run_folder import Run
+from veilstream.reports.last_audit import audit_digest, audit_of
 from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_state import audit_of
 
 __all__ = ["Statement", "make_statement", "public_key", "verify_statement", "write_statement"]
 
@@ -140,7 +139,7 @@ def _parts(run: Run, now: float) -> Parts:
         ("What leaves a learner", [" ".join(promise["leaves"])]),
         ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
         ("How far it has come, by the server's account", _heads(run)),
-        ("The last audit", _audit(run.path)),
+        ("The last audit", _audit(run)),
         ("What this is about", [
             f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
             f"Run begun {versions.get('began', 'at an unknown time')}, veilstream "
@@ -174,16 +173,26 @@ def _heads(run: Run) -> list[str]:
     return lines or ["No learner has sent anything yet."]
 
 
-def _audit(folder: Path) -> list[str]:
-    audit = audit_of(folder)
+def _audit(run: Run) -> list[str]:
+    audit = audit_of(run)
+    again = "`veilstream audit --plan plan.toml --out audit` in the run's folder makes one."
     if audit is None:
-        return [
-            "None lies in the run's folder. `veilstream audit --plan plan.toml --out audit` makes "
-            "one."
-        ]
-    paths = (folder / "audit.json", folder / "audit" / "audit.json")
-    digest = next(hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.exists())
-    return [f"{audit['verdict']}.", f"SHA-256 of audit.json: {digest}."]
+        return [f"None lies in the run's folder. {again}"]
+    if not audit["of_this_plan"]:
+        digest = audit["plan_sha256"]
+        whose = (
+            "that does not say of which plan" if digest is None else f"of another plan ({digest})"
+        )
+        return [f"One lies in the run's folder {whose}, so it says nothing of this run. {again}"]
+    return [
+        f"{audit['verdict']}.",
+        f"Made {audit['made']}, of this plan, from {audit['runs']:,} runs with a canary; its "
+        f"bounds hold with probability {audit['confidence']:.0%} each. It ran the code of learners "
+        "on the machine that it was made on, not the learners themselves.",
+        "It cannot see:",
+        *(f"- {line}" for line in audit["cannot_see"]),
+        f"SHA-256 of audit.json: {audit_digest(run)}.",
+    ]
 
 
 def _wrapped(line: str) -> str:

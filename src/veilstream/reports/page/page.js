@@ -108,8 +108,10 @@
       }
       bar("promised", claim.epsilon, claim.mu, "claim");
       audit.bounds.forEach(function (each) { bar(each.label, each.epsilon, each.mu, ""); });
+      var about = (audit.made ? "Made " + audit.made + ". " : "") + (audit.of_this_plan ? "Of this run’s plan."
+        : audit.plan_sha256 ? "Of another plan than this run’s (SHA-256 " + audit.plan_sha256.slice(0, 16) + "…)." : "It does not say of which plan it is.");
       box.append(el("p", { class: "verdict" + (audit.kept ? "" : " broken"), text: audit.kept ? "Kept, as far as messages tell" : "Broken" }),
-        bars, el("p", { class: "note", text: audit.verdict + ". Bounds hold with probability " + 100 * audit.confidence + "% each, at delta = " + claim.delta + "." }),
+        bars, el("p", { class: "note", text: audit.verdict + ". Bounds hold with probability " + 100 * audit.confidence + "% each, at delta = " + claim.delta + ". " + about }),
         el("details", {}, el("summary", { text: "What no audit of messages can see" }), items(audit.cannot_see)));
       return box;
     },
