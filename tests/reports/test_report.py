@@ -15,7 +15,7 @@ from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
-from veilstream.federation.identity import PrivateKey
+from veilstream.federation.identity import PrivateKey, ServerKeys
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of
@@ -182,7 +182,7 @@ def test_a_method_may_have_any_name(tmp_path):
     assert state["main"] == "epsilon"
     assert "veilstream run " in state["provenance"]["command"]
     with pytest.raises(InputError, match="protects no one"):
-        make_statement(run, PrivateKey(bytes(32)))
+        make_statement(run, ServerKeys(tmp_path, PrivateKey(bytes(32)), {}))
 
 
 def test_a_large_report_is_below_five_megabytes(tmp_path):
