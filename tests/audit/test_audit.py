@@ -7,11 +7,13 @@ fewer than one suite of ten thousand.
 
 from __future__ import annotations
 
+import calendar
 import dataclasses
 import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -42,6 +44,7 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
+from veilstream.plans.released_model import plan_digest
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.gradient_types import RawGradient, clip_onto_grid
 from veilstream.privacy.guarantee import Neighbours
@@ -311,7 +314,10 @@ def test_the_command_says_what_was_claimed_and_found(tmp_path):
     assert "cannot see" in done.stdout
     assert (tmp_path / "out/audit.png").exists()
     found = json.loads((tmp_path / "out/audit.json").read_text())
-    assert found["many_run"]["runs"] == 1000
+    assert found["runs"] == found["many_run"]["runs"] == 1000
+    assert found["plan_sha256"] == plan_digest(Plan.load(tmp_path / "plan.toml"))
+    age_s = time.time() - calendar.timegm(time.strptime(found["made"], "%Y-%m-%dT%H:%M:%SZ"))
+    assert 0.0 <= age_s < 600.0
     names = [check["check"] for check in found["checks"]]
     assert len(names) == len(set(names))
     for said in ("cells of message 1", "cells of message 4", "federation, north: repeats", "seeds"):

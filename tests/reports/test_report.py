@@ -15,12 +15,15 @@ from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
+from veilstream.federation.identity import PrivateKey, ServerKeys
+from veilstream.privacy.telemetry import Telemetry
 from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import printed_bound
 from veilstream.reports.report_page import page_html, write_report
 from veilstream.reports.report_state import report_state
 from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.statement import make_statement
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,15 @@ def test_a_report_is_made_from_the_folder_alone(run):
     before = (run.path / "report.html").read_text()
     (run.path / "report.html").unlink()
     assert write_report(vs.Run(run.path)).read_text() == before
+
+
+def test_a_report_names_no_path_above_its_folder(run, monkeypatch):
+    """Whoever gets the page learns nothing of the machine that it was made on."""
+    assert str(run.path.parent) not in (run.path / "report.html").read_text()
+    command = report_state(run)["provenance"]["command"]
+    assert command == "veilstream run out/plan.toml --out out-again"
+    monkeypatch.chdir(run.path)
+    assert report_state(vs.Run("."))["provenance"]["command"] == command
 
 
 def test_a_report_names_no_other_host(run):
@@ -99,6 +111,26 @@ def test_the_promise_says_its_numbers():
     deployed = promise_of(guarantee.as_dict(), simulated=False)
     assert not any("seeds made the noise" in line for line in deployed["rests"])
     assert promise_of(None, simulated=True)["symbols"] == "no promise"
+
+
+def test_telemetry_stands_in_the_promise_with_its_width_and_its_norm():
+    """R by hand: clip norm 0.5, two coordinates of width 0.3: sqrt(0.25 + 2·0.0225)."""
+    f, told = vs.mechanisms.tree(64), Telemetry(("accuracy", "clipped"), 0.3)
+    budget = vs.Budget(1.0, 1e-6)
+    _, guarantee = vs.calibrate(budget, f, clip_norm=0.5, telemetry=told)
+    said = promise_of(guarantee.as_dict(), simulated=False)
+    rests, leaves = " ".join(said["rests"]), " ".join(said["leaves"])
+    assert "telemetry (accuracy, clipped)" in rests
+    assert "width w = 0.3" in rests
+    assert "R = √(clip norm² + 2 · (w/2)²) = 0.543139" in rests
+    assert "Δ = 2 · R · ‖C‖ = 2.87402" in rests  # 2·0.543139·√7: seven nodes hold a step of 64
+    assert "clip norm · ‖C‖" not in rests
+    assert "accuracy (whether the prediction for a client was right), clipped (" in leaves
+    _, plain = vs.calibrate(budget, f, clip_norm=0.5)
+    said = promise_of(plain.as_dict(), simulated=False)
+    assert "Δ = 2 · clip norm · ‖C‖ = 2.64575" in " ".join(said["rests"])
+    assert "telemetry" not in " ".join(said["rests"] + said["leaves"])
+    assert "√m" in " ".join(said["uncovered"])
 
 
 def test_an_incomplete_run_says_so(run, tmp_path):
@@ -174,9 +206,23 @@ def test_a_federations_state_has_what_its_server_knows(tmp_path):
     assert unpack(answered["series"]["Learners that answered"])[0].tolist() == [3, 3, 2, 3, 3, 3]
     assert ["west", "0", "5"] in state["results"]["rows"]
     assert not any("seeds made" in line for line in state["promise"]["rests"])
-    assert "server --plan" in state["provenance"]["command"]
+    command = state["provenance"]["command"]
+    assert command == ("veilstream server --plan run/plan.toml --keys keys/server --out run-again")
     path = write_report(vs.Run(tmp_path / "run"))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_method_may_have_any_name(tmp_path):
+    """ "epsilon" is a key of a federation's guarantee.json; as a method's name it is a name."""
+    plan = vs.Plan.parse(SMALL_PLAN.replace('name = "tree"', 'name = "epsilon"'))
+    run = vs.run(plan, tmp_path / "out")
+    assert not run.is_federation
+    state = report_state(run)
+    assert state["kind"] == "simulation"
+    assert state["main"] == "epsilon"
+    assert "veilstream run " in state["provenance"]["command"]
+    with pytest.raises(InputError, match="protects no one"):
+        make_statement(run, ServerKeys(tmp_path, PrivateKey(bytes(32)), {}))
 
 
 def test_a_large_report_is_below_five_megabytes(tmp_path):
@@ -189,6 +235,14 @@ def test_text_cannot_end_the_script_that_carries_it(run):
     html = page_html(state)
     assert embedded(html)["title"] == state["title"]
     assert "</script><b>" not in html.split('id="state"')[1].split("</script>")[0]
+
+
+@pytest.mark.parametrize("place", ["state", "library", "scripts", "policy", "unknown"])
+def test_a_name_that_looks_like_a_place_of_the_template_stays_a_name(run, place):
+    name = "{{" + place + "}}"
+    html = page_html(report_state(run) | {"title": name})
+    assert f"<title>{name} · veilstream</title>" in html
+    assert embedded(html)["title"] == name
 
 
 def test_runs_side_by_side(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.browser.samples import AUDIT
 from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PrivateKey, make_keys
+from veilstream.federation.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.services.checkpoint import Position
 from veilstream.plans.released_model import plan_digest
 from veilstream.reports.statement import make_statement, verify_statement
 
@@ -24,26 +26,126 @@ def folder(tmp_path):
 KEY = PrivateKey(bytes(range(32)))
 
 
+def keys_of(key: PrivateKey, *learners: str) -> ServerKeys:
+    known = {name: PrivateKey(bytes([i] * 32)).public for i, name in enumerate(learners)}
+    return ServerKeys(Path("keys/server"), key, known)
+
+
+KEYS = keys_of(KEY, "east", "north", "west")
+
+
 def test_it_says_promise_plan_heads_and_that_there_was_no_audit(folder):
     run = vs.Run(folder)
-    text = " ".join(make_statement(run, KEY, now=0.0).text.split())
+    text = " ".join(make_statement(run, KEYS, now=0.0).text.split())
     assert "ε = 1, δ = 10⁻⁶" in text
     assert plan_digest(run.plan) in text
     assert f"west: epoch 0, 5 rounds, ledger head 2{5:063x}" in text
     assert "Stated 1970-01-01" in text
+    assert "Run clinics-1, begun" in text
+    assert "What is not covered - That a client came at all" in text
     assert "None lies in the run's folder" in text
-    (folder / "audit.json").write_text(AUDIT)
-    assert "KEPT, as far as messages tell" in make_statement(run, KEY).text
+
+
+def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
+    run = vs.Run(folder)
+
+    def stated(**about):
+        (folder / "audit.json").write_text(json.dumps(json.loads(AUDIT) | about))
+        return " ".join(make_statement(run, KEYS).text.split())
+
+    made = {"made": "2026-01-02T03:04:05Z"}
+    text = stated(plan_sha256=plan_digest(run.plan), **made)
+    assert "KEPT, as far as messages tell" in text
+    assert "Made 2026-01-02T03:04:05Z, of this plan, from 400 runs" in text
+    assert "It cannot see: - how long things take" in text
+    text = stated(plan_sha256="ab" * 32, **made)
+    assert f"of another plan ({'ab' * 32}), so it says nothing of this run" in text
+    assert "KEPT" not in text
+    text = stated()
+    assert "does not say of which plan" in text
+    assert "KEPT" not in text
+
+
+def changed(path: Path, **keys: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+@pytest.mark.parametrize("lie", [{"epsilon": 0.1}, {"noise_std": 1e9}, {"telemetry": None}])
+def test_a_guarantee_that_the_plan_does_not_give_is_not_signed(folder, lie):
+    changed(folder / "guarantee.json", **lie)
+    told = json.loads((folder / "guarantee.json").read_text())
+    changed(folder / "summary.json", guarantee=told)
+    with pytest.raises(InputError, match=r"the guarantee that plan\.toml gives"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_a_plan_that_was_changed_afterwards_is_not_signed(folder):
+    plan = (folder / "plan.toml").read_text()
+    assert "epsilon = 1.0" in plan
+    (folder / "plan.toml").write_text(plan.replace("epsilon = 1.0", "epsilon = 0.5"))
+    with pytest.raises(InputError, match=r"the guarantee that plan\.toml gives"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+@pytest.mark.parametrize("other", [{"run": "clinics-2"}, {"rounds": 5}])
+def test_a_summary_of_another_run_is_not_signed(folder, other):
+    changed(folder / "summary.json", **other)
+    with pytest.raises(InputError, match="summary of run clinics-1 after 6 rounds"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_releases_that_the_checkpoint_has_must_be_listed(folder):
+    """A list that was cut to its header does not become "nothing was sent"."""
+    header, *rows = (folder / "releases.csv").read_text().splitlines()
+    for kept in ([], rows[:-1]):
+        (folder / "releases.csv").write_text("\n".join([header, *kept]) + "\n")
+        with pytest.raises(InputError, match="has as taken"):
+            make_statement(vs.Run(folder), KEYS)
+
+
+def test_a_learner_that_never_sent_is_named(folder):
+    position = Position.load(folder)
+    position.seats["west"].accepted = None
+    position.save(folder)
+    listed = (folder / "releases.csv").read_text().splitlines()
+    (folder / "releases.csv").write_text(
+        "\n".join(line for line in listed if ",west," not in line) + "\n"
+    )
+    text = make_statement(vs.Run(folder), KEYS).text
+    assert "west: has never sent anything." in text
+    assert "6 rounds are done." in text
+    assert "east: epoch 0, 6 rounds, ledger head" in text
+
+
+def test_a_copy_without_its_checkpoint_is_not_signed(folder):
+    (folder / "checkpoint.bin").unlink()
+    assert vs.Run(folder).is_federation  # its report can still be made
+    with pytest.raises(InputError, match="the server's checkpoint"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_keys_of_another_federation_are_refused(folder):
+    with pytest.raises(InputError, match="they know none of its learners"):
+        make_statement(vs.Run(folder), keys_of(KEY, "paris", "rome"))
+
+
+def test_a_simulation_that_looks_like_a_federation_gets_none(folder, tmp_path):
+    """Neither a federation's guarantee nor a server's checkpoint beside it makes it one."""
+    simulated = simulated_folder(tmp_path / "simulated", 1, 1, 8)
+    for name in ("guarantee.json", "checkpoint.bin", "releases.csv"):
+        (simulated / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(InputError, match="protects no one"):
+        make_statement(vs.Run(simulated), KEYS)
 
 
 def test_only_the_text_that_was_signed_verifies_with_that_key(folder):
-    content = make_statement(vs.Run(folder), KEY).signed_text
+    content = make_statement(vs.Run(folder), KEYS).signed_text
     assert verify_statement(content, KEY.public).startswith("PRIVACY STATEMENT\nclinics\n")
     with pytest.raises(ProtocolError, match="not what was signed"):
         verify_statement(content.replace("ε = 1,", "ε = 0.1,"), KEY.public)
     with pytest.raises(ProtocolError, match="another key"):
         verify_statement(content, PrivateKey(bytes(32)).public)
-    forged = make_statement(vs.Run(folder), PrivateKey(bytes(32))).signed_text
+    forged = make_statement(vs.Run(folder), keys_of(PrivateKey(bytes(32)), "east")).signed_text
     mine = KEY.public.raw.hex()
     theirs = PrivateKey(bytes(32)).public.raw.hex()
     with pytest.raises(ProtocolError, match="not what was signed"):
@@ -53,9 +155,34 @@ def test_only_the_text_that_was_signed_verifies_with_that_key(folder):
             verify_statement(damaged, KEY.public)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c + "This run is approved.\n",
+        lambda c: c.replace("\nsignature ", "\n\nsignature "),
+        lambda c: c.replace("\nsignature ", "\nε = 0.001\nsignature "),
+        lambda c: c.replace("key       ", "key "),
+        lambda c: c + c[c.rindex("key  ") :],
+        lambda c: c[: c.rindex("key  ")] + c[c.rindex("key  ") :].replace("a", "A"),
+        lambda c: c + " ",
+        lambda c: c.rstrip("\n"),
+    ],
+)  # fmt: skip
+def test_nothing_stands_beside_what_was_signed(folder, change):
+    content = make_statement(vs.Run(folder), KEYS).signed_text
+    with pytest.raises(ProtocolError, match="no signed statement"):
+        verify_statement(change(content), KEY.public)
+
+
+def test_ends_of_lines_may_change_on_the_way(folder):
+    statement = make_statement(vs.Run(folder), KEYS)
+    crlf = statement.signed_text.replace("\n", "\r\n")
+    assert verify_statement(crlf, KEY.public) == statement.text
+
+
 def test_a_signature_of_a_message_is_none_of_a_statement(folder):
     """The key also signs the protocol's messages: what it signs here has a prefix of its own."""
-    statement = make_statement(vs.Run(folder), KEY)
+    statement = make_statement(vs.Run(folder), KEYS)
     plain = KEY.sign(statement.text.encode()).hex()
     with pytest.raises(ProtocolError, match="not what was signed"):
         verify_statement(statement.signed_text.replace(statement.signature, plain), KEY.public)
@@ -64,7 +191,7 @@ def test_a_signature_of_a_message_is_none_of_a_statement(folder):
 def test_a_simulation_has_nothing_to_state(tmp_path):
     run = vs.Run(simulated_folder(tmp_path / "run", 1, 1, 8))
     with pytest.raises(InputError, match="protects no one"):
-        make_statement(run, KEY)
+        make_statement(run, KEYS)
 
 
 def test_the_command_writes_and_checks_it(folder, tmp_path):
@@ -75,6 +202,12 @@ def test_the_command_writes_and_checks_it(folder, tmp_path):
     page = (folder / "statement.html").read_text()
     assert "<h2>What is promised</h2>" in page
     assert "http" not in page.replace("http-equiv", "")
+    good = (folder / "statement.txt").read_bytes()
+    for wrong in (public.parent, tmp_path / "keys"):
+        refused = veilstream("report", str(folder), "--statement", "--keys", str(wrong))
+        assert refused.returncode == 2
+        assert "the server's folder of keys" in refused.stderr
+    assert (folder / "statement.txt").read_bytes() == good
     checked = veilstream("report", str(folder / "statement.txt"), "--verify", str(public), "--json")
     assert checked.returncode == 0, checked.stderr
     assert json.loads(checked.stdout)["verified"] is True

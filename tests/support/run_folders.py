@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from veilstream.deployment.terms import Terms
+from veilstream.federation.protocol.fold import Seat
+from veilstream.federation.services.checkpoint import MESSAGES, Position
+from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.run_folder import history_csv, versions
@@ -40,6 +43,7 @@ def federation_folder(folder: Path, rounds: int = 6) -> Path:
     (folder / "plan.toml").write_text(plan.to_toml())
     _json(folder / "guarantee.json", guarantee)
     _json(folder / "versions.json", versions() | {"engine": "direct"})
+    messages = MessageFile(folder / MESSAGES, 4, create=True)
     closed, releases = (
         ["round,seconds,answered,missing"],
         ["round,learner,epoch,learner_round,hash"],
@@ -59,6 +63,14 @@ def federation_folder(folder: Path, rounds: int = 6) -> Path:
         "learners": {n: {"epoch": 0, "rounds": rounds - (n == "west")} for n in names},
     }  # fmt: skip
     _json(folder / "summary.json", summary)
+    seats = {
+        n: Seat(
+            n, Slots(messages, i), 0, rounds - (n == "west"),
+            (rounds - 1 - (n == "west"), f"{i}{rounds - 1:063x}"), "open",
+        )
+        for i, n in enumerate(names)
+    }  # fmt: skip
+    Position("clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages).save(folder)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import DataPlan, Plan
+from veilstream.plans.released_model import plan_digest
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
 
@@ -78,6 +80,10 @@ _TELEMETRY_RUNS = 100_000
 class AuditReport:
     """What was claimed, what was found."""
 
+    plan_sha256: str
+    """Of the plan that was given (`plan_digest`)."""
+    made: str
+    """When it was begun, in UTC."""
     guarantee: Guarantee
     fixed: OneRun
     adaptive: OneRun
@@ -158,6 +164,9 @@ class AuditReport:
             "kept": not self.alarms,
             "verdict": self.verdict,
             "alarms": list(self.alarms),
+            "plan_sha256": self.plan_sha256,
+            "made": self.made,
+            "runs": self.many.runs,
             "guarantee": self.guarantee.as_dict(),
             "claimed": {"mu": self.fixed.claim, "epsilon": self.guarantee.epsilon, "delta": delta},
             "one_run": {
@@ -235,6 +244,7 @@ def audit(
         InputError: for a plan that cannot be deployed, or has too many rounds to audit.
 
     """
+    digest, made = plan_digest(plan), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     plan = auditable(plan)
     rounds, tau = plan.learning.rounds, plan.learning.local_steps
     dim = max(min(coordinates, _NUMBERS // rounds), 2 * rounds + 2)
@@ -252,6 +262,8 @@ def audit(
     if terms.telemetry is not None:
         told = telemetry_runs(plan, terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
     return AuditReport(
+        plan_sha256=digest,
+        made=made,
         guarantee=terms.guarantee,
         fixed=one_run(fixed.residuals, law),
         adaptive=one_run(adaptive.residuals, law),

@@ -68,10 +68,10 @@ def report_command(
 
         made += [draw_panel(folder, path) for path in (pdf, svg) if path]
     if statement:
-        from veilstream.federation.identity import PrivateKey
+        from veilstream.federation.identity import ServerKeys
         from veilstream.reports.statement import write_statement
 
-        made += write_statement(folder, PrivateKey.load(keys / "identity.key"))
+        made += write_statement(folder, ServerKeys.load_signing(keys))
     if json:
         print_json({"run": str(run), "files": [str(path) for path in made]})
         return

@@ -116,6 +116,12 @@ class Terms:
             prepared.rule.gamma, _admission(task), telemetry,
         )  # fmt: skip
 
+    @classmethod
+    def promises(cls, plan: Plan, dim: int, stated: object) -> bool:
+        """Whether a guarantee, as JSON holds it, is what this plan gives: worked out anew."""
+        worked_out = cls.of(plan, dim).guarantee.as_dict()
+        return bool(json.loads(json.dumps(worked_out)) == stated)
+
     @property
     def settings(self) -> dict[str, Any]:
         """As JSON holds them: kept in the ledger, compared at enrolment."""

@@ -135,6 +135,22 @@ class ServerKeys:
         }
         return cls(path, PrivateKey.load(path / "identity.key"), learners, aggregators)
 
+    @classmethod
+    def load_signing(cls, path: Path) -> ServerKeys:
+        """Read KEYS/server, and no folder of another, to sign what only the server may say.
+
+        Raises:
+            InputError: it is the folder of a learner or an aggregator, or none at all.
+
+        """
+        own = [path / "identity.key", path / "learners.json"]
+        if not all(file.exists() for file in own) or (path / "server.pub").exists():
+            raise InputError(
+                "keys", str(path), "the server's folder of keys (identity.key, learners.json)",
+                "KEYS/server is it; a learner or an aggregator cannot speak for the server",
+            )  # fmt: skip
+        return cls.load(path)
+
 
 @dataclass(frozen=True)
 class LearnerKeys:

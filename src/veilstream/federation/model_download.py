@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -97,8 +96,7 @@ def check_plan(model: ReleasedModel, plan: Plan) -> None:
             f"a model of another plan (digest {theirs[:16]}…, expected {ours[:16]}…)",
             "ask whoever runs the server which plan it is for",
         )
-    promised = Terms.of(plan, len(model.model)).guarantee.as_dict()
-    if json.loads(json.dumps(promised)) != model.guarantee:
+    if not Terms.promises(plan, len(model.model), model.guarantee):
         raise ProtocolError(
             "a model whose stated guarantee is not what its plan gives", "do not trust the server"
         )

@@ -33,6 +33,7 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
 
 __all__ = [
+    "SERVER_CHECKPOINT",
     "Run",
     "check_folder",
     "clear_earlier",
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 Float32s = NDArray[np.float32]
+
+SERVER_CHECKPOINT = "checkpoint.bin"
+"""What a server goes on from; a simulation writes no file of this name."""
 
 
 def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
@@ -207,6 +211,20 @@ class Run:
     def simulated(self) -> bool:
         """Whether seeds made the noise, so that this run itself protected no one."""
         return bool(self.summary.get("simulated", False))
+
+    @property
+    def is_federation(self) -> bool:
+        """Whether a server's run is here, under whose promise real clients may have been.
+
+        Its checkpoint says so; in a copy without it, a summary that names the run. A summary of a
+        simulation says that it is none, whatever else lies beside it. No name that a plan gives,
+        of a method or of the run, plays a part.
+        """
+        begun = (self.path / SERVER_CHECKPOINT).exists()
+        if not (self.path / "summary.json").exists():
+            return begun
+        summary = self.summary
+        return "simulated" not in summary and (begun or "run" in summary)
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

@@ -15,20 +15,18 @@ A live page sends the same keys as they change (`veilstream.update` in page.js).
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
 from veilstream.reports.federation_state import federation_state
+from veilstream.reports.last_audit import audit_of
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import learning_charts, noise_charts
 from veilstream.reports.telemetry_charts import telemetry_charts
 
-__all__ = ["SCHEMA", "audit_of", "listed_methods", "report_state"]
+__all__ = ["SCHEMA", "listed_methods", "report_state"]
 
 SCHEMA = 1
 _RESULTS = {
@@ -52,8 +50,8 @@ def report_state(run: Run) -> dict[str, Any]:
         InputError: for a folder whose files are missing or damaged.
 
     """
-    common = {"schema": SCHEMA, "audit": audit_of(run.path), "provenance": _provenance(run)}
-    if "epsilon" in run.guarantees:
+    common = {"schema": SCHEMA, "audit": audit_of(run), "provenance": _provenance(run)}
+    if run.is_federation:
         return federation_state(run) | common
     summary = run.summary
     methods = listed_methods(summary["methods"])
@@ -90,36 +88,6 @@ def report_state(run: Run) -> dict[str, Any]:
         },
         "results": _results(summary),
     }
-
-
-def audit_of(folder: Path) -> dict[str, Any] | None:
-    """The audit that lies in a run's folder (audit.json, or audit/audit.json), made short."""
-    for path in (folder / "audit.json", folder / "audit" / "audit.json"):
-        if not path.exists():
-            continue
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            one, many, claim = found["one_run"], found["many_run"], found["claimed"]
-            bounds = [
-                {"label": f"one run, {name} server", "mu": one[name]["mu_lower"],
-                 "epsilon": one[name]["epsilon_lower"]}
-                for name in ("fixed", "adaptive")
-            ]  # fmt: skip
-            bounds.append(
-                {"label": f"{many['runs']:,} runs with a canary", "mu": many["mu_lower"],
-                 "epsilon": many["epsilon_via_mu"]}
-            )  # fmt: skip
-            return {
-                "kept": found["kept"], "verdict": found["verdict"], "claimed": claim,
-                "bounds": bounds, "confidence": many["confidence"],
-                "cannot_see": found["cannot_see"],
-            }  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                "audit", str(path), "what `veilstream audit --out` wrote",
-                f"{type(error).__name__} {error}; audit again, or remove it",
-            ) from error  # fmt: skip
-    return None
 
 
 def listed_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -221,16 +189,20 @@ def _cell(value: Mapping[str, Any] | None) -> str:
 
 def _provenance(run: Run) -> dict[str, Any]:
     versions = run.versions
-    facts = [["Folder", run.path.name], *([key, str(said)] for key, said in versions.items())]
+    facts = [
+        ["Folder", run.path.resolve().name],
+        *([key, str(said)] for key, said in versions.items()),
+    ]
     return {"facts": facts, "command": _command(run), "plan": run.plan.to_toml()}
 
 
 def _command(run: Run) -> str:
-    """What repeats the run, from where the folder's parent is."""
-    plan, folder = run.plan, run.path
-    stored, again = (str(folder / "plan.toml"), f"{folder}-again")
-    if "epsilon" in run.guarantees:
-        return shlex.join(["veilstream", "server", "--plan", stored, "--out", again])
+    """What repeats the run, from where the folder's parent is; a page names no path above it."""
+    plan, folder = run.plan, run.path.resolve().name
+    stored, again = f"{folder}/plan.toml", f"{folder}-again"
+    if run.is_federation:
+        words = ["--plan", stored, "--keys", "keys/server", "--out", again]
+        return shlex.join(["veilstream", "server", *words])
     if "custom" in (plan.learning.task, plan.data.kind):
         own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind))
                if k == "custom"]  # fmt: skip

@@ -30,12 +30,13 @@ class Compared:
     """One run in a comparison: its name there, its method and what came of it."""
 
     def __init__(self, run: Run, method: str | None, name: str) -> None:
-        self.run, self.name, self.summary = run, name, run.summary
-        if "methods" not in self.summary:
+        self.run, self.name = run, name
+        if run.is_federation:
             raise InputError(
                 "run", str(run.path), "a simulation's folder",
                 "a federation's accuracy is private; its own report shows what may be seen",
             )  # fmt: skip
+        self.summary = run.summary
         self.method = self.summary["main_method"] if method is None else method
         if self.method not in self.summary["methods"]:
             raise UnknownName("method", self.method, self.summary["methods"])

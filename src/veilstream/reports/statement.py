@@ -13,26 +13,29 @@ not rest on the server at all: learners enforce it, and whoever doubts it reads 
 from __future__ import annotations
 
 import csv
-import hashlib
 import html
+import re
 import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PrivateKey, PublicKey
+from veilstream.federation.identity import PublicKey, ServerKeys
+from veilstream.federation.services.checkpoint import RunHead
 from veilstream.files import write_file
 from veilstream.plans.released_model import plan_digest
 from veilstream.plans.run_folder import Run
+from veilstream.reports.last_audit import audit_digest, audit_of
 from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_state import audit_of
 
 __all__ = ["Statement", "make_statement", "public_key", "verify_statement", "write_statement"]
 
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
+_TAIL = re.compile(r"key +(?P<key>[0-9a-f]{64})\nsignature (?P<signature>[0-9a-f]{128})\n")
 _WIDTH = 92
 
 
@@ -53,27 +56,44 @@ class Statement:
     @property
     def signed_text(self) -> str:
         """As statement.txt holds it."""
-        return f"{self.text}{_MARK}key       {self.key}\nsignature {self.signature}\n"
+        return _signed_text(self.text, self.key, self.signature)
 
 
-def make_statement(run: Run, key: PrivateKey, *, now: float | None = None) -> Statement:
+def _signed_text(text: str, key: str, signature: str) -> str:
+    return f"{text}{_MARK}key       {key}\nsignature {signature}\n"
+
+
+def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> Statement:
     """State what a federation's folder says, and sign it.
+
+    Guarantees: the promise that is stated is what the plan gives, worked out anew; run and ledger
+    heads are those of the server's checkpoint, and the list of releases has them too.
 
     Args:
         run: a server's run folder.
-        key: the server's identity.
+        keys: the server's folder of keys.
         now: seconds since the epoch; the clock's where it is left out.
 
     Raises:
-        InputError: for a simulation, which protects no one, or a folder that is damaged.
+        InputError: for a simulation, which protects no one, a folder that is damaged or whose files
+            contradict each other, or keys of another federation.
 
     """
-    if "epsilon" not in run.guarantees:
+    if not run.is_federation:
         raise InputError(
             "run", str(run.path), "a federation's run folder",
             "a simulation protects no one, so there is nothing to state; deploy its plan",
         )  # fmt: skip
-    parts = _parts(run, time.time() if now is None else now)
+    head = RunHead.load(run.path)
+    _check_folder(run, head)
+    if not any(seat.name in keys.learners for seat in head.seats):
+        raise InputError(
+            "keys", str(keys.path), "the keys that this run's server has; they know none of its "
+            f"learners ({', '.join(seat.name for seat in head.seats[:8])})",
+            "name the folder that the server was started with",
+        )  # fmt: skip
+    key = keys.identity
+    parts = _parts(run, head, time.time() if now is None else now)
     body = "\n\n".join(
         f"{title}\n\n" + "\n".join(_wrapped(line) for line in lines) for title, lines in parts
     )
@@ -84,23 +104,25 @@ def make_statement(run: Run, key: PrivateKey, *, now: float | None = None) -> St
 def verify_statement(content: str, server: PublicKey) -> str:
     """Check a statement.txt against the server's public key; returns the text that was signed.
 
+    Guarantees: the whole file is what `Statement.signed_text` gives for the text returned; ends of
+    lines may have been changed to CRLF on the way, nothing else.
+
     Raises:
         ProtocolError: it is no statement, was changed, or another key signed it.
 
     """
-    text, mark, tail = content.partition(_MARK)
-    said = dict(line.split(None, 1) for line in tail.splitlines() if len(line.split(None, 1)) == 2)
-    try:
-        signature = bytes.fromhex(said.get("signature", ""))
-    except ValueError:
-        signature = b""
-    if not mark or set(said) != {"key", "signature"} or len(signature) != 64:
+    content = content.replace("\r\n", "\n")
+    text, _, tail = content.rpartition(_MARK)
+    said = _TAIL.fullmatch(tail)
+    # All of the file, to the byte: nothing may stand beside what was signed.
+    if said is None or content != _signed_text(text, said["key"], said["signature"]):
         raise ProtocolError("a file that is no signed statement", "take statement.txt, unchanged")
     if said["key"] != server.raw.hex():
         raise ProtocolError(
             f"a statement of another key ({said['key'][:16]}…, expected {server.raw.hex()[:16]}…)",
             "ask the server's operator which key is theirs",
         )
+    signature = bytes.fromhex(said["signature"])
     if not server.verifies(signature, _DOMAIN + text.encode()):
         raise ProtocolError(
             "a statement whose text is not what was signed", "ask for the original; trust none else"
@@ -108,16 +130,16 @@ def verify_statement(content: str, server: PublicKey) -> str:
     return text
 
 
-def write_statement(run: Run, key: PrivateKey) -> list[Path]:
-    """Put statement.txt and statement.html into a run's folder."""
-    statement = make_statement(run, key)
+def write_statement(run: Run, keys: ServerKeys) -> list[Path]:
+    """Put statement.txt and statement.html into a run's folder; errors as of `make_statement`."""
+    statement = make_statement(run, keys)
     paths = [run.path / "statement.txt", run.path / "statement.html"]
     write_file(paths[0], statement.signed_text)
     write_file(paths[1], _page(statement, run.plan.name))
     return paths
 
 
-def _parts(run: Run, now: float) -> Parts:
+def _parts(run: Run, head: RunHead, now: float) -> Parts:
     guarantee, plan = run.guarantees, run.plan
     promise = promise_of(guarantee, simulated=False)
     versions = run.versions
@@ -129,16 +151,13 @@ def _parts(run: Run, now: float) -> Parts:
              promise["words"]],
         ),
         ("What it rests on", [f"- {line}" for line in promise["rests"]]),
-        ("What leaves a learner", [
-            "Noisy sums of clipped gradients, and nothing else of any client: no record and no "
-            "name. Records stay at the learner; gradients are discarded after one step. The "
-            "server sees in which rounds a learner answers.",
-        ]),
-        ("How far it has come, by the server's account", _heads(run)),
-        ("The last audit", _audit(run.path)),
+        ("What leaves a learner", [" ".join(promise["leaves"])]),
+        ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
+        ("How far it has come, by the server's account", _heads(run, head)),
+        ("The last audit", _audit(run)),
         ("What this is about", [
             f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
-            f"Run begun {versions.get('began', 'at an unknown time')}, veilstream "
+            f"Run {head.run}, begun {versions.get('began', 'at an unknown time')}, veilstream "
             f"{versions.get('veilstream', 'of an unknown version')}, commit "
             f"{versions.get('commit', 'unknown')}.",
             f"Stated {day}.",
@@ -149,36 +168,91 @@ def _parts(run: Run, now: float) -> Parts:
     return parts
 
 
-def _heads(run: Run) -> list[str]:
-    """The last message of each learner that the server took, by its hash-chain link."""
-    path = run.path / "releases.csv"
-    last: dict[str, dict[str, str]] = {}
+def _check_folder(run: Run, head: RunHead) -> None:
+    """Refuse a folder whose files do not belong together: they would be signed as one story."""
+    if not Terms.promises(run.plan, head.dim, run.guarantees):
+        raise InputError(
+            "run", str(run.path / "guarantee.json"), "the guarantee that plan.toml gives",
+            "one of the two was changed, or another version wrote them: restore them, or state it "
+            "with that version",
+        )  # fmt: skip
+    if not (run.path / "summary.json").exists():
+        return
+    summary = run.summary
+    said = summary.get("run"), summary.get("rounds"), summary.get("guarantee")
+    if said != (head.run, head.round, run.guarantees):
+        raise InputError(
+            "run", str(run.path / "summary.json"),
+            f"the summary of run {head.run} after {head.round} rounds, as checkpoint.bin has it",
+            "restore the whole folder from one copy",
+        )  # fmt: skip
+
+
+def _heads(run: Run, head: RunHead) -> list[str]:
+    """The last message of each learner that the server took, by its hash-chain link.
+
+    The checkpoint says which; the list of releases must have them.
+    """
+    listed = _listed_releases(run.path / "releases.csv")
+    lines = [f"{head.round:,} rounds are done."]
+    for seat in sorted(head.seats, key=lambda seat: seat.name):
+        if seat.accepted is None:
+            sent_before = any(name == seat.name for name, _, _, _ in listed)
+            new_epoch = f"epoch {seat.epoch}, nothing taken in it yet"
+            lines.append(f"{seat.name}: {new_epoch if sent_before else 'has never sent anything'}.")
+            continue
+        round_, link = seat.accepted
+        if (seat.name, seat.epoch, round_, link) not in listed:
+            raise InputError(
+                "run", str(run.path / "releases.csv"),
+                f"{seat.name}'s round {round_} of epoch {seat.epoch}, which checkpoint.bin has as "
+                "taken", "restore the whole folder from one copy",
+            )  # fmt: skip
+        excluded = {"held": "; left out for now", "void": "; left out for good"}
+        lines.append(
+            f"{seat.name}: epoch {seat.epoch}, {round_ + 1} rounds, ledger head {link}"
+            f"{excluded.get(seat.state, '')}"
+        )
+    return lines
+
+
+_Releases = set[tuple[str, int, int, str]]
+
+
+def _listed_releases(path: Path) -> _Releases:
+    """Learner, epoch, its own round, and hash of every message that a round was made of."""
     try:
         with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                last[row["learner"]] = row
-        lines = [
-            f"{name}: epoch {row['epoch']}, {int(row['learner_round']) + 1} rounds, ledger head "
-            f"{row['hash']}"
-            for name, row in sorted(last.items())
-        ]
+            return {
+                (row["learner"], int(row["epoch"]), int(row["learner_round"]), row["hash"])
+                for row in csv.DictReader(file)
+            }
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise InputError(
             "run", str(path), "the list of releases that the server wrote", f"{error}; restore it"
         ) from error
-    return lines or ["No learner has sent anything yet."]
 
 
-def _audit(folder: Path) -> list[str]:
-    audit = audit_of(folder)
+def _audit(run: Run) -> list[str]:
+    audit = audit_of(run)
+    again = "`veilstream audit --plan plan.toml --out audit` in the run's folder makes one."
     if audit is None:
-        return [
-            "None lies in the run's folder. `veilstream audit --plan plan.toml --out audit` makes "
-            "one."
-        ]
-    paths = (folder / "audit.json", folder / "audit" / "audit.json")
-    digest = next(hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.exists())
-    return [f"{audit['verdict']}.", f"SHA-256 of audit.json: {digest}."]
+        return [f"None lies in the run's folder. {again}"]
+    if not audit["of_this_plan"]:
+        digest = audit["plan_sha256"]
+        whose = (
+            "that does not say of which plan" if digest is None else f"of another plan ({digest})"
+        )
+        return [f"One lies in the run's folder {whose}, so it says nothing of this run. {again}"]
+    return [
+        f"{audit['verdict']}.",
+        f"Made {audit['made']}, of this plan, from {audit['runs']:,} runs with a canary; its "
+        f"bounds hold with probability {audit['confidence']:.0%} each. It ran the code of learners "
+        "on the machine that it was made on, not the learners themselves.",
+        "It cannot see:",
+        *(f"- {line}" for line in audit["cannot_see"]),
+        f"SHA-256 of audit.json: {audit_digest(run)}.",
+    ]
 
 
 def _wrapped(line: str) -> str:

@@ -56,8 +56,7 @@ def tracked_runs(run: Run, most_points: int) -> list[TrackedRun]:
     """
     if most_points < 2:
         raise InputError("--points", most_points, "at least 2", "try 1000")
-    federation = "epsilon" in run.guarantees
-    return _of_server(run, most_points) if federation else _of_methods(run, most_points)
+    return _of_server(run, most_points) if run.is_federation else _of_methods(run, most_points)
 
 
 def _of_methods(run: Run, most: int) -> list[TrackedRun]:

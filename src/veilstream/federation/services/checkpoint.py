@@ -33,10 +33,11 @@ from veilstream.errors import InputError
 from veilstream.federation.protocol.fold import Seat
 from veilstream.federation.services.message_file import MessageFile, Slots
 from veilstream.files import sync_directory, write_file
+from veilstream.plans.run_folder import SERVER_CHECKPOINT
 
-__all__ = ["CHECKPOINT", "MESSAGES", "ModelFile", "Position"]
+__all__ = ["CHECKPOINT", "MESSAGES", "ModelFile", "Position", "RunHead", "SeatHead"]
 
-CHECKPOINT, MESSAGES = "checkpoint.bin", "messages.bin"
+CHECKPOINT, MESSAGES = SERVER_CHECKPOINT, "messages.bin"
 """Files in a run's folder."""
 
 _MAGIC = b"VEILCKP1"
@@ -108,6 +109,49 @@ class Position:
             numbers, velocity = numbers[:-dim], numbers[-dim:].copy()
         x, average = numbers[:dim], numbers[-dim:].copy()
         return cls(about["run"], about["round"], x, average, seats, messages, velocity)
+
+
+@dataclass(frozen=True)
+class SeatHead:
+    """How far one learner has come, by the server's account."""
+
+    name: str
+    epoch: int
+    accepted: tuple[int, str] | None
+    """Its own round and the hash of its last message that was taken; None: none of this epoch."""
+    state: str
+
+
+@dataclass(frozen=True)
+class RunHead:
+    """What a checkpoint says of its run; messages are not opened, so a server may be running."""
+
+    run: str
+    round: int
+    dim: int
+    """Parameters of the model."""
+    seats: tuple[SeatHead, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> RunHead:
+        """As the server saved it last.
+
+        Raises:
+            InputError: the checkpoint is missing or damaged.
+
+        """
+        try:
+            about, _ = _read(folder / CHECKPOINT)
+        except OSError as error:
+            raise InputError(
+                "run folder", str(folder / CHECKPOINT), "the server's checkpoint",
+                f"put it back from a copy of the folder ({error.strerror})",
+            ) from error  # fmt: skip
+        seats = tuple(
+            SeatHead(name, epoch, accepted and tuple(accepted), state)
+            for name, epoch, _, accepted, state, _, _ in about["seats"]
+        )
+        return cls(about["run"], about["round"], about["d"], seats)
 
 
 def _slots(seat: Seat) -> Slots:

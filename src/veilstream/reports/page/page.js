@@ -87,6 +87,9 @@
       box.append(el("p", { class: "symbols", text: promise.symbols }), el("p", { class: "words", text: promise.words }));
       if (promise.formula) box.append(el("p", { class: "formula", text: promise.formula }));
       if (promise.rests.length) box.append(el("details", { open: "" }, el("summary", { text: "What it rests on" }), items(promise.rests)));
+      [["What leaves a learner", promise.leaves], ["What is not covered", promise.uncovered]].forEach(function (part) {
+        if (part[1] && part[1].length) box.append(el("details", {}, el("summary", { text: part[0] }), items(part[1])));
+      });
       promise.remarks.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
       return box;
     },
@@ -105,8 +108,10 @@
       }
       bar("promised", claim.epsilon, claim.mu, "claim");
       audit.bounds.forEach(function (each) { bar(each.label, each.epsilon, each.mu, ""); });
+      var about = (audit.made ? "Made " + audit.made + ". " : "") + (audit.of_this_plan ? "Of this run’s plan."
+        : audit.plan_sha256 ? "Of another plan than this run’s (SHA-256 " + audit.plan_sha256.slice(0, 16) + "…)." : "It does not say of which plan it is.");
       box.append(el("p", { class: "verdict" + (audit.kept ? "" : " broken"), text: audit.kept ? "Kept, as far as messages tell" : "Broken" }),
-        bars, el("p", { class: "note", text: audit.verdict + ". Bounds hold with probability " + 100 * audit.confidence + "% each, at delta = " + claim.delta + "." }),
+        bars, el("p", { class: "note", text: audit.verdict + ". Bounds hold with probability " + 100 * audit.confidence + "% each, at delta = " + claim.delta + ". " + about }),
         el("details", {}, el("summary", { text: "What no audit of messages can see" }), items(audit.cannot_see)));
       return box;
     },
