@@ -14,6 +14,7 @@ from tests.support.federation import World, plan_of
 from tests.test_package import SMALL_PLAN
 from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
+from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_federation import LiveFederation
 from veilstream.reports.live_simulation import LiveSimulation
 from veilstream.reports.packed_series import unpack
@@ -126,6 +127,20 @@ def test_a_server_that_goes_on_shows_the_rounds_before(here):
     here.later()
     reader.catch_up()
     assert reader.points["answered"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("torn", ["3,0.5", "3", "3,0.5,2,\n4;0.2\n", "x,y,z,\n"])
+def test_a_torn_line_of_rounds_stops_no_page(here, torn):
+    here.go(3)
+    with (here.world.root / "run/rounds.csv").open("a") as file:
+        file.write(torn)
+    report = federation_state(vs.Run(here.world.root / "run"))
+    assert any("rounds.csv cannot be read" in notice for notice in report["notices"])
+    page = LiveFederation(
+        here.coordinator, here.metrics, here.world.root / "run", "/live", named=True,
+        clock=here.clock,
+    )  # fmt: skip
+    assert Reader(page).points["seconds"][:3] == [1, 2, 3]
 
 
 def test_who_is_away_late_or_left_out_is_told_and_by_number_where_names_are_not(here):

@@ -7,6 +7,7 @@ that report.html does not show.
 from __future__ import annotations
 
 import csv
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run, flat_keys
+from veilstream.plans.run_tables import read_rounds
 from veilstream.reports.packed_series import thinned
 
 __all__ = ["Curve", "TrackedRun", "tracked_runs"]
+
+_log = logging.getLogger(__name__)
 
 _TAGGED = ("veilstream", "commit", "began")
 _HISTORY = ("loss", "prequential_accuracy")
@@ -91,11 +95,13 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
 
 
 def _of_server(run: Run, most: int) -> list[TrackedRun]:
-    rows = list({row["round"]: row for row in _rows(run.path / "rounds.csv")}.values())
-    rounds = [int(row["round"]) + 1 for row in rows]
+    listed = read_rounds(run.path)
+    if listed.remark:
+        _log.warning("%s: %s", run.path, listed.remark)
+    rounds = [row.round + 1 for row in listed.rounds]
     curves = [
-        _curve(name, rounds, np.array([float(row[column]) for row in rows]), most)
-        for name, column in (("round_seconds", "seconds"), ("learners_answered", "answered"))
+        _curve("round_seconds", rounds, np.array([row.seconds for row in listed.rounds]), most),
+        _curve("learners_answered", rounds, np.array([r.answered for r in listed.rounds]), most),
     ]
     curves += _telemetry(_rows(run.path / "telemetry.csv"), most)
     settings = _settings(run) | _promise(run.guarantees)
