@@ -18,8 +18,16 @@ from typing import NamedTuple
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = ["ListedRound", "ListedRounds", "damaged_table", "keep_whole_lines", "read_rounds",
-           "table_rows"]  # fmt: skip
+__all__ = [
+    "ListedRound",
+    "ListedRounds",
+    "cell_number",
+    "damaged_table",
+    "keep_whole_lines",
+    "numbered_rows",
+    "read_rounds",
+    "table_rows",
+]
 
 
 def damaged_table(path: Path, line: int, rule: str, why: object) -> InputError:
@@ -33,15 +41,16 @@ def damaged_table(path: Path, line: int, rule: str, why: object) -> InputError:
     )
 
 
-def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a table with the lines that they end in.
+def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The header and all rows of a table, each with the line that it ends in.
 
     Args:
         path: the table, in UTF-8, with a header.
-        columns: those that must be there; a row may have more, and never fewer than the header.
+        columns: those that must be in the header.
 
     Raises:
-        InputError: for a file that cannot be read, a missing column or a row cut short.
+        InputError: for a file that cannot be read, a missing column, or a row with more or fewer
+            cells than the header.
 
     """
     line = 1
@@ -54,16 +63,38 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
                 raise damaged_table(
                     path, 1, f"the columns {', '.join(columns)}", f"{', '.join(absent)} missing"
                 )
+            yield 1, header
             for cells in rows:
                 line = rows.line_num
                 if len(cells) != len(header):
                     raise damaged_table(
                         path, line, f"{len(header)} cells in every row", f"here are {len(cells)}"
                     )
-                yield line, dict(zip(header, cells, strict=True))
+                yield line, cells
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = _reason(error)
         raise damaged_table(path, line, "a table in UTF-8 from here on", reason) from error
+
+
+def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """`numbered_rows` by the names of their columns, without the header."""
+    rows = numbered_rows(path, columns)
+    _, header = next(rows)
+    for line, cells in rows:
+        yield line, dict(zip(header, cells, strict=True))
+
+
+def cell_number(path: Path, line: int, cell: str) -> float:
+    """The number in a cell, NaN for an empty one.
+
+    Raises:
+        InputError: for anything else, by file and line.
+
+    """
+    try:
+        return float(cell or "nan")
+    except ValueError:
+        raise damaged_table(path, line, "a number", "a cell holds something else") from None
 
 
 def _reason(error: Exception) -> str:
@@ -98,7 +129,7 @@ class ListedRounds(NamedTuple):
 
 
 def read_rounds(folder: Path) -> ListedRounds:
-    """Rounds as a server closed them; of one that is listed twice after a kill the last line counts.
+    """Rounds as a server closed them; of one that a kill had listed twice the last line counts.
 
     A line that is cut short, not ended or edited into something else is left out and counted; no
     rounds where there is no file.

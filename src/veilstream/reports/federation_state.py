@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from typing import Any
 
 import numpy as np
 
-from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run
 from veilstream.plans.run_tables import ListedRound, read_rounds
 from veilstream.reports.packed_series import pack, thinned, unpack
@@ -16,6 +14,7 @@ from veilstream.reports.promise_words import promise_of
 __all__ = ["federation_state", "telemetry_charts"]
 
 _MOST_POINTS = 500
+_ESTIMATE = ("round", "estimate", "low", "high")
 
 
 def federation_state(run: Run) -> dict[str, Any]:
@@ -58,22 +57,12 @@ def federation_state(run: Run) -> dict[str, Any]:
 
 def telemetry_charts(run: Run) -> list[dict[str, Any]]:
     """Private telemetry with its error bars, a chart for each metric; none without the file."""
-    path = run.path / "telemetry.csv"
-    if not path.exists():
-        return []
     metrics: dict[str, list[list[float]]] = {}
-    windows: dict[str, str] = {}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                values = [float(row[c]) for c in ("round", "estimate", "low", "high")]
-                metrics.setdefault(row["metric"], []).append(values)
-                windows[row["metric"]] = row["window"]
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            "run", str(path), "round, metric, estimate, low, high and window in every row",
-            f"{error}; restore it, or remove it",
-        ) from error  # fmt: skip
+    windows: dict[str, float] = {}
+    for row in run.telemetry():
+        metric = str(row["metric"])
+        metrics.setdefault(metric, []).append([float(row[column]) for column in _ESTIMATE])
+        windows[metric] = float(row["window"])
     charts = []
     for metric, rows in metrics.items():
         table = np.array(rows)[thinned(len(rows), _MOST_POINTS)]
@@ -82,7 +71,7 @@ def telemetry_charts(run: Run) -> list[dict[str, Any]]:
                 "id": f"telemetry-{metric}",
                 "title": f"{metric.capitalize()}, as the promise lets it be seen",
                 "about": "An estimate from noisy sums that every client’s promise covers; the band "
-                f"is its error bar. Window: {windows[metric]}.",
+                f"is its error bar. Window: {windows[metric]:g}.",
                 "x_label": "round",
                 "y_label": metric,
                 "logarithmic": False,

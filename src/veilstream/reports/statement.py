@@ -12,9 +12,9 @@ not rest on the server at all: learners enforce it, and whoever doubts it reads 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import html
+import re
 import textwrap
 import time
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from veilstream.federation.identity import PrivateKey, PublicKey
 from veilstream.files import write_file
 from veilstream.plans.released_model import plan_digest
 from veilstream.plans.run_folder import Run
+from veilstream.plans.run_tables import damaged_table, table_rows
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_state import audit_of
 
@@ -34,6 +35,7 @@ __all__ = ["Statement", "make_statement", "public_key", "verify_statement", "wri
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
 _WIDTH = 92
+_LINK = re.compile("[0-9a-f]{64}")
 
 
 Parts = list[tuple[str, list[str]]]
@@ -152,20 +154,18 @@ def _parts(run: Run, now: float) -> Parts:
 def _heads(run: Run) -> list[str]:
     """The last message of each learner that the server took, by its hash-chain link."""
     path = run.path / "releases.csv"
-    last: dict[str, dict[str, str]] = {}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                last[row["learner"]] = row
-        lines = [
-            f"{name}: epoch {row['epoch']}, {int(row['learner_round']) + 1} rounds, ledger head "
-            f"{row['hash']}"
-            for name, row in sorted(last.items())
-        ]
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            "run", str(path), "the list of releases that the server wrote", f"{error}; restore it"
-        ) from error
+    last: dict[str, tuple[str, int, str]] = {}
+    for line, row in table_rows(path, ["learner", "epoch", "learner_round", "hash"]):
+        if not (row["learner_round"].isdecimal() and _LINK.fullmatch(row["hash"])):
+            raise damaged_table(
+                path, line, "a round and a whole hash in every row",
+                "a server that is started again removes a last line that a kill cut short",
+            )  # fmt: skip
+        last[row["learner"]] = row["epoch"], int(row["learner_round"]) + 1, row["hash"]
+    lines = [
+        f"{name}: epoch {epoch}, {rounds} rounds, ledger head {head}"
+        for name, (epoch, rounds, head) in sorted(last.items())
+    ]
     return lines or ["No learner has sent anything yet."]
 
 

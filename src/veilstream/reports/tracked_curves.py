@@ -6,10 +6,8 @@ that report.html does not show.
 
 from __future__ import annotations
 
-import csv
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +70,7 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
     if (run.path / "accuracy.csv").exists():
         looked, found = run.held_out_accuracy()
         held = dict(found)
-    telemetry = _rows(run.path / "telemetry.csv")
+    telemetry = run.telemetry()
     made = []
     for name, method in summary["methods"].items():
         settings = _settings(run) | {"method": name, "mechanism": method["mechanism"] or "none"}
@@ -84,7 +82,7 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
             ]
             if held:
                 curves.append(_curve("held_out_accuracy", looked, held[name][place], most))
-            own = (name, str(seed))
+            own = (name, seed)
             told = [row for row in telemetry if (row.get("method"), row.get("seed")) == own]
             curves += _telemetry(told, most)
             tags = _tags(run) | {"veilstream.simulated": "true", "veilstream.seed": str(seed)}
@@ -103,17 +101,17 @@ def _of_server(run: Run, most: int) -> list[TrackedRun]:
         _curve("round_seconds", rounds, np.array([row.seconds for row in listed.rounds]), most),
         _curve("learners_answered", rounds, np.array([r.answered for r in listed.rounds]), most),
     ]
-    curves += _telemetry(_rows(run.path / "telemetry.csv"), most)
+    curves += _telemetry(run.telemetry(), most)
     settings = _settings(run) | _promise(run.guarantees)
     tags = _tags(run) | {"veilstream.simulated": "false"}
     return [TrackedRun(run.path.name, settings, tags, [c for c in curves if c.rounds])]
 
 
-def _telemetry(rows: list[dict[str, str]], most: int) -> list[Curve]:
+def _telemetry(rows: list[dict[str, str | float]], most: int) -> list[Curve]:
     """Private estimates with the ends of their error bars."""
-    by_metric: dict[str, list[dict[str, str]]] = {}
+    by_metric: dict[str, list[dict[str, str | float]]] = {}
     for row in rows:
-        by_metric.setdefault(row["metric"], []).append(row)
+        by_metric.setdefault(str(row["metric"]), []).append(row)
     curves = []
     for metric, told in by_metric.items():
         at = [int(float(row["round"])) for row in told]
@@ -121,14 +119,6 @@ def _telemetry(rows: list[dict[str, str]], most: int) -> list[Curve]:
             values = np.array([float(row[column]) for row in told])
             curves.append(_curve(f"telemetry/{metric}/{column}", at, values, most))
     return curves
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """A table's rows; none where there is no table."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _curve(metric: str, rounds: Any, values: NDArray[Any], most: int) -> Curve:
