@@ -4,7 +4,8 @@
     page.standing(now)        from the coordinator's own thread, as often as it likes
 
 Nothing is on it that the server does not know anyway, and less: no reason that a learner gave, no
-path and no version of this machine, and no learner's name unless the operator asks for names (a
+path and no version of this machine, of the plan its numbers alone (no data source, column or
+label), and no learner's name unless the operator asks for names (a
 learner's absence may say something of the place it stands in). What it holds is bounded, however
 long the run is and however many learners there are.
 """
@@ -29,6 +30,7 @@ from veilstream.plans.run_folder import Run
 from veilstream.plans.run_tables import read_rounds
 from veilstream.reports.federation_state import federation_state, telemetry_charts
 from veilstream.reports.live_page import LiveState
+from veilstream.reports.public_plan import public_plan
 from veilstream.reports.report_curves import chart
 from veilstream.reports.thinned_rounds import ThinnedRounds
 
@@ -103,7 +105,7 @@ class LiveFederation(LiveState):
         state["provenance"] = {
             "facts": [["Run", coordinator.run]],
             "command": "",
-            "plan": self._run.plan.to_toml(),
+            "plan": public_plan(self._run.plan),
         }
         state["charts"] = {"telemetry": state["charts"]["telemetry"], "rounds": self._charts()}
         super().__init__(state | {"audit": None} | self._parts(), path)
