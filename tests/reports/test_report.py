@@ -59,6 +59,12 @@ def test_the_table_explains_regret_only_where_it_shows_it(run):
     assert "regret" not in without["note"]
 
 
+def test_a_title_that_looks_like_a_place_of_the_template_stays_a_title(run):
+    title = "{{state}}{{scripts}}"
+    html = page_html(report_state(vs.Run(run.path)) | {"title": title})
+    assert f"<title>{title} · veilstream</title>" in html
+
+
 def test_curves_are_the_tables(run):
     state = embedded((run.path / "report.html").read_text())
     charts = {c["id"]: c for c in state["charts"]["learning"] + state["charts"]["noise"]}
