@@ -157,3 +157,27 @@ def test_a_missing_file_of_messages_is_named(tmp_path):
     (world.folder / MESSAGES).unlink()
     with pytest.raises(InputError, match="put it back"):
         world.go()
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "releases.csv"])
+def test_a_line_cut_short_is_removed_before_the_next_is_written(tmp_path, name):
+    world = World(tmp_path / "run")
+    saved, save = 0, Position.save
+
+    def third(self, folder):
+        nonlocal saved
+        saved += 1
+        if saved == 4:
+            raise Cut
+        save(self, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Position, "save", third)
+        with pytest.raises(Cut):
+            world.go()
+    path = world.folder / name
+    path.write_bytes(path.read_bytes()[:-3])
+    world.go()
+    header, *lines = path.read_text().splitlines()
+    assert all(line.count(",") == header.count(",") for line in lines)
+    assert {int(line.split(",")[0]) for line in lines} == set(range(ROUNDS))

@@ -70,6 +70,13 @@ def test_keys_that_do_not_fit_are_named(old, new, field):
     assert raised.value.field.startswith(field)
 
 
+def test_three_labels_in_logistic_regression_name_the_task_that_takes_them():
+    three = PLAN.replace('labels = ["0", "1"]', 'labels = ["0", "1", "2"]')
+    with pytest.raises(PlanError, match='task = "softmax"'):
+        Plan.parse(three)
+    Plan.parse(three.replace("rounds = 4", 'rounds = 4\ntask = "softmax"'))
+
+
 @pytest.mark.parametrize(
     ("task", "label", "dim"),
     [("softmax", 'labels = ["a", "b", "c"]', 18), ("huber", "label_range = [0.0, 9.0]", 6),

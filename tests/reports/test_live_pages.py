@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.support.federation import World, plan_of
 from tests.test_package import SMALL_PLAN
 from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
+from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_federation import LiveFederation
 from veilstream.reports.live_simulation import LiveSimulation
 from veilstream.reports.packed_series import unpack
@@ -128,6 +130,20 @@ def test_a_server_that_goes_on_shows_the_rounds_before(here):
     assert reader.points["answered"] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("torn", ["3,0.5", "3", "3,0.5,2,\n4;0.2\n", "x,y,z,\n"])
+def test_a_torn_line_of_rounds_stops_no_page(here, torn):
+    here.go(3)
+    with (here.world.root / "run/rounds.csv").open("a") as file:
+        file.write(torn)
+    report = federation_state(vs.Run(here.world.root / "run"))
+    assert any("rounds.csv cannot be read" in notice for notice in report["notices"])
+    page = LiveFederation(
+        here.coordinator, here.metrics, here.world.root / "run", "/live", named=True,
+        clock=here.clock,
+    )  # fmt: skip
+    assert Reader(page).points["seconds"][:3] == [1, 2, 3]
+
+
 def test_who_is_away_late_or_left_out_is_told_and_by_number_where_names_are_not(here):
     here.open_page(named=False)
     here.go(1)
@@ -145,6 +161,39 @@ def test_who_is_away_late_or_left_out_is_told_and_by_number_where_names_are_not(
     assert "director" not in everything  # what the server's operator or a learner says stays there
     assert str(here.world.root) not in everything
     assert not any(f'"{name}"' in json.dumps(reader.state["results"]) for name in "abc")
+
+
+def test_no_path_column_or_label_of_the_plan_is_on_the_page_or_in_events(here, monkeypatch):
+    features = [{"name": "QX-column", "kind": "numeric", "low": 0.0, "high": 24.0}]
+    data = {
+        "kind": "table", "source": "/srv/QX-source/*.csv", "client": "QX-client", "time": "QX-time",
+        "label": "QX-label", "labels": ["QX-no", "QX-yes"], "features": features,
+    }  # fmt: skip
+    secret = vs.Plan(
+        name="clinics",
+        learning={"rounds": 6, "learners": 3, "clip_norm": 0.625, "start": "/srv/QX-start.npz"},
+        data=data, privacy={"epsilon": 4.0, "delta": 1e-3},
+        telemetry={"metrics": ["accuracy"], "scale": 0.3125},
+        methods=[{"name": "QX-method", "mechanism": "buffered", "step_size": 0.1}],
+    )  # fmt: skip
+    assert secret.to_toml().count("QX-") == 9
+    monkeypatch.setattr(vs.Run, "plan", secret)
+    here.open_page()
+    reader = Reader(here.page)
+    here.go(6)
+    here.later()
+    everything = here.page.html()[1].decode() + here.page.snapshot()[1].decode()
+    everything += "".join(str(event.data) for event in here.page.feed.since(reader.id))
+    assert reader.catch_up() > 0
+    assert "QX-" not in everything
+    assert "/srv" not in everything
+    shown = tomllib.loads(reader.state["provenance"]["plan"])
+    assert shown["learning"]["rounds"] == 6
+    assert shown["learning"]["clip_norm"] == 0.625
+    assert shown["privacy"]["epsilon"] == 4.0
+    assert shown["telemetry"] | {"metrics": ["accuracy"], "scale": 0.3125} == shown["telemetry"]
+    assert shown["methods"][0]["mechanism"] == "buffered"
+    assert "data" not in shown
 
 
 def test_a_new_epoch_is_named_with_its_round(here):

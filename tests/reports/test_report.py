@@ -21,7 +21,7 @@ from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import printed_bound
 from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.report_state import report_state
+from veilstream.reports.report_state import _results, report_state
 from veilstream.reports.run_comparison import compared_runs, comparison_state
 from veilstream.reports.statement import make_statement
 
@@ -56,6 +56,25 @@ def test_a_report_names_no_other_host(run):
     found = set(re.findall(r"https?://[^\s\"'<>)]+", html))
     assert all("uPlot" in url or "w3.org" in url for url in found), found
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="(?!data:|#)', html)
+
+
+def test_the_table_explains_regret_only_where_it_shows_it(run):
+    shown = report_state(vs.Run(run.path))["results"]
+    assert "dynamic regret" in shown["columns"]
+    assert "regret is per step" in shown["note"]
+    summary = vs.Run(run.path).summary
+    for method in summary["methods"].values():
+        for key in ("dynamic_regret", "static_regret"):
+            method["final"].pop(key, None)
+    without = _results(summary)
+    assert not any("regret" in column for column in without["columns"])
+    assert "regret" not in without["note"]
+
+
+def test_a_title_that_looks_like_a_place_of_the_template_stays_a_title(run):
+    title = "{{state}}{{scripts}}"
+    html = page_html(report_state(vs.Run(run.path)) | {"title": title})
+    assert f"<title>{title} · veilstream</title>" in html
 
 
 def test_curves_are_the_tables(run):

@@ -154,6 +154,8 @@ def _report(folder: Path) -> None:
         write_report(Run(folder))
     except (VeilstreamError, OSError) as error:
         _log.warning("no report: %s; `veilstream report %s` makes it", error, folder)
+    except Exception:  # a defect of ours: no page may end a server
+        _log.exception("no report; rounds and models are not touched by it")
 
 
 def _end_on_sigterm() -> None:

@@ -281,7 +281,8 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
         )
     console.print(table)
     seeds = f"{len(summary['seeds'])} seed{'' if len(summary['seeds']) == 1 else 's'}"
-    console.print(f"[dim]mean ± std over {seeds}; regret per step; {summary['data']}[/dim]")
+    regret = "; regret per step" if any("regret" in key for key in shown) else ""
+    console.print(f"[dim]mean ± std over {seeds}{regret}; {escape(summary['data'])}[/dim]")
     _show_records(console, summary.get("records"))
     console.print(
         "[dim]simulated: noise from seeds protects no one; a deployed learner with these settings "

@@ -283,10 +283,15 @@ class Label:
                 )  # fmt: skip
             return
         known = [as_text(word) for word in self.classes]
-        if len(set(known)) < max(len(known), 2) or (self.signed and len(known) != 2):
+        if len(set(known)) < max(len(known), 2):
             raise InputError(
-                "labels", self.classes, "two texts or more, each once (two for logistic)",
+                "labels", self.classes, "two texts or more, each once",
                 'labels = ["no", "yes"]; the second is +1',
+            )  # fmt: skip
+        if self.signed and len(known) > 2:
+            raise InputError(
+                "labels", self.classes, "two texts, since logistic regression tells two apart",
+                'task = "softmax" takes more; or keep two',
             )  # fmt: skip
 
     @cached_property

@@ -14,6 +14,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import platform
 import re
 import subprocess
@@ -22,7 +23,7 @@ import time
 import tomllib
 import zipfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
+from veilstream.plans.run_tables import cell_number, damaged_table, numbered_rows, table_rows
 
 __all__ = [
     "SERVER_CHECKPOINT",
@@ -200,12 +202,26 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Per method, and at the top the recommended method's own figures."""
-        return self._json("summary.json")
+        content = self._json("summary.json")
+        if "learners" in content:
+            self._check_entries("learners", content, _SEAT_KEYS)
+            return content
+        self._check_keys("summary.json", content, _SUMMARY_KEYS)
+        self._check_entries("methods", content, _METHOD_KEYS)
+        self._check_keys("summary.json, methods", content["methods"], (content["main_method"],))
+        return content
 
     @property
     def guarantees(self) -> dict[str, Any]:
         """What each method would promise if it were deployed, beside ``simulated``: true."""
-        return self._json("guarantee.json")
+        content = self._json("guarantee.json")
+        by_method = any(isinstance(v, dict) and "guarantee" in v for v in content.values())
+        if not by_method:  # a federation has one
+            needed = [*_GUARANTEE_KEYS]
+            needed += ["arithmetic_delta"] if "arithmetic_mu" in content else []
+            needed += ["epsilon_exact"] if content.get("accounting") == "zcdp" else []
+            self._check_keys("guarantee.json", content, needed)
+        return content
 
     @property
     def simulated(self) -> bool:
@@ -234,7 +250,23 @@ class Run:
                 "run", str(self.path / name), "a file that the run wrote",
                 f"{error}; --resume an unfinished run, or run it again",
             ) from error  # fmt: skip
+        self._check_keys(name, content, ())
         return content
+
+    def _check_entries(self, key: str, content: dict[str, Any], keys: Iterable[str]) -> None:
+        """Refuse a summary whose entries under a key are not those that a run writes."""
+        self._check_keys(f"summary.json, {key}", content[key], ())
+        for name, entry in content[key].items():
+            self._check_keys(f"summary.json, {key}.{name}", entry, keys)
+
+    def _check_keys(self, where: str, content: Any, keys: Iterable[str]) -> None:
+        if not isinstance(content, dict):
+            raise damaged_table(self.path / where, 0, "an object", "it holds something else")
+        absent = [key for key in keys if key not in content]
+        if absent:
+            raise damaged_table(
+                self.path / where, 0, "every key that the run wrote", f"{', '.join(absent)} missing"
+            )
 
     def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
         """The model that a method published last, as a flat vector.
@@ -289,7 +321,9 @@ class Run:
             InputError: for a column that the run did not write.
 
         """
-        return self._table("history.csv", column)
+        found = self._table("history.csv", column)
+        self._check_seeds(self.path / "history.csv", found, self.summary.get("rounds"))
+        return found
 
     def baselines(self, column: str) -> dict[str, Float32s]:
         """Likewise of predictions that need no learning, in runs that have them."""
@@ -297,21 +331,26 @@ class Run:
 
     def held_out_accuracy(self) -> tuple[list[int], dict[str, Float32s]]:
         """Rounds that were looked at, and an array (seeds, those rounds) per method."""
-        with (self.path / "accuracy.csv").open() as file:
-            rounds = sorted({int(row["round"]) for row in csv.DictReader(file)})
-        return rounds, self._table("accuracy.csv", "held_out_accuracy")
+        path = self.path / "accuracy.csv"
+        looked = {cell_number(path, n, row["round"]) for n, row in table_rows(path, ["round"])}
+        if not all(round_.is_integer() for round_ in looked):
+            raise damaged_table(path, 0, "whole numbers as rounds", "there are others")
+        rounds = sorted(int(round_) for round_ in looked)
+        found = self._table("accuracy.csv", "held_out_accuracy")
+        self._check_seeds(path, found, len(rounds))
+        return rounds, found
 
     def noise(self) -> dict[str, Float32s]:
         """Noise in the learners' averaged sums after each round, as it was calibrated.
 
         Standard deviations, a coordinate; no methods where the run did not write them.
         """
-        if not (self.path / "noise.csv").exists():
+        path = self.path / "noise.csv"
+        if not path.exists():
             return {}
         found: dict[str, list[float]] = {}
-        with (self.path / "noise.csv").open(newline="") as file:
-            for row in csv.DictReader(file):
-                found.setdefault(row["method"], []).append(float(row["std"]))
+        for line, row in table_rows(path, ["method", "std"]):
+            found.setdefault(row["method"], []).append(cell_number(path, line, row["std"]))
         return {name: np.array(values, np.float32) for name, values in found.items()}
 
     def telemetry(self) -> list[dict[str, str | float]]:
@@ -320,22 +359,39 @@ class Run:
         if not path.exists():
             return []
         words = ("method", "metric", "average")
-        with path.open(newline="") as file:
-            return [
-                {key: cell if key in words else float(cell or "nan") for key, cell in row.items()}
-                for row in csv.DictReader(file)
-            ]
+        found: list[dict[str, str | float]] = []
+        needed = ["round", "metric", "estimate", "low", "high", "window"]
+        for line, row in table_rows(path, needed):
+            read: dict[str, str | float] = {
+                key: cell if key in words else cell_number(path, line, cell)
+                for key, cell in row.items()
+            }
+            if not math.isfinite(float(read["round"])):
+                raise damaged_table(path, line, "a round in every row", "here is none")
+            found.append(read)
+        return found
 
     def _table(self, name: str, column: str) -> dict[str, Float32s]:
-        try:
-            table = self._read_table(name)
-            own = _column(column, list(table))
-            return dict(table[own])
-        except (OSError, KeyError, ValueError, StopIteration) as error:
-            raise InputError(
-                "run", str(self.path / name), f"a table that the run wrote, with {column}",
-                f"{error}; --resume an unfinished run, or run it again",
-            ) from error  # fmt: skip
+        path = self.path / name
+        table = self._read_table(name)
+        own = _column(column, list(table))
+        if own is None:
+            raise damaged_table(
+                path, 1, f"a column {column}", f"there are {', '.join(table) or 'none'}"
+            )
+        return dict(table[own])
+
+    def _check_seeds(self, path: Path, found: dict[str, Float32s], rounds: int | None) -> None:
+        """Refuse a table from which rows of methods, seeds or rounds are missing."""
+        summary = self.summary
+        whole = (len(summary["seeds"]), rounds)
+        for method in summary["methods"]:
+            there = found[method].shape if method in found else (0, 0)
+            if there != whole:
+                raise damaged_table(
+                    path, 0, f"{whole[0]} seeds of {whole[1]} rows for every method",
+                    f"{method} has {there[0]} of {there[1]}",
+                )  # fmt: skip
 
     def _read_table(self, name: str) -> dict[str, dict[str, Float32s]]:
         """By column and method, an array (seeds, rounds); read once as long as it stays the same.
@@ -343,28 +399,41 @@ class Run:
         Rows of a method and seed must follow each other, as `history_csv` writes them.
         """
         path = self.path / name
-        state = path.stat().st_mtime_ns
+        state = path.stat().st_mtime_ns if path.exists() else 0
         if self._tables.get(name, (None, {}))[0] != state:
             numbers, length = array("f"), dict[str, dict[str, int]]()
-            with path.open(newline="") as file:
-                rows = csv.reader(file)
-                columns = next(rows)[3:]
-                before = ("", "")
-                for method, seed, _, *cells in rows:
-                    seeds = length.setdefault(method, {})
-                    if (method, seed) != before and (
-                        seed in seeds or (seeds and method != before[0])
-                    ):
-                        raise ValueError(f"rows of {method}, seed {seed}, are not together")
-                    before = method, seed
-                    seeds[seed] = seeds.get(seed, 0) + 1
-                    numbers.extend([float(cell or "nan") for cell in cells])
-            table = np.frombuffer(numbers, np.float32).reshape(-1, len(columns))
+            columns: list[str] = []
+            before = ("", "")
+            for line, cells in numbered_rows(path, ["method", "seed", "round"]):
+                if line == 1:
+                    if cells[:3] != ["method", "seed", "round"]:
+                        raise damaged_table(
+                            path, 1, "method, seed and round first", "they stand elsewhere"
+                        )
+                    columns = cells[3:]
+                    continue
+                method, seed = cells[0], cells[1]
+                seeds = length.setdefault(method, {})
+                if (method, seed) != before and (seed in seeds or (seeds and method != before[0])):
+                    raise damaged_table(
+                        path, line, "rows of a method and seed together", f"{method}, seed {seed}"
+                    )
+                before = method, seed
+                seeds[seed] = seeds.get(seed, 0) + 1
+                numbers.extend([cell_number(path, line, cell) for cell in cells[3:]])
+            count = sum(sum(seeds.values()) for seeds in length.values())
+            table = np.array(numbers, np.float32).reshape(count, len(columns))
             read: dict[str, dict[str, Float32s]] = {column: {} for column in columns}
             first = 0
             for method, seeds in length.items():
                 last = first + sum(seeds.values())
-                values = table[first:last].reshape(len(seeds), -1, len(columns))
+                if len(set(seeds.values())) > 1:
+                    raise damaged_table(
+                        path, 0, "as many rows for every seed of a method",
+                        f"{method} has {min(seeds.values())} to {max(seeds.values())}",
+                    )  # fmt: skip
+                rows = (last - first) // len(seeds)
+                values = table[first:last].reshape(len(seeds), rows, len(columns))
                 for place, column in enumerate(columns):
                     read[column][method] = values[..., place]
                 first = last
@@ -372,18 +441,27 @@ class Run:
         return self._tables[name][1]
 
 
+_SUMMARY_KEYS = (
+    "name", "complete", "rounds", "seeds", "main_method", "comparators", "data", "methods",
+)  # fmt: skip
+_METHOD_KEYS = ("mechanism", "guarantee", "noise_std", "final")
+_SEAT_KEYS = ("epoch", "rounds")
+_GUARANTEE_KEYS = (
+    "epsilon", "delta", "unit", "neighbours", "participation", "horizon", "accounting",
+    "mechanism", "clip_norm", "sensitivity", "noise_std", "mu", "adversary",
+)  # fmt: skip
+"""What pages and figures read of a run's JSON files."""
+
+
 _OLD_NAMES = {"prequential_accuracy": "accuracy", "held_out_accuracy": "accuracy"}
 """What columns were called in folders of earlier versions."""
 
 
-def _column(asked: str, there: Sequence[str]) -> str:
-    """The column of this name, or of the name that it had or has."""
+def _column(asked: str, there: Sequence[str]) -> str | None:
+    """The column of this name, or of the name that it had or has; None where there is none."""
     names = {asked, _OLD_NAMES.get(asked, asked)}
     names |= {new for new, old in _OLD_NAMES.items() if old == asked}
-    found = [name for name in there if name in names]
-    if not found:
-        raise KeyError(f"no column {asked}; there are {', '.join(there)}")
-    return found[0]
+    return next((name for name in there if name in names), None)
 
 
 def history_csv(

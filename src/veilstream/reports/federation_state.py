@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from typing import Any
 
 import numpy as np
 
 from veilstream.plans.run_folder import Run
+from veilstream.plans.run_tables import ListedRound, read_rounds
 from veilstream.reports.packed_series import pack, thinned
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.telemetry_charts import latest_estimate, telemetry_charts
@@ -20,7 +20,8 @@ _MOST_POINTS = 500
 def federation_state(run: Run) -> dict[str, Any]:
     """The page of a server's folder; of what it has so far where the run goes on."""
     plan = run.plan
-    rounds = _rounds(run)
+    listed = read_rounds(run.path)
+    rounds = listed.rounds
     finished = (run.path / "summary.json").exists()
     learners: dict[str, Any] = run.summary["learners"] if finished else {}
     telemetry = telemetry_charts(run)
@@ -28,7 +29,9 @@ def federation_state(run: Run) -> dict[str, Any]:
     notices = []
     if not finished and not plan.learning.unbounded:
         notices.append(f"Not complete: {len(rounds)} of {wanted} rounds are done.")
-    missing = [row for row in rounds if row["missing"]]
+    if listed.remark:
+        notices.append(listed.remark)
+    missing = [row for row in rounds if row.missing]
     return {
         "kind": "federation",
         "title": plan.name,
@@ -52,16 +55,7 @@ def federation_state(run: Run) -> dict[str, Any]:
     }
 
 
-def _rounds(run: Run) -> list[dict[str, str]]:
-    """Rounds as they were closed; one that was listed twice after a kill counts once."""
-    path = run.path / "rounds.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list({row["round"]: row for row in csv.DictReader(file)}.values())
-
-
-def _round_charts(rounds: list[dict[str, str]]) -> list[dict[str, Any]]:
+def _round_charts(rounds: list[ListedRound]) -> list[dict[str, Any]]:
     if not rounds:
         return []
     kept = [rounds[i] for i in thinned(len(rounds), _MOST_POINTS)]
@@ -80,8 +74,8 @@ def _round_charts(rounds: list[dict[str, str]]) -> list[dict[str, Any]]:
             "share": False,
             "from_zero": True,
             "whole": key == "answered",
-            "x": [int(row["round"]) + 1 for row in kept],
-            "series": {title: pack(np.array([[float(row[key]) for row in kept]]))},
+            "x": [row.round + 1 for row in kept],
+            "series": {title: pack(np.array([[float(getattr(row, key)) for row in kept]]))},
             "lines": [],
         }
         for key, title, label, about in columns
@@ -89,9 +83,9 @@ def _round_charts(rounds: list[dict[str, str]]) -> list[dict[str, Any]]:
 
 
 def _headline(
-    rounds: list[dict[str, str]], telemetry: list[dict[str, Any]], learners: int
+    rounds: list[ListedRound], telemetry: list[dict[str, Any]], learners: int
 ) -> dict[str, Any]:
-    times = sorted(float(row["seconds"]) for row in rounds)
+    times = sorted(row.seconds for row in rounds)
     beside = [{"label": "learners", "value": str(learners)}]
     if times:
         beside.append({"label": "median round", "value": f"{times[len(times) // 2]:.2f} s"})

@@ -4,7 +4,8 @@
     page.standing(now)        from the coordinator's own thread, as often as it likes
 
 Nothing is on it that the server does not know anyway, and less: no reason that a learner gave, no
-path and no version of this machine, and no learner's name unless the operator asks for names (a
+path and no version of this machine, of the plan its numbers alone (no data source, column or
+label), and no learner's name unless the operator asks for names (a
 learner's absence may say something of the place it stands in). What it holds is bounded, however
 long the run is and however many learners there are.
 """
@@ -26,8 +27,10 @@ from veilstream.federation.services.coordinator import Coordinator
 from veilstream.federation.services.open_round import Standing
 from veilstream.federation.services.server_metrics import ServerMetrics
 from veilstream.plans.run_folder import Run
+from veilstream.plans.run_tables import read_rounds
 from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_page import LiveState
+from veilstream.reports.public_plan import public_plan
 from veilstream.reports.report_curves import chart
 from veilstream.reports.telemetry_charts import telemetry_charts
 from veilstream.reports.thinned_rounds import ThinnedRounds
@@ -91,8 +94,11 @@ class LiveFederation(LiveState):
             name: (seat.epoch, None) for name, seat in coordinator.fold.seats.items()
         }
         self._rounds = ThinnedRounds(_COLUMNS)
-        for row in _earlier(folder):
-            self._rounds.add(int(row["round"]) + 1, [*row["seen"], np.nan, np.nan])
+        earlier = read_rounds(folder)
+        if earlier.remark:
+            _log.warning("%s: %s", folder, earlier.remark)
+        for row in earlier.rounds:
+            self._rounds.add(row.round + 1, [row.seconds, row.answered, np.nan, np.nan])
         self._pending: list[tuple[int, list[float]]] = []
         self._bytes = (0, 0)
         self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
@@ -100,7 +106,7 @@ class LiveFederation(LiveState):
         state["provenance"] = {
             "facts": [["Run", coordinator.run]],
             "command": "",
-            "plan": self._run.plan.to_toml(),
+            "plan": public_plan(self._run.plan),
         }
         state["charts"] = {"telemetry": state["charts"]["telemetry"], "rounds": self._charts()}
         super().__init__(state | {"audit": None} | self._parts(), path)
@@ -297,25 +303,6 @@ def _points(rows: list[tuple[int, list[float]]]) -> dict[str, Any]:
             "series": {name: [[row[at]] for _, row in rows] for name, at in places.items()},
         }
     return added
-
-
-def _earlier(folder: Path) -> list[dict[str, Any]]:
-    """Rounds before this start; one that was listed twice after a kill counts once."""
-    found: dict[str, dict[str, Any]] = {}
-    try:
-        lines = (folder / "rounds.csv").read_text(encoding="utf-8").splitlines()[1:]
-    except OSError:
-        return []
-    for line in lines:
-        cells = line.split(",")
-        try:
-            found[cells[0]] = {
-                "round": int(cells[0]),
-                "seen": [float(cells[1]), float(cells[2])],
-            }
-        except (ValueError, IndexError):
-            continue  # a line that a kill cut short
-    return list(found.values())
 
 
 def _amount(count: int) -> str:

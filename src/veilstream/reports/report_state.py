@@ -177,8 +177,9 @@ def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "columns": columns + [_RESULTS.get(key, "held-out accuracy") for key in keys],
         "rows": rows,
-        "note": f"Mean ± standard deviation over {len(summary['seeds'])} seeds; regret is per "
-        f"step. Data: {summary['data']}.",
+        "note": f"Mean ± standard deviation over {len(summary['seeds'])} seeds"
+        f"{'; regret is per step' if any('regret' in key for key in keys) else ''}. "
+        f"Data: {summary['data']}.",
         "main": summary["main_method"],
     }
 

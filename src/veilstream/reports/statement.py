@@ -12,7 +12,6 @@ not rest on the server at all: learners enforce it, and whoever doubts it reads 
 
 from __future__ import annotations
 
-import csv
 import html
 import re
 import textwrap
@@ -28,6 +27,7 @@ from veilstream.federation.services.checkpoint import RunHead
 from veilstream.files import write_file
 from veilstream.plans.released_model import plan_digest
 from veilstream.plans.run_folder import Run
+from veilstream.plans.run_tables import damaged_table, table_rows
 from veilstream.reports.last_audit import audit_digest, audit_of
 from veilstream.reports.promise_words import promise_of
 
@@ -37,6 +37,7 @@ _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
 _TAIL = re.compile(r"key +(?P<key>[0-9a-f]{64})\nsignature (?P<signature>[0-9a-f]{128})\n")
 _WIDTH = 92
+_LINK = re.compile("[0-9a-f]{64}")
 
 
 Parts = list[tuple[str, list[str]]]
@@ -221,16 +222,16 @@ _Releases = set[tuple[str, int, int, str]]
 
 def _listed_releases(path: Path) -> _Releases:
     """Learner, epoch, its own round, and hash of every message that a round was made of."""
-    try:
-        with path.open(newline="") as file:
-            return {
-                (row["learner"], int(row["epoch"]), int(row["learner_round"]), row["hash"])
-                for row in csv.DictReader(file)
-            }
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            "run", str(path), "the list of releases that the server wrote", f"{error}; restore it"
-        ) from error
+    found: _Releases = set()
+    for line, row in table_rows(path, ["learner", "epoch", "learner_round", "hash"]):
+        numbers = row["epoch"].isdecimal() and row["learner_round"].isdecimal()
+        if not (numbers and _LINK.fullmatch(row["hash"])):
+            raise damaged_table(
+                path, line, "an epoch, a round and a whole hash in every row",
+                "a server that is started again removes a last line that a kill cut short",
+            )  # fmt: skip
+        found.add((row["learner"], int(row["epoch"]), int(row["learner_round"]), row["hash"]))
+    return found
 
 
 def _audit(run: Run) -> list[str]:

@@ -6,9 +6,8 @@ that report.html does not show.
 
 from __future__ import annotations
 
-import csv
+import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,12 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.plans.run_folder import Run, flat_keys
+from veilstream.plans.run_tables import read_rounds
 from veilstream.reports.packed_series import thinned
 
 __all__ = ["Curve", "TrackedRun", "tracked_runs"]
+
+_log = logging.getLogger(__name__)
 
 _TAGGED = ("veilstream", "commit", "began")
 _HISTORY = ("loss", "prequential_accuracy")
@@ -67,7 +69,7 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
     if (run.path / "accuracy.csv").exists():
         looked, found = run.held_out_accuracy()
         held = dict(found)
-    telemetry = _rows(run.path / "telemetry.csv")
+    telemetry = run.telemetry()
     made = []
     for name, method in summary["methods"].items():
         settings = _settings(run) | {"method": name, "mechanism": method["mechanism"] or "none"}
@@ -79,7 +81,7 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
             ]
             if held:
                 curves.append(_curve("held_out_accuracy", looked, held[name][place], most))
-            own = (name, str(seed))
+            own = (name, seed)
             told = [row for row in telemetry if (row.get("method"), row.get("seed")) == own]
             curves += _telemetry(told, most)
             tags = _tags(run) | {"veilstream.simulated": "true", "veilstream.seed": str(seed)}
@@ -90,23 +92,25 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
 
 
 def _of_server(run: Run, most: int) -> list[TrackedRun]:
-    rows = list({row["round"]: row for row in _rows(run.path / "rounds.csv")}.values())
-    rounds = [int(row["round"]) + 1 for row in rows]
+    listed = read_rounds(run.path)
+    if listed.remark:
+        _log.warning("%s: %s", run.path, listed.remark)
+    rounds = [row.round + 1 for row in listed.rounds]
     curves = [
-        _curve(name, rounds, np.array([float(row[column]) for row in rows]), most)
-        for name, column in (("round_seconds", "seconds"), ("learners_answered", "answered"))
+        _curve("round_seconds", rounds, np.array([row.seconds for row in listed.rounds]), most),
+        _curve("learners_answered", rounds, np.array([r.answered for r in listed.rounds]), most),
     ]
-    curves += _telemetry(_rows(run.path / "telemetry.csv"), most)
+    curves += _telemetry(run.telemetry(), most)
     settings = _settings(run) | _promise(run.guarantees)
     tags = _tags(run) | {"veilstream.simulated": "false"}
     return [TrackedRun(run.path.name, settings, tags, [c for c in curves if c.rounds])]
 
 
-def _telemetry(rows: list[dict[str, str]], most: int) -> list[Curve]:
+def _telemetry(rows: list[dict[str, str | float]], most: int) -> list[Curve]:
     """Private estimates with the ends of their error bars."""
-    by_metric: dict[str, list[dict[str, str]]] = {}
+    by_metric: dict[str, list[dict[str, str | float]]] = {}
     for row in rows:
-        by_metric.setdefault(row["metric"], []).append(row)
+        by_metric.setdefault(str(row["metric"]), []).append(row)
     curves = []
     for metric, told in by_metric.items():
         at = [int(float(row["round"])) for row in told]
@@ -114,14 +118,6 @@ def _telemetry(rows: list[dict[str, str]], most: int) -> list[Curve]:
             values = np.array([float(row[column]) for row in told])
             curves.append(_curve(f"telemetry/{metric}/{column}", at, values, most))
     return curves
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """A table's rows; none where there is no table."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _curve(metric: str, rounds: Any, values: NDArray[Any], most: int) -> Curve:

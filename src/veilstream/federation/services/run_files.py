@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -29,8 +30,17 @@ from veilstream.federation.services.telemetry_files import TELEMETRY_FILES, Tele
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.run_folder import check_folder, versions
+from veilstream.plans.run_tables import keep_whole_lines
 
 __all__ = ["RunFiles", "has_checkpoint"]
+
+_log = logging.getLogger(__name__)
+
+_TABLES = {
+    "rounds.csv": "round,seconds,answered,missing\n",
+    "releases.csv": "round,learner,epoch,learner_round,hash\n",
+}
+"""Tables that grow by lines, with their headers."""
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -66,8 +76,8 @@ class RunFiles:
             write_file(self._folder / "start.json", _json(dict(self._start)))
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
         write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
-        write_file(self._folder / "rounds.csv", "round,seconds,answered,missing\n")
-        write_file(self._folder / "releases.csv", "round,learner,epoch,learner_round,hash\n")
+        for name, header in _TABLES.items():
+            write_file(self._folder / name, header)
         if self.telemetry is not None:
             self.telemetry.begin()
         self.models.write(0, x0)
@@ -93,6 +103,9 @@ class RunFiles:
                 "name another folder for another run",
             )  # fmt: skip
         self.run, self._messages = position.run, position.messages
+        for name, header in _TABLES.items():
+            if keep_whole_lines(self._folder / name, header):
+                _log.warning("%s: removed an unfinished last line", self._folder / name)
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
         fold = ServerFold.resumed(
@@ -160,8 +173,7 @@ def _killed_at_birth(folder: Path) -> bool:
         "start.json",
         "guarantee.json",
         "versions.json",
-        "rounds.csv",
-        "releases.csv",
+        *_TABLES,
         *TELEMETRY_FILES,
     }
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
