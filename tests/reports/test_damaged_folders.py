@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.browser.samples import TELEMETRY
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError
-from veilstream.federation.identity import PrivateKey
+from veilstream.federation.identity import PrivateKey, ServerKeys
 from veilstream.plans.run_folder import Run
 from veilstream.reports.learning_figure import draw_panel, draw_run
 from veilstream.reports.report_page import page_html, write_report
@@ -18,7 +19,11 @@ from veilstream.reports.run_comparison import compared_runs, comparison_state
 from veilstream.reports.statement import make_statement
 from veilstream.reports.tracked_curves import tracked_runs
 
-KEY = PrivateKey(bytes(range(32)))
+KEYS = ServerKeys(
+    Path("keys/server"),
+    PrivateKey(bytes(range(32))),
+    {name: PrivateKey(bytes([i] * 32)).public for i, name in enumerate(("east", "north", "west"))},
+)
 NOISE = "method,round,std\nmethod 0,0,0.5\nmethod 0,1,0.6\n"
 
 
@@ -108,7 +113,7 @@ def test_no_damage_of_a_federations_folder_ends_in_a_traceback(federation):
     uses = {
         "report": write_report,
         "export": lambda run: tracked_runs(run, 10),
-        "statement": lambda run: make_statement(run, KEY),
+        "statement": lambda run: make_statement(run, KEYS),
     }
     assert try_all(federation, uses) > 30
 
@@ -152,6 +157,6 @@ def test_no_statement_is_signed_over_half_a_hash(federation, end):
     try:
         path.write_text(before[:end])
         with pytest.raises(InputError, match=r"releases\.csv, line"):
-            make_statement(Run(federation), KEY)
+            make_statement(Run(federation), KEYS)
     finally:
         path.write_text(before)

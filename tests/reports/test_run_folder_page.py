@@ -42,7 +42,7 @@ def test_every_file_of_a_simulation_is_on_the_page_with_its_columns(folder):
     there = {path.name for path in folder.iterdir()}
     assert there <= set(page)
     optional = {"baselines.csv", "start.json", "start.f32", "checkpoint.npz", "seed_batches.json",
-                "regret-SEED.npz"}  # fmt: skip
+                "regret-SEED.npz", "telemetry.csv"}  # fmt: skip
     assert set(page) - there == optional
     for name in ("history.csv", "accuracy.csv", "noise.csv"):
         assert page[name] == (folder / name).read_text().splitlines()[0].split(",")
