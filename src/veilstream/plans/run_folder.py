@@ -377,7 +377,10 @@ class Run:
         own = _column(column, list(table))
         if own is None:
             raise damaged_table(
-                path, 1, f"a column {column}", f"there are {', '.join(table) or 'none'}"
+                path,
+                1,
+                f"a column {column}",
+                f"no column {column}; there are {', '.join(table) or 'no others'}",
             )
         return dict(table[own])
 
@@ -416,7 +419,10 @@ class Run:
                 seeds = length.setdefault(method, {})
                 if (method, seed) != before and (seed in seeds or (seeds and method != before[0])):
                     raise damaged_table(
-                        path, line, "rows of a method and seed together", f"{method}, seed {seed}"
+                        path,
+                        line,
+                        "rows of a method and seed together",
+                        f"rows of {method}, seed {seed}, are not together",
                     )
                 before = method, seed
                 seeds[seed] = seeds.get(seed, 0) + 1
