@@ -297,6 +297,8 @@ def test_a_federations_report_shows_rounds_telemetry_and_learners(page, tmp_path
     ]  # fmt: skip
     assert page.find("#headline").text == "6"
     assert page.find("#chart-telemetry-accuracy .readout b").text == "0.8300 ± 0.0500"
+    parts = page.texts("#promise summary")
+    assert parts == ["What it rests on", "What leaves a learner", "What is not covered"]
     assert page.errors() == []
 
 
