@@ -47,6 +47,13 @@ class Page:
     def find(self, css: str) -> Any:
         return self.browser.find_element("css selector", css)
 
+    def wait_until_gone(self, node: Any, seconds: float = 10.0) -> None:
+        """Until the page that held an element has been left for another."""
+        from selenium.webdriver.support.expected_conditions import staleness_of
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, seconds).until(staleness_of(node))
+
     def all(self, css: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", css))
 

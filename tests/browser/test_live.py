@@ -217,7 +217,9 @@ def test_a_learners_page_and_its_question_about_a_person(page, axe, tmp_path):
         def ask(client: str, token: str) -> str:
             page.find("#client").send_keys(client)
             page.find("#token").send_keys(token)
-            page.find("button").click()
+            button = page.find("button")
+            button.click()
+            page.wait_until_gone(button)
             return page.find("[role=status]").text
 
         assert "not the learner's access token" in ask("Ann", "wrong")

@@ -133,7 +133,7 @@ def test_the_command_that_repeats_it_is_copied(report, run):
         "Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]}
     )
     command = report.find("#command").text
-    assert command == f"veilstream run {run.path}/plan.toml --out {run.path}-again"
+    assert command == f"veilstream run {run.path.name}/plan.toml --out {run.path.name}-again"
     report.find("#copy").click()
     report.browser.execute_async_script("setTimeout(arguments[0], 100)")
     assert report.find("#copy").text == "Copied"

@@ -13,7 +13,7 @@ import pytest
 import veilstream as vs
 from tests.browser.samples import AUDIT
 from tests.support.run_folders import federation_folder, simulated_folder
-from veilstream.federation.identity import PrivateKey
+from veilstream.federation.identity import PrivateKey, ServerKeys
 from veilstream.federation.services import local_page
 from veilstream.reports.live_page import LiveState
 from veilstream.reports.report_page import page_html, write_report
@@ -111,11 +111,11 @@ def test_in_a_report_a_comparison_and_a_live_page(page, simulation, tmp_path):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_in_a_federations_report_and_its_statement(page, library, tmp_path, text):
-    folder = federation_folder(tmp_path / "run")
-    rewrite(folder, "west", text)
+    folder = federation_folder(tmp_path / "run", third=text)
     described(folder, f"about {text}")
     check(page, write_report(vs.Run(folder)), [text, f"about {text}"])
-    made = write_statement(vs.Run(folder), PrivateKey(bytes(range(32))))
+    key = PrivateKey(bytes(range(32)))
+    made = write_statement(vs.Run(folder), ServerKeys(tmp_path, key, {text: key.public}))
     (statement,) = [path for path in made if path.suffix == ".html"]
     check(page, statement, [text])
 

@@ -34,11 +34,11 @@ step_size = 0.1
 """
 
 
-def federation_folder(folder: Path, rounds: int = 6) -> Path:
-    """A finished federation of three learners, one of which missed round 2."""
+def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Path:
+    """A finished federation of three learners, the third of which missed round 2."""
     plan = Plan.parse(FEDERATION, {"learning.rounds": rounds})
     guarantee = Terms.of(plan, 4).guarantee.as_dict()
-    names = ["east", "north", "west"]
+    names = ["east", "north", third]
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text(plan.to_toml())
     _json(folder / "guarantee.json", guarantee)
@@ -49,10 +49,10 @@ def federation_folder(folder: Path, rounds: int = 6) -> Path:
         ["round,learner,epoch,learner_round,hash"],
     )
     for r in range(rounds):
-        missing = "west" if r == 2 else ""
+        missing = third if r == 2 else ""
         closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
         releases += [
-            f"{r},{n},0,{r - (n == 'west' and r > 2)},{i}{r:063x}"
+            f"{r},{n},0,{r - (n == third and r > 2)},{i}{r:063x}"
             for i, n in enumerate(names)
             if n != missing
         ]
@@ -60,13 +60,13 @@ def federation_folder(folder: Path, rounds: int = 6) -> Path:
     (folder / "releases.csv").write_text("\n".join(releases) + "\n")
     summary = {
         "name": "clinics", "run": "clinics-1", "rounds": rounds, "guarantee": guarantee,
-        "learners": {n: {"epoch": 0, "rounds": rounds - (n == "west")} for n in names},
+        "learners": {n: {"epoch": 0, "rounds": rounds - (n == third)} for n in names},
     }  # fmt: skip
     _json(folder / "summary.json", summary)
     seats = {
         n: Seat(
-            n, Slots(messages, i), 0, rounds - (n == "west"),
-            (rounds - 1 - (n == "west"), f"{i}{rounds - 1:063x}"), "open",
+            n, Slots(messages, i), 0, rounds - (n == third),
+            (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"), "open",
         )
         for i, n in enumerate(names)
     }  # fmt: skip
