@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,24 @@ class Page:
     def find(self, css: str) -> Any:
         return self.browser.find_element("css selector", css)
 
-    def wait_until_gone(self, node: Any, seconds: float = 10.0) -> None:
-        """Until the page that held an element has been left for another."""
-        from selenium.webdriver.support.expected_conditions import staleness_of
-        from selenium.webdriver.support.wait import WebDriverWait
+    def leave_by(self, css: str, seconds: float = 10.0) -> None:
+        """Click what leads to another page, and wait until that one is there."""
+        from selenium.common.exceptions import WebDriverException
 
-        WebDriverWait(self.browser, seconds).until(staleness_of(node))
+        self.run("window.left = false")
+        self.find(css).click()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                if (
+                    self.run("return window.left === undefined && document.readyState")
+                    == "complete"
+                ):
+                    return
+            except WebDriverException:  # between two pages there is none
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"{css} led to no other page in {seconds:g} s")
 
     def all(self, css: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", css))
@@ -77,10 +90,13 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Every address that was asked for, since `open`."""
+        """Every address that was asked for, since `open`.
+
+        Not what the browser asks itself for its own empty page (`chrome:`).
+        """
         found = []
         for entry in self.browser.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 found.append(message["params"]["request"]["url"])
-        return found
+        return [url for url in found if not url.startswith("chrome:")]

@@ -210,16 +210,14 @@ def test_a_learners_page_and_its_question_about_a_person(page, axe, tmp_path):
         page.open_url(page_link(("127.0.0.1", here.port), TOKEN))
         assert "Ledger" in page.texts("h2")
         assert serious(page, axe) == []
-        page.find("a").click()
+        page.leave_by("a")
         assert page.find("h1").text == "Was this person used?"
         assert serious(page, axe) == []
 
         def ask(client: str, token: str) -> str:
             page.find("#client").send_keys(client)
             page.find("#token").send_keys(token)
-            button = page.find("button")
-            button.click()
-            page.wait_until_gone(button)
+            page.leave_by("button")
             return page.find("[role=status]").text
 
         assert "not the learner's access token" in ask("Ann", "wrong")
