@@ -20,7 +20,7 @@ from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.run_folder import Run
 from veilstream.reports.live_page import LiveState
 from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_curves import chart, running_mean
+from veilstream.reports.report_curves import chart, held_out_chart, running_mean
 from veilstream.reports.report_state import SCHEMA, listed_methods, report_state
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.seed_batches import Measured, RunProgress
@@ -126,17 +126,8 @@ class LiveSimulation(LiveState):
         charts = []
         looked = np.flatnonzero(np.isfinite(self._held_out).any(axis=(0, 1)))
         if looked.size:
-            charts.append(
-                chart(
-                    "held-out",
-                    "Held-out accuracy",
-                    "Of the published model, on clients who are never learned from.",
-                    "accuracy",
-                    np.array(self._looks)[looked],
-                    self._by_name(self._held_out[..., looked]),
-                    share=True,
-                )
-            )
+            at = np.array(self._looks)[looked]
+            charts.append(held_out_chart(at, self._by_name(self._held_out[..., looked])))
         done = np.flatnonzero(~np.isnan(self._loss).all(axis=(0, 1)))
         if done.size:
             so_far = self._loss[..., : done[-1] + 1].astype(np.float64)

@@ -12,7 +12,14 @@ from veilstream.plans.run_folder import Run
 from veilstream.reports.packed_series import pack, thinned, window_means
 from veilstream.theory.printed_norms import tree_norms_as_printed
 
-__all__ = ["chart", "learning_charts", "noise_charts", "printed_bound", "running_mean"]
+__all__ = [
+    "chart",
+    "held_out_chart",
+    "learning_charts",
+    "noise_charts",
+    "printed_bound",
+    "running_mean",
+]
 
 Floats = NDArray[np.float64]
 
@@ -26,17 +33,7 @@ def learning_charts(run: Run) -> list[dict[str, Any]]:
     summary, charts = run.summary, []
     if (run.path / "accuracy.csv").exists():
         rounds, held = run.held_out_accuracy()
-        charts.append(
-            chart(
-                "held-out",
-                "Held-out accuracy",
-                "Of the published model, on clients who are never learned from.",
-                "accuracy",
-                np.array(rounds),
-                held,
-                share=True,
-            )
-        )
+        charts.append(held_out_chart(np.array(rounds), held))
     measured = {name: _plain(values) for name, values in run.history("loss").items()}
     right = {n: _plain(v) for n, v in run.history("prequential_accuracy").items()}
     if any(np.isfinite(values).any() for values in right.values()):
@@ -200,6 +197,12 @@ def chart(
         "series": {n: pack(np.asarray(v)[..., kept]) for n, v in values.items()},
         "lines": lines or [],
     }
+
+
+def held_out_chart(rounds: NDArray[Any], accuracy: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Held-out accuracy at the rounds that were looked at, of arrays (seeds, rounds) by method."""
+    about = "Of the published model, on clients who are never learned from."
+    return chart("held-out", "Held-out accuracy", about, "accuracy", rounds, accuracy, share=True)
 
 
 def _plain(values: NDArray[Any]) -> Floats:

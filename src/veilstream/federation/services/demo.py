@@ -30,6 +30,7 @@ from veilstream.files import write_file
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.released_model import ReleasedModel
+from veilstream.plans.run_tables import read_rounds
 from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 
@@ -307,7 +308,6 @@ def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: floa
     plan, rounds = data.plan, data.plan.learning.rounds
     models = ModelFile(folder / "run/models.f32", task.dim)
     ledgers = [verify(folder / "learners" / name / "store.db") for name in data.names]
-    rows = (folder / "run/rounds.csv").read_text().splitlines()[1:]
     guarantee = Terms.of(plan, task.dim, task).guarantee
     run = json.loads((folder / "run/summary.json").read_text())["run"]
     released = ReleasedModel(
@@ -317,7 +317,7 @@ def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: floa
     released.save(folder / "model.npz")
     return DemoResult(
         engine, len(data.names), rounds, seconds,
-        float(np.median([float(row.split(",")[1]) for row in rows])),
+        float(np.median([closed.seconds for closed in read_rounds(folder / "run").rounds])),
         data.scores(task, models.read(0), released.model),
         sum(ledger.clients for ledger in ledgers), data.text(), str(guarantee), str(folder),
         str(folder / "model.npz"),
