@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
+import warnings
 
 import pytest
 
@@ -119,7 +120,9 @@ def test_a_live_page_needs_an_address_where_it_is_published(tmp_path):
     [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
 )
 def test_learners_are_named_where_nobody_else_listens_or_the_operator_says_so(host, names, named):
-    from veilstream.cli.server import _live
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from veilstream.cli.server import _live  # loads click, which warns of its own names
 
     made = _live((host, 8480), True, names=names)
     assert made.keywords == {"path": "/live", "named": named}
