@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from veilstream.deployment.learner import Learner
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.demo import demo_plan
-from veilstream.federation.services.learner_api import LearnerApi
-from veilstream.federation.services.model_api import ModelApi
+from veilstream.federation.demo import demo_plan
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.learner_api import LearnerApi
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.model_api import ModelApi
 from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import LiveSource
 

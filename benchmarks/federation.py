@@ -37,16 +37,16 @@ import psutil
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import HEADER_BYTES
 from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.protocol.transport import Transport
-from veilstream.federation.services.carrier_socket import CarrierSocket
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.server import server_engine
-from veilstream.federation.services.supervision import Engine, supervised
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.process import server_engine
+from veilstream.federation.supervision import Engine, supervised
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady
@@ -156,7 +156,7 @@ def be_null(asked: argparse.Namespace) -> None:
 
 def be_learner(asked: argparse.Namespace, handle: Callable[[bytes], bytes]) -> None:
     """The direct transport's side of a learner, in this process."""
-    from veilstream.federation.transports.direct import DirectNode
+    from veilstream.federation.direct import DirectNode
 
     keys = asked.daemon / "keys/learners" / asked.name
     node = DirectNode(keys, handle, ("localhost", asked.port), dim=asked.dim)
@@ -182,7 +182,7 @@ def engine_in(
     server.start()
     sides: list[Any] = [server]
     if name == "flare":  # direct is in the learner's own process: see `be_learner`
-        from veilstream.federation.transports.flare.local import LocalFlare
+        from veilstream.federation.flare.local import LocalFlare
 
         at = {learner: {"VEILSTREAM_SOCKET": str(path)} for learner, path in sockets.items()}
         at["server"] = {"VEILSTREAM_RELAY_SOCKET": str(root / "engine/relay.sock")}
@@ -252,7 +252,7 @@ def main() -> None:
             port = free_port()
             make_keys(root / "keys", ["localhost", "127.0.0.1"], names)
             if asked.engine == "flare":
-                from veilstream.federation.transports.flare import provision
+                from veilstream.federation.flare import provision
 
                 provision(root / "keys", "localhost", port)
             sockets = {name: root / f"{name}.sock" for name in names}
@@ -325,7 +325,7 @@ from typing import Any
 from flwr.serverapp import ServerApp
 sys.path.insert(0, {here!r})
 import federation
-from veilstream.federation.transports.flower.grid_transport import GridTransport
+from veilstream.federation.flower.grid_transport import GridTransport
 
 app = ServerApp()
 
@@ -342,8 +342,8 @@ def flower_rounds(
     kind: str, asked: argparse.Namespace, root: Path, sockets: dict[str, Path], stack: ExitStack
 ) -> dict[str, float]:
     """`rounds_over` in a ServerApp, by `flwr run`. Accounts make no difference to time: one."""
-    from veilstream.federation.transports.flower.app_folder import write_app
-    from veilstream.federation.transports.flower.local import LocalFlower
+    from veilstream.federation.flower.app_folder import write_app
+    from veilstream.federation.flower.local import LocalFlower
 
     flower = LocalFlower(root / "flower", root / "keys", list(sockets), other_accounts=False)
     stack.callback(flower.close)
@@ -358,7 +358,7 @@ def flower_rounds(
     )
     (app / "measured.py").write_text(code)
     description = app / "pyproject.toml"
-    ours = "veilstream.federation.transports.flower.server_app:app"
+    ours = "veilstream.federation.flower.server_app:app"
     description.write_text(description.read_text().replace(ours, "measured:app"))
     run = flower.submit(app)
     while not (status := flower.status(run)).startswith("finished"):

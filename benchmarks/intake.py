@@ -138,7 +138,7 @@ class Asked:
 
 def over_http(folder: Path, dim: int, seconds: float) -> list[dict[str, Any]]:
     """One record a request, and lists, from a few callers."""
-    from veilstream.federation.services.learner_api import LearnerApi
+    from veilstream.federation.learner.learner_api import LearnerApi
 
     rows = []
     for callers, size in ((4, 1), (8, 1), (4, 16), (8, 16)):

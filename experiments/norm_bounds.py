@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import pairwise
 
 from veilstream.mechanisms import MECHANISMS, Factorization, optimal
-from veilstream.theory import largest_norms, tree_norms_as_printed
+from veilstream.research.theory import largest_norms, tree_norms_as_printed
 
 ROUNDING = 1 + 1e-6  # programs are float32
 HORIZONS = sorted(

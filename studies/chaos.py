@@ -40,16 +40,16 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode, encode
 from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import make_keys
+from veilstream.federation.demo import _children
+from veilstream.federation.keys.identity import make_keys
 from veilstream.federation.processes import Child
-from veilstream.federation.services.checkpoint import ModelFile, Position
-from veilstream.federation.services.demo import _children
+from veilstream.federation.server.checkpoint import ModelFile, Position
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised
 from veilstream.progress import progress
 
 if TYPE_CHECKING:
-    from veilstream.federation.transports.flare.local import LocalFlare
+    from veilstream.federation.flare.local import LocalFlare
 
 DIM = 20
 
@@ -131,8 +131,8 @@ def study(
 
 def _flare(folder: Path, names: list[str], port: int) -> LocalFlare:
     """FLARE's own processes, under this account: who reads what is for `engine/test_flare.py`."""
-    from veilstream.federation.transports.flare import provision
-    from veilstream.federation.transports.flare.local import LocalFlare
+    from veilstream.federation.flare import provision
+    from veilstream.federation.flare.local import LocalFlare
 
     provision(folder / "keys", "localhost", port)
     return LocalFlare(folder / "flare", folder / "keys", names, other_accounts=False)

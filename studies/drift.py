@@ -40,7 +40,7 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
 from veilstream.privacy import calibrate
-from veilstream.simulation.comparators import comparators
+from veilstream.research.comparators import comparators
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.stream import Stream
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from veilstream.reports.colours import colour_of
-from veilstream.reports.error_figure import save_figure
+from veilstream.colours import colour_of
+from veilstream.research.error_figure import save_figure
 
 __all__ = ["draw"]
 

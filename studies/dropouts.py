@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.colours import colour_of
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import PlanNotice, prepare
-from veilstream.reports.colours import colour_of
-from veilstream.reports.error_figure import save_figure
+from veilstream.research.error_figure import save_figure
 from veilstream.simulation.engine import Simulation
 
 SHARES = (0.0, 0.1, 0.3, 0.5)

@@ -68,10 +68,10 @@ from studies.fuzz_messages import (
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import HEADER_BYTES, Release, decode, encode
 from veilstream.errors import InputError, PrivacyError
-from veilstream.learning.admission import Answer
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised
 from veilstream.progress import progress
+from veilstream.records.admission import Answer
 
 # --- looking on ----------------------------------------------------------------------------------
 

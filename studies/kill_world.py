@@ -16,8 +16,8 @@ import numpy as np
 
 from studies.kill_lives import DIM, PATIENCE, ROUNDS, STUCK_S, TAU, Diary, Fate, _live, _sha
 from veilstream.deployment.release import decode
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
+from veilstream.records.admission import Answer
 
 # --- the world: server and clients ----------------------------------------------------------------
 

@@ -39,11 +39,11 @@ import psutil
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import LearnerKeys, add_aggregator, make_keys
+from veilstream.federation.direct import wire
+from veilstream.federation.keys.identity import LearnerKeys, add_aggregator, make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol.messages import Reply, Request, digest
-from veilstream.federation.services.checkpoint import ModelFile
-from veilstream.federation.transports.direct import wire
+from veilstream.federation.server.checkpoint import ModelFile
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.gradient_types import Noised

@@ -48,7 +48,6 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.fold import ServerFold
-from veilstream.learning.admission import Answer
 from veilstream.learning.algorithm import StepRule, local_round
 from veilstream.learning.tasks import Sample, Task
 from veilstream.mechanisms.fine_normals import fine_row
@@ -59,6 +58,7 @@ from veilstream.plans.prepare import Prepared, prepare
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.grid_noise import GridNoise
 from veilstream.progress import progress
+from veilstream.records.admission import Answer
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.noise_source import noise_seed
 

@@ -45,10 +45,10 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import Release
 from veilstream.errors import InputError, PrivacyError, VeilstreamError
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.progress import progress
+from veilstream.records.admission import Answer
 
 __all__ = [
     "BROKEN_PROMISES",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from veilstream import mechanisms as m
 from veilstream.files import write_file
-from veilstream.reports.error_figure import save_figure
+from veilstream.research.error_figure import save_figure
 
 FORGETTING = 0.999
 CERTIFIED = 4096

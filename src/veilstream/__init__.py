@@ -11,18 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from veilstream import audit, errors, mechanisms, privacy, streams, theory
+    from veilstream import audit, errors, mechanisms, privacy, streams
     from veilstream.deployment.learner import Learner
     from veilstream.deployment.private_sum import PrivateSum
     from veilstream.deployment.release import Release, decode
     from veilstream.errors import VeilstreamError
     from veilstream.learning import models, tasks
-    from veilstream.learning.admission import Answer
     from veilstream.learning.tasks import Sample
     from veilstream.mechanisms import Factorization, Participation, Workload
     from veilstream.plans.plan import Plan
-    from veilstream.plans.run_folder import Run
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
+    from veilstream.records.admission import Answer
+    from veilstream.research import theory
+    from veilstream.runs.folder import Run
     from veilstream.simulation.private_model import PrivateModel
     from veilstream.simulation.runner import run
 
@@ -67,10 +68,10 @@ _MODULES = {
     "privacy": "veilstream.privacy",
     "streams": "veilstream.streams",
     "tasks": "veilstream.learning.tasks",
-    "theory": "veilstream.theory",
+    "theory": "veilstream.research.theory",
 }
 _NAMES = {
-    "Answer": "veilstream.learning.admission",
+    "Answer": "veilstream.records.admission",
     "Budget": "veilstream.privacy",
     "Factorization": "veilstream.mechanisms",
     "Guarantee": "veilstream.privacy",
@@ -80,7 +81,7 @@ _NAMES = {
     "PrivateModel": "veilstream.simulation.private_model",
     "PrivateSum": "veilstream.deployment.private_sum",
     "Release": "veilstream.deployment.release",
-    "Run": "veilstream.plans.run_folder",
+    "Run": "veilstream.runs.folder",
     "Sample": "veilstream.learning.tasks",
     "VeilstreamError": "veilstream.errors",
     "Workload": "veilstream.mechanisms",

@@ -44,10 +44,10 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.keystream import Row
 from veilstream.plans.plan import Plan
-from veilstream.plans.released_model import plan_digest
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.gradient_types import RawGradient, clip_onto_grid
 from veilstream.privacy.guarantee import Neighbours
+from veilstream.runs.released_model import plan_digest
 
 SETTINGS = [(name, tau) for name in MECHANISMS for tau in (1, 4)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.federation import plan_of
 from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import make_keys
+from veilstream.federation.keys.identity import make_keys
 
 NAMES = ("north", "south")
 

@@ -13,8 +13,8 @@ import pytest
 import veilstream as vs
 from tests.browser.samples import AUDIT
 from tests.support.run_folders import federation_folder, simulated_folder
-from veilstream.federation.identity import PrivateKey, ServerKeys
-from veilstream.federation.services import local_page
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from veilstream.federation.learner import local_page
 from veilstream.reports.live_page import LiveState
 from veilstream.reports.report_page import page_html, write_report
 from veilstream.reports.report_state import report_state

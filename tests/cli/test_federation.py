@@ -11,14 +11,14 @@ import pytest
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
 from veilstream.errors import InputError
-from veilstream.federation.services.demo import demo_plan
+from veilstream.federation.demo import demo_plan
 
 
 @pytest.mark.parametrize("engine", ["flower", "flare"])
 def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
     engine, tmp_path, monkeypatch
 ):
-    from veilstream.federation.services import demo
+    from veilstream.federation import demo
 
     monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
     with pytest.raises(InputError) as error:
@@ -30,7 +30,7 @@ def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
 
 
 def test_a_learner_that_dials_needs_to_know_where(tmp_path):
-    from veilstream.federation.identity import make_keys
+    from veilstream.federation.keys.identity import make_keys
 
     plan = tmp_path / "plan.toml"
     plan.write_text(demo_plan(1, 2).to_toml())
@@ -63,7 +63,7 @@ def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_pat
 
 
 def test_a_server_over_flower_is_started_by_flower(tmp_path):
-    from veilstream.federation.identity import make_keys
+    from veilstream.federation.keys.identity import make_keys
 
     (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
@@ -76,7 +76,7 @@ def test_a_server_over_flower_is_started_by_flower(tmp_path):
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_of(federation={"patience_s": 30.0}).to_toml())
-    from veilstream.federation.identity import make_keys
+    from veilstream.federation.keys.identity import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     done = veilstream(
@@ -89,8 +89,8 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
 
 
 def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
-    from veilstream.federation.identity import make_keys
-    from veilstream.federation.services.run_lock import RunLock
+    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.server.run_lock import RunLock
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     (tmp_path / "plan.toml").write_text(plan_of().to_toml())

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.support.federation import World, plan_of
-from veilstream.federation.services.server_metrics import ServerMetrics
+from veilstream.federation.server.server_metrics import ServerMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/veilstream-server.json"
 

@@ -18,9 +18,9 @@ from tests.cli.test_plan import veilstream
 from tests.support.direct import DirectWorld
 from tests.support.federation import DIM, Plain, World, plan_of, wait_for
 from veilstream.federation.addresses import free_port
-from veilstream.federation.model_download import fetch_model
-from veilstream.federation.services.server import ServerService
-from veilstream.plans.released_model import ReleasedModel
+from veilstream.federation.http.model_download import fetch_model
+from veilstream.federation.server.process import ServerService
+from veilstream.runs.released_model import ReleasedModel
 
 pytestmark = pytest.mark.process
 
@@ -139,7 +139,7 @@ def test_what_is_no_model_is_refused_by_name(tmp_path, here):
 
 def test_models_stay_and_learners_stay_connected_after_the_last_round(tmp_path, monkeypatch):
     """Over the direct transport; the coordinator is asked again and again to see to the end."""
-    from veilstream.federation.services.coordinator import Coordinator
+    from veilstream.federation.server.coordinator import Coordinator
 
     asked = []
     monkeypatch.setattr(

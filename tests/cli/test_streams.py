@@ -19,7 +19,7 @@ from tests.streams.test_datasets import (
     rand_hie,
     text,
 )
-from veilstream.plans.run_folder import Run
+from veilstream.runs.folder import Run
 from veilstream.streams import dataset_tables, datasets
 from veilstream.streams.dataset_tables import (
     covertype_tables,

@@ -16,10 +16,10 @@ import pytest
 from tests.cli.test_plan import veilstream
 from tests.support.pages import ROOT, blocks_in
 from tests.support.visits import write_visits
-from veilstream.learning.records import Refusal
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.plans.released_model import ReleasedModel
+from veilstream.records.schema import Refusal
+from veilstream.runs.released_model import ReleasedModel
 from veilstream.streams.table_stream import _is_held_out
 from veilstream.streams.tables import open_table
 

@@ -13,7 +13,6 @@ import pytest
 from studies import parity
 
 from veilstream.federation.protocol.fold import ServerFold
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms.fine_normals import fine_row
 from veilstream.mechanisms.keystream import NoiseKey, Row
@@ -21,6 +20,7 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
+from veilstream.records.admission import Answer
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.noise_source import learner_noise_seed
 

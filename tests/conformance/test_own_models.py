@@ -17,15 +17,15 @@ from tests.cli.test_plan import veilstream
 from tests.engine.test_parity import streams_between
 from tests.support.pages import blocks_in
 from veilstream.errors import ProtocolError
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.new_project import new_project
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.plans.released_model import ReleasedModel
 from veilstream.plans.tasks import task_of
+from veilstream.runs.released_model import ReleasedModel
 
 ROUNDS, TAU = 4, 3
 NAMES = ("north", "south")

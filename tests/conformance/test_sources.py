@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tests.support.federation import DIM, table_plan_of
-from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import Sample
 from veilstream.plans.data_source import open_source
+from veilstream.records.admission import Admission, Answer
 from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.live_source import LiveSource

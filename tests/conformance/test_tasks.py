@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.learning.admission import Admission
 from veilstream.learning.algorithm import StepRule, local_round
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.image_features import FEATURES, FeatureSoftmax
@@ -32,6 +31,7 @@ from veilstream.learning.tasks import (
     TaskDetails,
     check_members,
 )
+from veilstream.records.admission import Admission
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from studies import fuzz
 from veilstream.deployment import local_rounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import Payload
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 from veilstream.privacy.gradient_types import ClippedGradient
 from veilstream.privacy.grid import OnGrid
+from veilstream.records.admission import Answer
 
 
 def check(messages: int, processes: int) -> None:

@@ -18,9 +18,9 @@ from veilstream.deployment.ledger.rescue import begin_again
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import ENTRY_BYTES, Witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.plans.plan import Plan
+from veilstream.records.admission import Answer
 from veilstream.streams.intake import SourceBookmark
 
 D, TAU, ROUNDS = 3, 12, 3

@@ -23,11 +23,11 @@ from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import HEADER_BYTES
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.mechanisms.fine_normals import fine_row
 from veilstream.mechanisms.keystream import Row, fresh_secret
 from veilstream.plans.plan import Plan
+from veilstream.records.admission import Answer
 
 D, R, TAU = 6, 4, 3
 

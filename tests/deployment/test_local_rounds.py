@@ -14,11 +14,11 @@ from veilstream.deployment.local_rounds import LocalRounds, model_hash, pack_ste
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, PrivacyError
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.grid_noise import GridNoise
+from veilstream.records.admission import Answer
 
 ROUNDS = 3
 

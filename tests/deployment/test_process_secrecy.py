@@ -145,7 +145,7 @@ def test_the_learner_command_shows_no_data_when_it_fails(tmp_path):
     done = python(f"""
         import sys
         from veilstream.cli import main
-        from veilstream.federation.services import learner as service
+        from veilstream.federation.learner import process as service
 
         def fails(self, *_):
             record = "alice" + "-0.25"

@@ -13,9 +13,9 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import inspect
 from veilstream.deployment.ledger.tags import LONGEST_TAG, checked_tag, tag_forms
 from veilstream.errors import InputError
-from veilstream.learning.admission import Answer
-from veilstream.learning.client_names import normal_form
 from veilstream.plans.plan import Plan
+from veilstream.records.admission import Answer
+from veilstream.records.client_names import normal_form
 
 COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
 SPELLINGS = [COMPOSED, DECOMPOSED, f"  {COMPOSED}", f"{DECOMPOSED}\t\n", f"\u00a0{COMPOSED}\u2003"]

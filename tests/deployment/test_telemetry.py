@@ -13,7 +13,7 @@ from veilstream.deployment.client_telemetry import ClientTelemetry
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, PrivacyError
-from veilstream.federation.services.local_account import LocalAccount, account_line
+from veilstream.federation.learner.local_account import LocalAccount, account_line
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import TelemetryPlan
 from veilstream.privacy.gradient_types import Hidden, RawGradient

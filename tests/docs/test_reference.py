@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.pages import ROOT, load
 from veilstream.errors import InputError
-from veilstream.federation.services.local_page import PERSON_PATH, LocalPage
-from veilstream.federation.services.server import LIVE
+from veilstream.federation.learner.local_page import PERSON_PATH, LocalPage
+from veilstream.federation.server.process import LIVE
 from veilstream.plans.plan import Plan
 from veilstream.plans.schema import Table
 

@@ -28,9 +28,14 @@ from tests.support.direct import (
 )
 from tests.support.federation import DIM, Lines, plan_of, seeds_by_name, wait_for
 from veilstream.errors import InputError
-from veilstream.federation.identity import add_learner, make_keys, remove_learner, renew_learner
+from veilstream.federation.direct import DirectServer, certificates, wire
+from veilstream.federation.keys.identity import (
+    add_learner,
+    make_keys,
+    remove_learner,
+    renew_learner,
+)
 from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.transports.direct import DirectServer, certificates, wire
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def learner_log():
-    lines = Lines("veilstream.federation.transports.direct.client")
+    lines = Lines("veilstream.federation.direct.client")
     yield lines
     lines.end()
 
@@ -77,7 +82,7 @@ def test_a_federation_runs_to_the_model_that_its_ledgers_imply(world):
 
 
 def test_the_demo_runs_from_the_command_line(tmp_path):
-    from veilstream.federation.services.demo import demo_plan, run_demo
+    from veilstream.federation.demo import demo_plan, run_demo
 
     result = run_demo(tmp_path / "demo", "direct", demo_plan(2, 3))
     assert (result.engine, result.rounds, result.clients) == ("direct", 3, 2 * 3 * 4)

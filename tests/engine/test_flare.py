@@ -29,15 +29,15 @@ from tests.support.federation import DIM, World, plan_of, serve, wait_for
 from tests.support.flare import ROOT, FlareWorld
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.identity import ServerKeys, add_learner, make_keys
+from veilstream.federation.flare import FlareServer, jobs, provision
+from veilstream.federation.flare.jobs import Jobs, export
+from veilstream.federation.flare.local import LocalFlare, interpreter
+from veilstream.federation.flare.provisioning import ADMIN
+from veilstream.federation.keys.identity import ServerKeys, add_learner, make_keys
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.transports.flare import FlareServer, jobs, provision
-from veilstream.federation.transports.flare.jobs import Jobs, export
-from veilstream.federation.transports.flare.local import LocalFlare, interpreter
-from veilstream.federation.transports.flare.provisioning import ADMIN
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.tasks import task_of
 
@@ -196,7 +196,7 @@ def imported(module: str, *path: Path) -> set[str]:
 
 def test_our_own_process_does_not_load_flare():
     for module in ("server", "jobs", "provisioning", "local"):
-        assert "nvflare" not in imported(f"veilstream.federation.transports.flare.{module}")
+        assert "nvflare" not in imported(f"veilstream.federation.flare.{module}")
 
 
 def test_a_job_brings_the_relay_and_the_relay_needs_nothing_of_ours(tmp_path):

@@ -21,16 +21,16 @@ import pytest
 pytest.importorskip("flwr")
 
 from studies.parity import GivenNoise, parity_plan, simulate
+from veilstream.federation.flower.app_folder import write_app
+from veilstream.federation.flower.local import LocalFlower, socket_folder
 
 from tests.support.flower import ACCOUNT, as_account, open_folder, reachable_python
 from veilstream.deployment.terms import Terms
-from veilstream.federation.identity import LearnerKeys, make_keys
+from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.keys.identity import LearnerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol import frames
-from veilstream.federation.services.carrier_socket import CarrierSocket
-from veilstream.federation.services.checkpoint import ModelFile
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.transports.flower.app_folder import write_app
-from veilstream.federation.transports.flower.local import LocalFlower, socket_folder
+from veilstream.federation.server.checkpoint import ModelFile
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of

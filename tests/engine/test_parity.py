@@ -17,11 +17,11 @@ import pytest
 from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
 from tests.support.federation import serve
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.transports.direct import DirectNode, DirectServer
-from veilstream.federation.transports.loopback import Loopback
+from veilstream.federation.direct import DirectNode, DirectServer
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.loopback import Loopback
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.tasks import task_of
 

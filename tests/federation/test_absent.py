@@ -8,10 +8,10 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, rows_of, seeds_by_name, source_of
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PrivateKey, ServerKeys
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from veilstream.federation.learner.local_account import LocalAccount, read_account
+from veilstream.federation.learner.prequential_score import Score
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.local_account import LocalAccount, read_account
-from veilstream.federation.services.prequential_score import Score
 from veilstream.plans.plan import PlanError
 
 PEOPLE = [f"person {i}" for i in range(40)]
@@ -38,7 +38,7 @@ def test_a_run_goes_on_without_a_learner_whose_records_have_ended(tmp_path):
 
 
 def test_a_round_that_needs_an_absent_learner_waits_and_asks_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("veilstream.federation.services.coordinator._ABSENT_AGAIN_S", 0.05)
+    monkeypatch.setattr("veilstream.federation.server.coordinator._ABSENT_AGAIN_S", 0.05)
     asked = []
 
     class Later:
@@ -160,7 +160,7 @@ def test_an_account_goes_on_after_a_restart_and_is_shown_by_ledger_status(tmp_pa
 
     rows = rows_of(PEOPLE[:8])
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:
-        from veilstream.federation.services.local_account import account_path
+        from veilstream.federation.learner.local_account import account_path
 
         for life in range(2):
             source = source_of(rows[4 * life : 4 * life + 4])
@@ -247,7 +247,7 @@ def test_a_model_that_cannot_predict_does_not_stop_a_learner(tmp_path):
 
 
 def test_a_file_that_is_asked_for_its_end_must_be_one(tmp_path):
-    from veilstream.federation.services.learner import LearnerService
+    from veilstream.federation.learner.process import LearnerService
 
     World(tmp_path, plan_of(learners=1), names=("a",)).close()
     service = LearnerService(

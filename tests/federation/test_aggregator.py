@@ -11,7 +11,9 @@ from tests.support.federation import DIM, plan_of
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import (
+from veilstream.federation.aggregator import MessageStore, PartialSums
+from veilstream.federation.direct.branch import pack, unpack
+from veilstream.federation.keys.identity import (
     AggregatorKeys,
     LearnerKeys,
     ServerKeys,
@@ -21,9 +23,7 @@ from veilstream.federation.identity import (
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
 from veilstream.federation.protocol.messages import Reply, Request, Sum, digest
-from veilstream.federation.services.aggregator import MessageStore, PartialSums
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.transports.direct.branch import pack, unpack
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.privacy.gradient_types import Noised
 
 NAMES = ["a", "b", "c"]

@@ -29,7 +29,11 @@ from tests.support.federation import DIM, Plain, World, plan_of, wait_for
 from veilstream.deployment.release import decode, encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import ProtocolError, RunBusy
-from veilstream.federation.identity import (
+from veilstream.federation.aggregator import AggregatorService
+from veilstream.federation.direct import DirectServer, wire
+from veilstream.federation.direct.branch import SUM, Branch, pack
+from veilstream.federation.direct.client import StreamClient
+from veilstream.federation.keys.identity import (
     AggregatorKeys,
     LearnerKeys,
     ServerKeys,
@@ -41,13 +45,9 @@ from veilstream.federation.identity import (
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.federation.protocol.messages import Part, Reply, Request, Sum
 from veilstream.federation.protocol.transport import Inbox
-from veilstream.federation.services.aggregator import AggregatorService
-from veilstream.federation.services.checkpoint import Position
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.message_file import MessageFile, Slots
-from veilstream.federation.transports.direct import DirectServer, wire
-from veilstream.federation.transports.direct.branch import SUM, Branch, pack
-from veilstream.federation.transports.direct.client import StreamClient
+from veilstream.federation.server.checkpoint import Position
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.message_file import MessageFile, Slots
 from veilstream.privacy.gradient_types import Noised
 
 X0 = np.zeros(DIM, np.float32)
@@ -299,7 +299,7 @@ def test_a_learner_that_always_answers_from_another_epoch_is_not_asked_without_e
 
 
 def test_a_learner_that_never_says_who_it_is_costs_no_memory(stage, monkeypatch):
-    monkeypatch.setattr("veilstream.federation.services.coordinator._AGAIN_S", -1.0)
+    monkeypatch.setattr("veilstream.federation.server.coordinator._AGAIN_S", -1.0)
     server = stage.coordinator()
     stage.send = lambda *_: None
     monkeypatch.setattr(stage, "receive", lambda _: [])
@@ -465,7 +465,7 @@ FILES = """
     import resource, subprocess, sys, time
     from pathlib import Path
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-    from veilstream.federation.transports.direct import DirectServer
+    from veilstream.federation.direct import DirectServer
     from veilstream.files import write_file
 
     keys = Path(sys.argv[1])

@@ -15,11 +15,11 @@ from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.local_account import read_account
+from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.learner import LearnerService
-from veilstream.federation.services.local_account import read_account
 from veilstream.plans.plan import Plan
 
 PEOPLE = [f"person {i}" for i in range(40)]

@@ -15,10 +15,10 @@ import pytest
 from tests.support.federation import wait_for
 from tests.support.flower import open_folder
 from veilstream.errors import InputError
+from veilstream.federation.flower import carrier_socket
+from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import MAGIC
-from veilstream.federation.services import carrier_socket
-from veilstream.federation.services.carrier_socket import CarrierSocket
 
 DIM = 6
 CLOSED = r"closed without an answer|reset|Broken pipe"
@@ -226,8 +226,8 @@ def test_a_folder_that_no_carrier_can_enter_is_named(tmp_path, caplog):
 
 
 def test_the_learner_serves_its_socket_and_starts_no_engine(tmp_path):
-    from veilstream.federation.identity import make_keys
-    from veilstream.federation.services.demo import demo_plan
+    from veilstream.federation.demo import demo_plan
+    from veilstream.federation.keys.identity import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["north"])
     (tmp_path / "plan.toml").write_text(demo_plan(1, 3).to_toml())

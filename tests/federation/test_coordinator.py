@@ -24,10 +24,10 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PrivateKey, ServerKeys, add_learner
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys, add_learner
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.services.coordinator import Coordinator
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.mechanisms import factorization
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady
@@ -81,7 +81,7 @@ class Losing:
 
 def test_lost_and_doubled_messages_change_nothing(tmp_path, monkeypatch):
     seeds_by_name(monkeypatch)
-    monkeypatch.setattr("veilstream.federation.services.coordinator._AGAIN_S", 0.1)
+    monkeypatch.setattr("veilstream.federation.server.coordinator._AGAIN_S", 0.1)
     plan = plan_of(federation={"patience_s": 0.2, "deadline_s": 60.0})
     models = []
     for name, wrap in (("calm", lambda c: c), ("stormy", lambda c: Losing(c, 5))):
@@ -115,7 +115,7 @@ def test_a_server_killed_before_its_checkpoint_loses_only_the_round_in_flight(wo
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("veilstream.federation.services.checkpoint.Position.save", killed)
+        patch.setattr("veilstream.federation.server.checkpoint.Position.save", killed)
         with pytest.raises(Killed):
             coordinator.go(world.transport(), 3)
     again = world.coordinator()
@@ -241,7 +241,7 @@ def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_agai
 
 def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
     """Replies that take longer than the server waits before it asks again."""
-    monkeypatch.setattr("veilstream.federation.services.coordinator._AGAIN_S", 0.05)
+    monkeypatch.setattr("veilstream.federation.server.coordinator._AGAIN_S", 0.05)
 
     class Slow:
         def __init__(self, inner):
@@ -288,7 +288,7 @@ def test_a_server_killed_while_it_begins_may_begin_again(world, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("veilstream.federation.services.checkpoint.Position.save", killed)
+        patch.setattr("veilstream.federation.server.checkpoint.Position.save", killed)
         with pytest.raises(KeyboardInterrupt):
             world.coordinator()
     (world.root / "run/.partial-x").write_text("left by a kill")
@@ -490,7 +490,7 @@ def test_a_second_learner_with_the_same_name_is_refused_and_the_first_goes_on(tm
         twin = World(tmp_path / "twin", plan)
         twin.keys_of = world.keys_of  # the same keys, another store
         twin.start("a")
-        from veilstream.federation.transports.loopback import Loopback
+        from veilstream.federation.loopback import Loopback
 
         transport = Loopback(
             {name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")}

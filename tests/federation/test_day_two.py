@@ -26,14 +26,14 @@ from tests.support.federation import (
 )
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError
-from veilstream.federation.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner import LearnerService
-from veilstream.federation.services.server import ServerService
-from veilstream.federation.services.successive_runs import open_run
-from veilstream.plans.start import model_sha256
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.process import ServerService
+from veilstream.federation.server.successive_runs import open_run
+from veilstream.runs.start import model_sha256
 from veilstream.streams.intake import AlwaysReady
 
 EPOCHS = 3
@@ -284,7 +284,7 @@ def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one
 
 
 def test_a_server_starts_from_another_servers_model_api(tmp_path, plan):
-    from veilstream.federation.services.model_api import ModelApi
+    from veilstream.federation.server.model_api import ModelApi
 
     keys, model = tmp_path / "keys/server", np.linspace(-1, 1, DIM).astype(np.float32)
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.federation.services.demo_data import DemoData
-from veilstream.learning.admission import Answer
+from veilstream.federation.demo_data import DemoData
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
+from veilstream.records.admission import Answer
 
 PLAN = """
 [learning]

@@ -13,9 +13,9 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.support.federation import wait_for
-from veilstream.federation.services.asgi_server import AsgiServer, Limits
-from veilstream.federation.services.event_feed import EventFeed
-from veilstream.federation.services.live_routes import LiveRoutes, StreamLimits
+from veilstream.federation.http.asgi_server import AsgiServer, Limits
+from veilstream.federation.http.event_feed import EventFeed
+from veilstream.federation.http.live_routes import LiveRoutes, StreamLimits
 
 
 def numbers(events) -> list[int]:

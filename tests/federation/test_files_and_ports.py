@@ -10,15 +10,15 @@ import pytest
 
 from tests.support.federation import Plain, plan_of
 from veilstream.errors import InputError, RunBusy
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.run_lock import RunLock
-from veilstream.federation.services.server import ServerService
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.server.process import ServerService
+from veilstream.federation.server.run_lock import RunLock
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_private_key_that_others_can_read_is_refused_with_the_command(tmp_path, mode):
-    from veilstream.federation.identity import renew_server
-    from veilstream.federation.transports.direct import DirectNode, DirectServer
+    from veilstream.federation.direct import DirectNode, DirectServer
+    from veilstream.federation.keys.identity import renew_server
 
     make_keys(tmp_path, ["127.0.0.1"], ["north"])
     server, north = tmp_path / "server", tmp_path / "learners/north"
@@ -60,7 +60,7 @@ def test_a_second_server_in_one_folder_ends_at_once_and_names_the_first(tmp_path
 
 
 def test_a_second_server_on_one_port_says_so_at_once(tmp_path, caplog):
-    from veilstream.federation.transports.direct import DirectServer
+    from veilstream.federation.direct import DirectServer
 
     make_keys(tmp_path, ["127.0.0.1"], [])
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -7,9 +7,9 @@ import pytest
 from tests.cli.test_plan import veilstream
 from tests.deployment.test_learner import Still, plan_of
 from veilstream.errors import InputError
-from veilstream.federation.identity import make_keys
-from veilstream.federation.services import learner as service
-from veilstream.federation.services.learner import LearnerService
+from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.learner import process as service
+from veilstream.federation.learner.process import LearnerService
 
 
 @pytest.fixture

@@ -23,15 +23,15 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms, both_sides, differences
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import LearnerKeys, PrivateKey, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, PrivateKey, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol.bounds import FALSE_ALARM, OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Inbox
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.privacy.gradient_types import Noised
 
@@ -89,7 +89,7 @@ class Stage:
             for n in NAMES
         }
         self.inbox = Inbox()
-        self.notes = Lines("veilstream.federation.services.coordinator")
+        self.notes = Lines("veilstream.federation.server.coordinator")
 
     def coordinator(self) -> Coordinator:
         return Coordinator(self.plan, np.zeros(DIM, np.float32), self.keys, self.root / "run")
@@ -507,7 +507,7 @@ def test_what_peers_say_cannot_act_on_a_terminal_and_ends(stage):
 
 def test_a_servers_words_cannot_act_on_a_learners_terminal(tmp_path):
     with World(tmp_path, plan_of()) as world:
-        lines = Lines("veilstream.federation.services.daemon")
+        lines = Lines("veilstream.federation.learner.daemon")
         daemon = world.start("a")
         keys = ServerKeys.load(world.root / "keys/server")
         settings = daemon.learner.settings | {ACTS: ACTS, "task": ACTS * 50, "d": "x" * 9000}

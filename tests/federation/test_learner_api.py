@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
-from veilstream.federation.services.access_token import open_token, token_path
-from veilstream.federation.services.asgi_server import Limits
-from veilstream.federation.services.learner import LearnerService
-from veilstream.federation.services.learner_api import LearnerApi
-from veilstream.federation.services.local_account import LocalAccount
+from veilstream.federation.http.asgi_server import Limits
+from veilstream.federation.keys.access_token import open_token, token_path
+from veilstream.federation.learner.learner_api import LearnerApi
+from veilstream.federation.learner.local_account import LocalAccount
+from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
 from veilstream.streams.live_source import LiveSource
 from veilstream.streams.waiting_source import CAPACITY
@@ -497,7 +497,7 @@ def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(
     tmp_path, monkeypatch
 ):
     """The server answers from the moment that it is made."""
-    from veilstream.federation.services import learner_api
+    from veilstream.federation.learner import learner_api
 
     class Quick(learner_api.AsgiServer):
         def __init__(self, app, *args, **more):

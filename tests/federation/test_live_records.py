@@ -11,10 +11,10 @@ import pytest
 from tests.federation.test_learner_api import KEPT, served
 from tests.support.federation import DIM, FEATURES, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import inspect
-from veilstream.federation.services.live_records import LiveRecords, RefusedRequest, read_json
-from veilstream.federation.services.local_account import LocalAccount
-from veilstream.learning.admission import Admission
-from veilstream.learning.records import (
+from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
+from veilstream.federation.learner.local_account import LocalAccount
+from veilstream.records.admission import Admission
+from veilstream.records.schema import (
     EACH_ROW,
     Categorical,
     Hashed,

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
-from veilstream.federation.identity import make_keys
-from veilstream.federation.services.logs import Format, Level, configure_logs
+from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.logs import Format, Level, configure_logs
 
-NAME = "veilstream.federation.services.coordinator"
+NAME = "veilstream.federation.server.coordinator"
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_server_logs_json_on_stderr_and_refuses_an_unknown_level(tmp_path):
     assert done.stdout == ""
     first = json.loads(done.stderr.splitlines()[0])
     assert first["level"] == "info"
-    assert first["logger"] == "veilstream.federation.services.server"
+    assert first["logger"] == "veilstream.federation.server.process"
     assert first["message"].startswith("guarantee: ")
     quiet = veilstream(*command, "--log-level", "warning", "--out", "other", cwd=tmp_path)
     assert "guarantee" not in quiet.stderr

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import (
+from veilstream.federation.keys.identity import (
     LearnerKeys,
     PrivateKey,
     ServerKeys,

@@ -15,13 +15,13 @@ import pytest
 
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
-from veilstream.federation.identity import make_keys
-from veilstream.federation.model_download import check_plan, fetch_model
-from veilstream.federation.services.asgi_server import Limits
-from veilstream.federation.services.model_api import ModelApi
-from veilstream.federation.services.open_round import Standing
-from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
-from veilstream.plans.released_model import ReleasedModel, plan_digest
+from veilstream.federation.http.asgi_server import Limits
+from veilstream.federation.http.model_download import check_plan, fetch_model
+from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.server.model_api import ModelApi
+from veilstream.federation.server.open_round import Standing
+from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
+from veilstream.runs.released_model import ReleasedModel, plan_digest
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import pytest
 from tests.support.federation import DIM, Plain, World, plan_of, wait_for
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
-from veilstream.federation.identity import ServerKeys
+from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.process import LearnerService
+from veilstream.federation.learner.reply_times import SEAL_S, ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.learner import LearnerService
-from veilstream.federation.services.reply_times import SEAL_S, ReplyTimes, reply_times
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
+from veilstream.records.admission import Answer
 from veilstream.streams.intake import AlwaysReady
 from veilstream.streams.live_source import LiveSource
 

@@ -13,8 +13,8 @@ from tests.support.federation import DIM, plan_of
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.services.checkpoint import CHECKPOINT, MESSAGES, Position
-from veilstream.federation.services.run_files import RunFiles
+from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, Position
+from veilstream.federation.server.run_files import RunFiles
 from veilstream.privacy.gradient_types import Noised
 
 NAMES, ROUNDS = ["a", "b", "c"], 5

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.federation import DIM, World, plan_of, table_plan_of
 from veilstream.errors import InputError
-from veilstream.learning.admission import Answer
 from veilstream.plans.data_source import PlanSource, open_source
+from veilstream.records.admission import Answer
 from veilstream.streams.intake import AlwaysReady
 
 
@@ -55,7 +55,7 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
             if round_ == 1:
                 raise RuntimeError("1234.5")
 
-    from veilstream.federation.identity import ServerKeys
+    from veilstream.federation.keys.identity import ServerKeys
     from veilstream.federation.protocol.messages import Reply, Request
 
     with World(tmp_path, plan_of(learners=1), names=("a",)) as world:

@@ -14,11 +14,11 @@ import grpc.aio
 
 from tests.support.direct import DirectWorld
 from tests.support.federation import plan_of, wait_for
-from veilstream.federation.services.learner import LearnerService
-from veilstream.federation.transports.direct import client, wire
-from veilstream.federation.transports.direct.client import StreamClient
+from veilstream.federation.direct import client, wire
+from veilstream.federation.direct.client import StreamClient
+from veilstream.federation.learner.process import LearnerService
 
-LOGGER = "veilstream.federation.transports.direct.client"
+LOGGER = "veilstream.federation.direct.client"
 
 
 class Pings:

@@ -17,9 +17,9 @@ from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
 from veilstream.federation.protocol.messages import Part, Sum
-from veilstream.federation.services import telemetry_files
-from veilstream.federation.services.run_files import RunFiles
-from veilstream.federation.services.telemetry_files import TelemetryFiles
+from veilstream.federation.server import telemetry_files
+from veilstream.federation.server.run_files import RunFiles
+from veilstream.federation.server.telemetry_files import TelemetryFiles
 from veilstream.learning.telemetry_estimates import NORMAL_95, RoundNoise
 from veilstream.plans.plan import TelemetryPlan
 from veilstream.privacy.gradient_types import Noised

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from veilstream.deployment.ledger.tags import tag_forms
-from veilstream.learning.client_names import LONGEST_NAME, client_name
-from veilstream.learning.records import Encoded, Label, Numeric, RecordSchema, Refusal, is_missing
+from veilstream.records.client_names import LONGEST_NAME, client_name
+from veilstream.records.schema import Encoded, Label, Numeric, RecordSchema, Refusal, is_missing
 
 NO_NAMES = [
     True, False, np.bool_(True), None, ["ann"], {"name": "ann"}, ("ann",), b"\xff", 17.5,

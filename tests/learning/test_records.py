@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veilstream.errors import InputError
-from veilstream.learning.records import (
+from veilstream.records.schema import (
     EACH_ROW,
     REASONS,
     Categorical,

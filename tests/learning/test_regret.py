@@ -9,14 +9,14 @@ import pytest
 from scipy.optimize import linprog, minimize
 
 from veilstream.errors import InputError, SolverError
-from veilstream.learning import optima
-from veilstream.learning.optima import (
+from veilstream.research import optima
+from veilstream.research.optima import (
     least_squares_optimum,
     logistic_optimum,
     offline_least_squares_optimum,
     offline_logistic_optimum,
 )
-from veilstream.learning.regret import dynamic_regret, path_variation, static_regret
+from veilstream.research.regret import dynamic_regret, path_variation, static_regret
 
 LOG2 = math.log(2.0)
 

@@ -21,7 +21,7 @@ from veilstream.errors import UnknownName
 from veilstream.plans.experiments import FIGURES, experiment_path, figure_of, plan_path
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import main_method, prepare
-from veilstream.reports.experiment_figures import draw_experiment
+from veilstream.research.experiment_figures import draw_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted(path.stem for path in (ROOT / "experiments").glob("*.toml"))

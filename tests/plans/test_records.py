@@ -7,11 +7,11 @@ import pytest
 
 from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError
-from veilstream.learning.records import REASONS
 from veilstream.plans.own_code import code_hash
 from veilstream.plans.plan import Plan, PlanError
 from veilstream.plans.records import schema_of
 from veilstream.plans.tasks import task_of
+from veilstream.records.schema import REASONS
 
 PLAN = """
 [learning]

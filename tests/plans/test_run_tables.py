@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.plans.run_tables import ListedRound, keep_whole_lines, read_rounds, table_rows
+from veilstream.runs.tables import ListedRound, keep_whole_lines, read_rounds, table_rows
 
 HEADER = "round,seconds,answered,missing\n"
 WHOLE = HEADER + "0,0.5,3,\n1,0.25,2,c\n"

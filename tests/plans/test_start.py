@@ -13,7 +13,7 @@ import pytest
 import veilstream as vs
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan, PlanError
-from veilstream.plans.start import kept_start, model_sha256, starting_model
+from veilstream.runs.start import kept_start, model_sha256, starting_model
 
 DIM = 5
 MODEL = np.array([0.5, -1.0, 0.25, 2.0, -0.125], np.float32)
@@ -161,7 +161,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path):
-    from veilstream.federation.identity import make_keys
+    from veilstream.federation.keys.identity import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
     server = HTTPServer(("127.0.0.1", 0), type("OnePage", (Page,), {}))

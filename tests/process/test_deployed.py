@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
 from veilstream.federation.addresses import free_port
-from veilstream.federation.identity import make_keys
+from veilstream.federation.keys.identity import make_keys
 
 pytest.importorskip("packaging")
 pytest.importorskip("grpc")
@@ -187,7 +187,7 @@ def test_the_carriers_image_has_flower_and_the_app(images, world):
     image = build(CONTAINERFILE, "supernode", world / "images", images)
     done = image.run("python3", "-c", LOOK)
     assert (done.stdout.strip(), done.returncode) == ("['flwr', 'grpc', 'numpy']", 0), done.stderr
-    load = "import veilstream.federation.transports.flower.client_app as a; print(a.app)"
+    load = "import veilstream.federation.flower.client_app as a; print(a.app)"
     done = image.run("python3", "-c", load)
     assert "ClientApp" in done.stdout, done.stderr
 

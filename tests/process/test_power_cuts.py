@@ -36,8 +36,8 @@ from veilstream.deployment.ledger.witness import Entry, Witness
 from veilstream.deployment.recovery import secret_name
 from veilstream.errors import PrivacyError, VeilstreamError
 from veilstream.files import write_file
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
+from veilstream.records.admission import Answer
 
 # --- cuts ----------------------------------------------------------------------------------------
 

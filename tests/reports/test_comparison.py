@@ -9,8 +9,8 @@ import pytest
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import Participation, buffered
+from veilstream.plans.comparison import Setting, compare
 from veilstream.privacy import Budget
-from veilstream.reports.comparison import Setting, compare
 
 SETTING = Setting(budget=Budget(1.0, 1e-5), rounds=100, local_steps=1, clip_norm=1.0)
 

@@ -14,8 +14,8 @@ from tests.browser.samples import TELEMETRY
 from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError
-from veilstream.plans.run_folder import Run
 from veilstream.reports.tracked_curves import tracked_runs
+from veilstream.runs.folder import Run
 
 
 def needs(*packages):

@@ -13,8 +13,8 @@ import veilstream as vs
 from tests.browser.samples import TELEMETRY
 from tests.support.federation import World, plan_of
 from tests.test_package import SMALL_PLAN
-from veilstream.federation.services.open_round import Standing
-from veilstream.federation.services.server_metrics import CountedTransport, ServerMetrics
+from veilstream.federation.server.open_round import Standing
+from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_federation import LiveFederation
 from veilstream.reports.live_simulation import LiveSimulation

@@ -15,7 +15,7 @@ from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
-from veilstream.federation.identity import PrivateKey, ServerKeys
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.reports.packed_series import unpack
 from veilstream.reports.promise_words import promise_of

@@ -49,7 +49,7 @@ def test_every_file_of_a_simulation_is_on_the_page_with_its_columns(folder):
 
 
 def test_columns_of_a_federations_tables_are_those_that_the_server_writes():
-    source = (ROOT / "src/veilstream/federation/services/run_files.py").read_text()
+    source = (ROOT / "src/veilstream/federation/server/run_files.py").read_text()
     page = listed("A federation")
     for name in ("rounds.csv", "releases.csv"):
         assert f'"{",".join(page[name])}\\n"' in source

@@ -12,10 +12,10 @@ from tests.browser.samples import AUDIT
 from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PrivateKey, ServerKeys, make_keys
-from veilstream.federation.services.checkpoint import Position
-from veilstream.plans.released_model import plan_digest
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.server.checkpoint import Position
 from veilstream.reports.statement import make_statement, verify_statement
+from veilstream.runs.released_model import plan_digest
 
 
 @pytest.fixture

@@ -312,8 +312,8 @@ def test_projection_and_decay():
 
 def test_nonconvex_regret_stays_below_the_theory():
     """Ripple with a fixed target: alpha, mu, L known, C_R = 0; lem-u with the run's own B_g."""
-    from veilstream import theory
     from veilstream.learning.tasks import Ripple
+    from veilstream.research import theory
 
     eta_tilde, tau, n, R, d = 0.01, 2, 4, 60, 5
     step = eta_tilde / (tau * 2.0)

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import veilstream as vs
-from veilstream.reports.learning_figure import draw_run
+from veilstream.research.learning_figure import draw_run
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -14,9 +14,9 @@ from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import main_method, prepare
-from veilstream.reports.learning_figure import draw_run
+from veilstream.research.comparators import Comparators, comparators
+from veilstream.research.learning_figure import draw_run
 from veilstream.simulation import seed_batches
-from veilstream.simulation.comparators import Comparators, comparators
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.memory import MemoryPlan
 

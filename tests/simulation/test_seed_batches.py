@@ -21,7 +21,7 @@ from veilstream.learning.models.pytree import PytreeTask
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.plans.run_folder import Run
+from veilstream.runs.folder import Run
 from veilstream.simulation import seed_batches as batches_module
 from veilstream.simulation.memory import MemoryPlan
 from veilstream.simulation.seed_batches import SeedBatches, run_seed_batches

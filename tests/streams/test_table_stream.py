@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.learning.records import Label, Numeric, RecordSchema, Refusal
+from veilstream.records.schema import Label, Numeric, RecordSchema, Refusal
 from veilstream.streams.table_stream import table_stream
 from veilstream.streams.tables import RowsTable
 

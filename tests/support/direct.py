@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.support.federation import DIM, Plain, World
 from veilstream.deployment.learner import Learner
 from veilstream.errors import ProtocolError
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.transports.direct import DirectNode, DirectServer, wire
+from veilstream.federation.direct import DirectNode, DirectServer, wire
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 

@@ -13,11 +13,11 @@ from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
-from veilstream.federation.services.carrier_socket import CarrierSocket
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.transports.loopback import Loopback
+from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.loopback import Loopback
+from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
@@ -115,7 +115,7 @@ class World:
     def __init__(self, root: Path, plan: Plan, names: tuple[str, ...] = ("a", "b", "c")) -> None:
         self.root, self.plan, self.names = root, plan, names
         make_keys(root / "keys", ["127.0.0.1"], list(names))
-        self.notes = Lines("veilstream.federation.services.coordinator")
+        self.notes = Lines("veilstream.federation.server.coordinator")
         self.daemons: dict[str, Daemon] = {}
         self.carriers: dict[str, CarrierSocket] = {}
 

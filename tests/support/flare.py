@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from tests.support import flare_attack
 from tests.support.federation import DIM, World
 from veilstream.federation.addresses import free_port
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.supervision import supervised
-from veilstream.federation.transports.flare import FlareServer, provision
-from veilstream.federation.transports.flare.local import LocalFlare, interpreter
-from veilstream.federation.transports.flare.server import JobSocket
+from veilstream.federation.flare import FlareServer, provision
+from veilstream.federation.flare.local import LocalFlare, interpreter
+from veilstream.federation.flare.server import JobSocket
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.supervision import supervised
 from veilstream.plans.plan import Plan
 
 ROOT = os.geteuid() == 0
@@ -81,7 +81,7 @@ class FlareWorld(World):
 
     def connect(self, name: str) -> socket.socket:
         """What a job does once both of its processes run."""
-        from veilstream.federation.transports.flare.jobs import relay_module
+        from veilstream.federation.flare.jobs import relay_module
 
         relay = relay_module()
         job = self._jobs[name] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -111,8 +111,7 @@ class LocalGrid:
 
     def _run(self, name, message):
         from flwr.app import Context, RecordDict
-
-        from veilstream.federation.transports.flower.client_app import app
+        from veilstream.federation.flower.client_app import app
 
         (learner,) = [n for n, i in self._numbers.items() if i == message.metadata.dst_node_id]
         context = Context(
@@ -132,6 +131,6 @@ class GridWorld(World):
     """A world whose messages go through a grid and the ClientApp."""
 
     def transport(self, **_):
-        from veilstream.federation.transports.flower.grid_transport import GridTransport
+        from veilstream.federation.flower.grid_transport import GridTransport
 
         return GridTransport(LocalGrid(self), dim=DIM, answer_within_s=20.0)

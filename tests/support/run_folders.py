@@ -10,11 +10,11 @@ import numpy as np
 
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.fold import Seat
-from veilstream.federation.services.checkpoint import MESSAGES, Position
-from veilstream.federation.services.message_file import MessageFile, Slots
+from veilstream.federation.server.checkpoint import MESSAGES, Position
+from veilstream.federation.server.message_file import MessageFile, Slots
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.plans.run_folder import history_csv, versions
+from veilstream.runs.folder import history_csv, versions
 
 FEDERATION = """
 name = "clinics"

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from veilstream.theory import Constants
+from veilstream.research.theory import Constants
 
 
 def some_constants(seed=0, **changes):

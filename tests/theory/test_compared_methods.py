@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.theory.problems import parts, some_constants
-from veilstream import theory
 from veilstream.errors import InputError
 from veilstream.mechanisms import toeplitz, tree
-from veilstream.theory import COMPARED_METHODS, TableSetting
-from veilstream.theory.compared_methods import local_updates_bound
+from veilstream.research import theory
+from veilstream.research.theory import COMPARED_METHODS, TableSetting
+from veilstream.research.theory.compared_methods import local_updates_bound
 
 CONVEX = ("liu2023", "denisov2022", "cdc2021")
 

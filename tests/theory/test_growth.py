@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.theory.problems import some_constants
-from veilstream import theory
 from veilstream.errors import InputError
-from veilstream.theory import Constants
+from veilstream.research import theory
+from veilstream.research.theory import Constants
 
 GRID = np.concatenate([np.linspace(-30, 30, 600_001), np.geomspace(1e-6, 1, 1000)])
 GRID = GRID[GRID != 0]

@@ -8,9 +8,9 @@ import pytest
 from scipy.special import gammaln
 
 from tests.theory.problems import parts, some_constants
-from veilstream import theory
 from veilstream.errors import InputError
-from veilstream.theory import Constants
+from veilstream.research import theory
+from veilstream.research.theory import Constants
 
 LONGEST = 20_000
 _j = np.arange(LONGEST)

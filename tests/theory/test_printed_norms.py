@@ -8,9 +8,9 @@ from scipy.linalg import solve_triangular
 from scipy.linalg import toeplitz as toeplitz_matrix
 from scipy.special import gammaln
 
-from veilstream import theory
 from veilstream.errors import InputError
 from veilstream.mechanisms import MECHANISMS, toeplitz_normalised, tree
+from veilstream.research import theory
 
 LONGEST = 2**14
 _j = np.arange(LONGEST)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.theory.problems import least_slack, one_dimensional_problems, per_round, simulate
-from veilstream import theory
 from veilstream.mechanisms import independent, toeplitz, tree
+from veilstream.research import theory
 
 # --- one round of each proof, exactly ------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from tests.theory.problems import (
     simulate,
     some_constants,
 )
-from veilstream import theory
 from veilstream.errors import InputError
 from veilstream.mechanisms import independent, toeplitz, tree
+from veilstream.research import theory
 
 
 def eq_sc_dynm(c, theta):

@@ -10,8 +10,8 @@ from tests.theory.problems import (
     parts,
     some_constants,
 )
-from veilstream import theory
 from veilstream.errors import InputError
+from veilstream.research import theory
 
 BOUNDS = [
     theory.dynamic_regret_bound,

@@ -27,14 +27,14 @@ from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
-from veilstream.federation.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.loopback import Loopback
 from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
-from veilstream.federation.services.carrier_socket import CarrierSocket
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.daemon import Daemon
-from veilstream.federation.services.open_round import Standing
-from veilstream.federation.transports.loopback import Loopback
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.open_round import Standing
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady, Observe, Offered
 

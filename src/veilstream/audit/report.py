@@ -27,9 +27,9 @@ from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import DataPlan, Plan
-from veilstream.plans.released_model import plan_digest
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
+from veilstream.runs.released_model import plan_digest
 
 __all__ = [
     "DEFAULT_PLAN",

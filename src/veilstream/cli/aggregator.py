@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, PlanFile, parse_address
-from veilstream.federation.services.logs import Format, Level, configure_logs
+from veilstream.federation.logs import Format, Level, configure_logs
 
 __all__ = ["aggregator_command"]
 
@@ -35,7 +35,7 @@ def aggregator_command(
     the server's folder must. Make its keys with
     `veilstream keys add KEYS NAME --aggregator --host HOST --learner north --learner south`.
     """
-    from veilstream.federation.services.aggregator import AggregatorService
+    from veilstream.federation.aggregator import AggregatorService
     from veilstream.plans.plan import Plan
 
     configure_logs(log_level, log_format)

@@ -24,8 +24,8 @@ def command(
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.plans.experiments import experiment_path
     from veilstream.plans.plan import Plan
-    from veilstream.plans.run_folder import clear_earlier
-    from veilstream.reports.learning_figure import draw_run
+    from veilstream.research.learning_figure import draw_run
+    from veilstream.runs.folder import clear_earlier
 
     plan = Plan.load(experiment_path("demo"), {"run.seeds": seeds})
     clear_earlier(out, plan)

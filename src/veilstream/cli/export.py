@@ -45,8 +45,8 @@ def export_command(
     runs/demo/tensorboard`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.plans.run_folder import Run
     from veilstream.reports.exporters import to_mlflow, to_tensorboard
+    from veilstream.runs.folder import Run
 
     folder = Run(run)
     if to is Target.TENSORBOARD:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, TrustEngine
-from veilstream.federation.services.logs import Format, Level, configure_logs
+from veilstream.federation.logs import Format, Level, configure_logs
 
 __all__ = ["app"]
 
@@ -59,9 +59,9 @@ def demo_command(
     Example: `veilstream federation demo --plan plan.toml --out federation`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.federation.services.demo import demo_plan, run_demo
+    from veilstream.federation.demo import demo_plan, run_demo
     from veilstream.plans.plan import Plan
-    from veilstream.plans.run_folder import new_folder
+    from veilstream.runs.folder import new_folder
 
     configure_logs(log_level, log_format)
     options = ["--log-level", log_level.value, "--log-format", log_format.value]
@@ -103,7 +103,7 @@ def flower_app_command(
     run's folder.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.federation.transports.flower.app_folder import write_app
+    from veilstream.federation.flower.app_folder import write_app
     from veilstream.plans.plan import Plan
 
     name = Plan.load(plan).name

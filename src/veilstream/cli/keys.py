@@ -44,7 +44,7 @@ def make_command(
     days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
 ) -> None:
     """Make a new CA, the server's keys and the learners' keys."""
-    from veilstream.federation.identity import make_keys
+    from veilstream.federation.keys.identity import make_keys
 
     hosts = host or ["127.0.0.1", "localhost"]
     make_keys(folder, hosts, learner or [], days)
@@ -71,7 +71,7 @@ def add_command(
     ] = None,
 ) -> None:
     """Make keys for one more learner or an aggregator. The server must get its folder anew."""
-    from veilstream.federation.identity import add_aggregator, add_learner
+    from veilstream.federation.keys.identity import add_aggregator, add_learner
 
     if aggregator:
         between = add_aggregator(folder, name, host or ["127.0.0.1", "localhost"], learner or [])
@@ -90,7 +90,7 @@ def remove_command(
     name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
 ) -> None:
     """Have the server no longer know a learner. The server must be given its folder anew."""
-    from veilstream.federation.identity import remove_learner
+    from veilstream.federation.keys.identity import remove_learner
 
     remove_learner(folder, name)
     typer.echo(f"{name} is no longer known to {folder / 'server'}")
@@ -109,7 +109,7 @@ def renew_command(
     days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
 ) -> None:
     """Make a new TLS key and certificate for the server (or learners), from the same CA."""
-    from veilstream.federation.identity import renew_learner, renew_server
+    from veilstream.federation.keys.identity import renew_learner, renew_server
 
     for name in learner or []:
         renew_learner(folder, name, days)
@@ -123,7 +123,7 @@ def renew_command(
 
 def _kits(folder: Path, engine: str, host: str, port: int) -> None:
     if engine == "flare":
-        from veilstream.federation.transports.flare import provision
+        from veilstream.federation.flare import provision
 
         provision(folder, host, port)
     elif engine not in ("direct", "flower"):

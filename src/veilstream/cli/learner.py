@@ -19,7 +19,7 @@ from veilstream.cli.service_options import (
     parse_address,
 )
 from veilstream.errors import InputError
-from veilstream.federation.services.logs import Format, Level, configure_logs
+from veilstream.federation.logs import Format, Level, configure_logs
 
 __all__ = ["learner_command"]
 
@@ -131,7 +131,7 @@ def learner_command(
     refused, and how well the model does here, is logged now and then and stays on this machine.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
-    from veilstream.federation.services.learner import LearnerService
+    from veilstream.federation.learner.process import LearnerService
     from veilstream.plans.plan import Plan
 
     no_core_dumps()

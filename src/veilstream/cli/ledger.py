@@ -70,8 +70,8 @@ def page_command(
     """
     from veilstream.cli.service_options import parse_address
     from veilstream.cli.tables import print_json
-    from veilstream.federation.services.access_token import read_token, token_path
-    from veilstream.federation.services.page_access import page_link
+    from veilstream.federation.http.page_access import page_link
+    from veilstream.federation.keys.access_token import read_token, token_path
 
     token = read_token(token_file or token_path(store))
     link = page_link(parse_address("--learner-api", learner_api), token)
@@ -162,7 +162,7 @@ def epoch_command(
 
 def _show(status: Status, json: bool, *, verified: bool = False, local: bool = False) -> None:
     from veilstream.cli.tables import print_json
-    from veilstream.federation.services.local_account import account_line, read_account
+    from veilstream.federation.learner.local_account import account_line, read_account
 
     account = read_account(Path(status.store)) if local else None
     if json:

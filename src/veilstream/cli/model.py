@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from veilstream.plans.released_model import ReleasedModel
+    from veilstream.runs.released_model import ReleasedModel
 
 __all__ = ["app"]
 
@@ -54,9 +54,9 @@ def fetch_command(
     Example: `veilstream model fetch https://fl.example.org:8480 --ca keys/server/ca.pem`
     """
     from veilstream.errors import InputError
-    from veilstream.federation.model_download import check_plan, fetch_model
+    from veilstream.federation.http.model_download import check_plan, fetch_model
     from veilstream.plans.plan import Plan
-    from veilstream.plans.released_model import ReleasedModel
+    from veilstream.runs.released_model import ReleasedModel
 
     plan = None if expect_plan is None else Plan.load(expect_plan)
     known = None
@@ -84,7 +84,7 @@ def show_command(
 
     Example: `veilstream model show model.npz`
     """
-    from veilstream.plans.released_model import ReleasedModel
+    from veilstream.runs.released_model import ReleasedModel
 
     _show(ReleasedModel.load(file), file, json)
 
@@ -93,7 +93,7 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
     import numpy as np
 
     from veilstream.cli.tables import print_json
-    from veilstream.plans.released_model import plan_digest
+    from veilstream.runs.released_model import plan_digest
 
     facts: dict[str, Any] = {
         "file": str(path), "run": model.run, "round": model.round, "rounds": model.rounds,

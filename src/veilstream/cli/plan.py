@@ -13,11 +13,11 @@ from veilstream.mechanisms import MECHANISMS, Workload
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.registry import MADE_FOR_PUBLISHED, options_for
+from veilstream.plans.comparison import Comparison, Setting, compare
 from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.progress import progress
-from veilstream.reports.comparison import Comparison, Setting, compare
-from veilstream.reports.error_figure import check_figure_path, draw_error_over_time
+from veilstream.research.error_figure import check_figure_path, draw_error_over_time
 
 if TYPE_CHECKING:
     from veilstream.plans.plan import TelemetryPlan

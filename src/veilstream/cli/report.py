@@ -54,8 +54,8 @@ def report_command(
     Example: `veilstream report runs/demo --pdf figure.pdf`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.plans.run_folder import Run
     from veilstream.reports.report_page import write_report
+    from veilstream.runs.folder import Run
 
     if verify is not None:
         _verify(run, verify, json)
@@ -64,11 +64,11 @@ def report_command(
     folder = Run(run)
     made = [write_report(folder)]
     if pdf or svg:
-        from veilstream.reports.learning_figure import draw_panel
+        from veilstream.research.learning_figure import draw_panel
 
         made += [draw_panel(folder, path) for path in (pdf, svg) if path]
     if statement:
-        from veilstream.federation.identity import ServerKeys
+        from veilstream.federation.keys.identity import ServerKeys
         from veilstream.reports.statement import write_statement
 
         made += write_statement(folder, ServerKeys.load_signing(keys))
@@ -98,9 +98,9 @@ def compare_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.files import write_file
-    from veilstream.plans.run_folder import Run
     from veilstream.reports.report_page import page_html
     from veilstream.reports.run_comparison import compared_runs, comparison_state
+    from veilstream.runs.folder import Run
 
     _check_figures(pdf, svg)
     compared = compared_runs([Run(path) for path in runs], method)
@@ -108,7 +108,7 @@ def compare_command(
     write_file(out, page_html(state), shared=True)
     made = [out]
     if pdf or svg:
-        from veilstream.reports.learning_figure import draw_comparison
+        from veilstream.research.learning_figure import draw_comparison
 
         made += [draw_comparison(compared, path) for path in (pdf, svg) if path]
     table = state["results"]
@@ -124,7 +124,7 @@ def compare_command(
 def _check_figures(pdf: Path | None, svg: Path | None) -> None:
     """Refuse names that say another format, before any work."""
     from veilstream.errors import InputError
-    from veilstream.reports.error_figure import check_figure_path
+    from veilstream.research.error_figure import check_figure_path
 
     for option, path in (("pdf", pdf), ("svg", svg)):
         if path is None:

@@ -63,8 +63,8 @@ def run_command(
     from veilstream.cli.training import run_with_progress, show_run
     from veilstream.plans.experiments import plan_path
     from veilstream.plans.plan import Plan, parse_override
-    from veilstream.plans.run_folder import latest_folder, new_folder
-    from veilstream.reports.learning_figure import draw_run
+    from veilstream.research.learning_figure import draw_run
+    from veilstream.runs.folder import latest_folder, new_folder
 
     overrides = dict(map(parse_override, set_ or [])) | _changes(seeds, memory)
     loaded = Plan.load(plan_path(plan), overrides)
@@ -103,8 +103,8 @@ def reproduce_command(
     """
     from veilstream.cli.training import run_with_progress, show_run, show_runs, show_streams
     from veilstream.plans.experiments import figure_of
-    from veilstream.plans.run_folder import latest_folder, new_folder
-    from veilstream.reports.experiment_figures import draw_experiment
+    from veilstream.research.experiment_figures import draw_experiment
+    from veilstream.runs.folder import latest_folder, new_folder
     from veilstream.simulation.baselines import write_baselines
 
     wanted = figure_of(figure)

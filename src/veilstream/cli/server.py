@@ -18,11 +18,11 @@ from veilstream.cli.service_options import (
     parse_address,
 )
 from veilstream.errors import InputError
-from veilstream.federation.services.logs import Format, Level, configure_logs
+from veilstream.federation.logs import Format, Level, configure_logs
 
 if TYPE_CHECKING:
-    from veilstream.federation.services.open_round import Standing
-    from veilstream.federation.services.server import LiveView
+    from veilstream.federation.server.open_round import Standing
+    from veilstream.federation.server.process import LiveView
 
 __all__ = ["server_command"]
 
@@ -96,7 +96,7 @@ def server_command(
     is started again on a finished run. Make keys first with `veilstream keys make`.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.federation.services.server import ServerService
+    from veilstream.federation.server.process import ServerService
     from veilstream.plans.plan import Plan
 
     configure_logs(log_level, log_format)
@@ -138,7 +138,7 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
     from functools import partial
 
     from veilstream.federation.addresses import is_loopback
-    from veilstream.federation.services.server import LIVE
+    from veilstream.federation.server.process import LIVE
     from veilstream.reports.live_federation import LiveFederation
 
     return partial(LiveFederation, path=LIVE, named=names or is_loopback(at[0]))
@@ -147,8 +147,8 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
 def _report(folder: Path) -> None:
     """Make the run's report.html; a server serves on where it cannot."""
     from veilstream.errors import VeilstreamError
-    from veilstream.plans.run_folder import Run
     from veilstream.reports.report_page import write_report
+    from veilstream.runs.folder import Run
 
     try:
         write_report(Run(folder))

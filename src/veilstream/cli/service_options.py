@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from veilstream.errors import InputError
-from veilstream.federation.services.logs import Format, Level
+from veilstream.federation.logs import Format, Level
 
 __all__ = [
     "EngineName",

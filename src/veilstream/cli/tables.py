@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from veilstream.reports.comparison import Comparison
+from veilstream.plans.comparison import Comparison
 
 __all__ = ["as_json", "print_comparison", "print_json"]
 

@@ -19,11 +19,11 @@ from veilstream.cli.tables import print_json
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.plans.run_folder import Run
-from veilstream.reports.learning_figure import draw_run
 from veilstream.reports.report_page import REPORT, write_report
 from veilstream.reports.reported_run import run
-from veilstream.simulation.comparators import has_comparators
+from veilstream.research.comparators import has_comparators
+from veilstream.research.learning_figure import draw_run
+from veilstream.runs.folder import Run
 
 if TYPE_CHECKING:
     from veilstream.reports.live_simulation import LiveSimulation
@@ -97,7 +97,7 @@ def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveS
     if port is None:
         yield None
         return
-    from veilstream.federation.services.local_live_server import local_live_server, secret_path
+    from veilstream.federation.http.local_live_server import local_live_server, secret_path
     from veilstream.reports.live_simulation import LiveSimulation
 
     path = secret_path()
@@ -205,7 +205,7 @@ def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
 
 def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, json: bool) -> None:
     """Accuracy and loss of every method on every stream, beside what predicts without learning."""
-    from veilstream.reports.streams_report import stream_rows, write_stream_tables
+    from veilstream.research.streams_report import stream_rows, write_stream_tables
 
     finished = list(runs.values())
     rows = stream_rows(finished)

@@ -54,12 +54,12 @@ from veilstream.deployment.server_input import (
 )
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
+from veilstream.records.admission import Admission, Answer
 from veilstream.streams.intake import Offered, SourceBookmark
 
 __all__ = ["Learner", "Outcome"]

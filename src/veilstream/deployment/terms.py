@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from veilstream.errors import InputError
-from veilstream.learning.admission import Admission
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.mechanisms import Factorization
@@ -30,6 +29,7 @@ from veilstream.privacy import Guarantee
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
+from veilstream.records.admission import Admission
 
 __all__ = [
     "NOISE_LAW",

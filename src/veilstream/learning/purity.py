@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.admission import Admission
 from veilstream.learning.tasks import Sample, Task
+from veilstream.records.admission import Admission
 
 __all__ = ["Asked", "check_pure", "example_records"]
 

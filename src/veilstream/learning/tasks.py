@@ -12,13 +12,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.lazy import names_from
+from veilstream.records.sample import Sample
 
 if TYPE_CHECKING:
     from jax import Array
@@ -45,18 +46,6 @@ __all__ = [
 
 _TABLE_TASKS = "veilstream.learning.table_tasks"
 __getattr__ = names_from(__name__, dict.fromkeys(("Huber", "Poisson", "Softmax"), _TABLE_TASKS))
-
-
-class Sample(NamedTuple):
-    """One client's record, or arrays of many."""
-
-    features: Any
-    target: Any
-    present: Any = None
-    """1 where there is a client, 0 where its learner met none: a zero gradient, with its noise."""
-
-    def __repr__(self) -> str:
-        return "Sample(<hidden>)"  # people's data, not for logs
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from veilstream.errors import InputError
-from veilstream.learning.records import EACH_ROW, as_number, as_text, is_missing
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
+from veilstream.records.schema import EACH_ROW, as_number, as_text, is_missing
 from veilstream.streams.tables import TableReader
 from veilstream.wording import counted
 

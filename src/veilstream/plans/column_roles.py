@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veilstream.learning.records import EACH_ROW
+from veilstream.records.schema import EACH_ROW
 
 if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.learning.records import REASONS, RecordSchema
 from veilstream.plans.clients import named_tables, source_files
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
+from veilstream.records.schema import REASONS, RecordSchema
 from veilstream.streams.table_stream import (
     TableReport,
     Visit,

@@ -83,7 +83,7 @@ class LearningPlan(PlanTable):
     """A deployed learner refuses models with a larger norm."""
     start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
     """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
-    server's models (`veilstream.plans.start`). Learners do not read it: they get the server's x."""
+    server's models (`veilstream.runs.start`). Learners do not read it: they get the server's x."""
     start_sha256: str | None = value(
         default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits",
         hint="start.json of a run says it",

@@ -7,8 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from veilstream.errors import InputError
-from veilstream.learning.own_records import AS_IT_IS, OwnRecords
-from veilstream.learning.records import (
+from veilstream.learning.tasks import TaskDetails
+from veilstream.plans.own_code import code_hash, load_function
+from veilstream.plans.schema import PlanTable, value
+from veilstream.records.own_records import AS_IT_IS, OwnRecords
+from veilstream.records.schema import (
     Categorical,
     Feature,
     Hashed,
@@ -16,9 +19,6 @@ from veilstream.learning.records import (
     Numeric,
     RecordSchema,
 )
-from veilstream.learning.tasks import TaskDetails
-from veilstream.plans.own_code import code_hash, load_function
-from veilstream.plans.schema import PlanTable, value
 
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan

@@ -10,8 +10,8 @@ import numpy as np
 from veilstream.audit import AuditReport
 from veilstream.audit.statistics import OneRun
 from veilstream.privacy.gaussian import GaussianCurve
-from veilstream.reports.error_figure import save_figure
-from veilstream.reports.learning_figure import new_figure
+from veilstream.research.error_figure import save_figure
+from veilstream.research.learning_figure import new_figure
 
 __all__ = ["draw_audit"]
 

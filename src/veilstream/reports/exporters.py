@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from veilstream.errors import InputError, MissingExtra
-from veilstream.plans.run_folder import Run
 from veilstream.reports.tracked_curves import TrackedRun, tracked_runs
+from veilstream.runs.folder import Run
 
 __all__ = ["MOST_POINTS", "to_mlflow", "to_tensorboard"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.plans.run_folder import Run
-from veilstream.plans.run_tables import ListedRound, read_rounds
 from veilstream.reports.packed_series import pack, thinned
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.telemetry_charts import latest_estimate, telemetry_charts
+from veilstream.runs.folder import Run
+from veilstream.runs.tables import ListedRound, read_rounds
 
 __all__ = ["federation_state"]
 

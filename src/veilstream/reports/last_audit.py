@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.plans.released_model import plan_digest
-from veilstream.plans.run_folder import Run
+from veilstream.runs.folder import Run
+from veilstream.runs.released_model import plan_digest
 
 __all__ = ["audit_digest", "audit_of"]
 

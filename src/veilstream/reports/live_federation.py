@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 
 from veilstream.errors import VeilstreamError
-from veilstream.federation.services.coordinator import Coordinator
-from veilstream.federation.services.open_round import Standing
-from veilstream.federation.services.server_metrics import ServerMetrics
-from veilstream.plans.run_folder import Run
-from veilstream.plans.run_tables import read_rounds
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.open_round import Standing
+from veilstream.federation.server.server_metrics import ServerMetrics
 from veilstream.reports.federation_state import federation_state
 from veilstream.reports.live_page import LiveState
 from veilstream.reports.public_plan import public_plan
 from veilstream.reports.report_curves import chart
 from veilstream.reports.telemetry_charts import telemetry_charts
 from veilstream.reports.thinned_rounds import ThinnedRounds
+from veilstream.runs.folder import Run
+from veilstream.runs.tables import read_rounds
 
 __all__ = ["LiveFederation"]
 

@@ -10,7 +10,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from veilstream.federation.services.event_feed import EventFeed
+from veilstream.federation.http.event_feed import EventFeed
 from veilstream.reports.report_page import page_html
 
 __all__ = ["LiveState"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.plans.run_folder import Run
 from veilstream.reports.packed_series import pack, thinned, window_means
-from veilstream.theory.printed_norms import tree_norms_as_printed
+from veilstream.research.theory.printed_norms import tree_norms_as_printed
+from veilstream.runs.folder import Run
 
 __all__ = [
     "chart",

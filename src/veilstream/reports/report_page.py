@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.files import write_file
-from veilstream.plans.run_folder import Run
 from veilstream.reports.report_state import report_state
+from veilstream.runs.folder import Run
 
 __all__ = ["REPORT", "page_html", "write_report"]
 

@@ -19,12 +19,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from veilstream.plans.run_folder import Run
 from veilstream.reports.federation_state import federation_state
 from veilstream.reports.last_audit import audit_of
 from veilstream.reports.promise_words import promise_of
 from veilstream.reports.report_curves import learning_charts, noise_charts
 from veilstream.reports.telemetry_charts import telemetry_charts
+from veilstream.runs.folder import Run
 
 __all__ = ["SCHEMA", "listed_methods", "report_state"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
-from veilstream.plans.run_folder import Run
 from veilstream.reports.report_page import REPORT, write_report
+from veilstream.runs.folder import Run
 from veilstream.simulation.runner import run as simulate
 
 __all__ = ["run"]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
-from veilstream.plans.run_folder import Run
 from veilstream.reports.report_curves import chart, running_mean
+from veilstream.runs.folder import Run
 
 __all__ = ["Compared", "compared_runs", "comparison_state"]
 

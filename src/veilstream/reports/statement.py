@@ -22,14 +22,14 @@ from typing import Any
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.identity import PublicKey, ServerKeys
-from veilstream.federation.services.checkpoint import RunHead
+from veilstream.federation.keys.identity import PublicKey, ServerKeys
+from veilstream.federation.server.checkpoint import RunHead
 from veilstream.files import write_file
-from veilstream.plans.released_model import plan_digest
-from veilstream.plans.run_folder import Run
-from veilstream.plans.run_tables import damaged_table, table_rows
 from veilstream.reports.last_audit import audit_digest, audit_of
 from veilstream.reports.promise_words import promise_of
+from veilstream.runs.folder import Run
+from veilstream.runs.released_model import plan_digest
+from veilstream.runs.tables import damaged_table, table_rows
 
 __all__ = ["Statement", "make_statement", "public_key", "verify_statement", "write_statement"]
 

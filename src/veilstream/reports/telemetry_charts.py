@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.learning.telemetry_estimates import OVER_CLIENTS
-from veilstream.plans.run_folder import Run
 from veilstream.reports.packed_series import pack, thinned, unpack
 from veilstream.reports.report_curves import MOST_POINTS, chart
+from veilstream.runs.folder import Run
 
 __all__ = ["latest_estimate", "telemetry_charts"]
 

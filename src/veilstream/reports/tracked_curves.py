@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.plans.run_folder import Run, flat_keys
-from veilstream.plans.run_tables import read_rounds
 from veilstream.reports.packed_series import thinned
+from veilstream.runs.folder import Run, flat_keys
+from veilstream.runs.tables import read_rounds
 
 __all__ = ["Curve", "TrackedRun", "tracked_runs"]
 

@@ -26,8 +26,8 @@ from veilstream.learning.tasks import Sample, Task
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.plans.run_folder import Run, history_csv
 from veilstream.plans.tasks import task_of
+from veilstream.runs.folder import Run, history_csv
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.pool import PoolStream
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError
-from veilstream.learning.admission import Admission, Answer
 from veilstream.learning.algorithm import moved, next_model, step_size
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms.stream import NoiseStream
@@ -22,6 +21,7 @@ from veilstream.plans.plan import MethodPlan, Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.clipping import clip
+from veilstream.records.admission import Admission, Answer
 from veilstream.simulation.noise_source import noise_seed
 
 __all__ = ["SimulatedLearner"]

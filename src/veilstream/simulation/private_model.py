@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.admission import Answer
-from veilstream.learning.records import EACH_ROW, RecordSchema, Refusal
 from veilstream.learning.tasks import Sample, Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
+from veilstream.records.admission import Answer
+from veilstream.records.schema import EACH_ROW, RecordSchema, Refusal
 from veilstream.simulation.one_learner import SimulatedLearner
 
 if TYPE_CHECKING:

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.files import write_file
-from veilstream.learning.regret import dynamic_regret, static_regret
 from veilstream.learning.tasks import Task, check_members
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.records import label_unit
-from veilstream.plans.run_folder import (
+from veilstream.plans.tasks import task_of
+from veilstream.research.comparators import Comparators, comparators, has_comparators
+from veilstream.research.regret import dynamic_regret, static_regret
+from veilstream.runs.folder import (
     Run,
     check_folder,
     history_csv,
@@ -34,10 +36,8 @@ from veilstream.plans.run_folder import (
     new_folder,
     versions,
 )
-from veilstream.plans.start import kept_start, starting_model
-from veilstream.plans.tasks import task_of
+from veilstream.runs.start import kept_start, starting_model
 from veilstream.simulation.block import METRICS
-from veilstream.simulation.comparators import Comparators, comparators, has_comparators
 from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (

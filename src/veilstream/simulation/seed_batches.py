@@ -30,7 +30,7 @@ from veilstream.files import write_file
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
-from veilstream.plans.start import kept_start
+from veilstream.runs.start import kept_start
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
 from veilstream.simulation.run_checkpoint import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.learning.records import as_text, is_missing
+from veilstream.records.schema import as_text, is_missing
 
 __all__ = ["Bookmark", "Row", "RowDigest", "SeenBefore", "skip_rows"]
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from veilstream.learning.admission import Answer
 from veilstream.learning.tasks import Sample
+from veilstream.records.admission import Answer
 
 __all__ = [
     "AlwaysReady",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.learning.admission import Admission
+from veilstream.records.admission import Admission
 from veilstream.streams.intake import Offered, SourceBookmark
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 

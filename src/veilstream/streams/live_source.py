@@ -10,7 +10,7 @@ from veilstream.streams.intake import Offered
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
 if TYPE_CHECKING:
-    from veilstream.learning.admission import Answer
+    from veilstream.records.admission import Answer
 
 __all__ = ["LiveSource"]
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
-from veilstream.learning.records import Encoded, RecordSchema, Refusal, as_text, is_missing
+from veilstream.records.schema import Encoded, RecordSchema, Refusal, as_text, is_missing
 from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
 from veilstream.streams.tables import TableReader, check_columns

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.records import (
+from veilstream.records.schema import (
     EACH_ROW,
     Encoded,
     RecordSchema,

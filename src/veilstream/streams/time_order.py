@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from veilstream.learning.records import as_number, as_text, is_missing
+from veilstream.records.schema import as_number, as_text, is_missing
 
 __all__ = ["TimeOrder", "time_of"]
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from veilstream.learning.admission import Answer
+from veilstream.records.admission import Answer
 from veilstream.streams.intake import MayTake, Observe, Offered, Wanted
 
 __all__ = ["CAPACITY", "WaitingRecord", "WaitingSource"]

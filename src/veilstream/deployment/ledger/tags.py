@@ -1,7 +1,7 @@
 """Who a client is: one form for all spellings of the same text.
 
 A tag is bytes, taken as they are, or text by the rule for clients' names in every source
-(`veilstream.learning.client_names`): brought into one form before it is hashed, and refused where
+(`veilstream.records.client_names`): brought into one form before it is hashed, and refused where
 it has control characters. Nothing else is equated: capitals, full-width letters, ligatures and
 invisible characters inside a text make other tags, and so do bytes and text of the same letters.
 
@@ -18,7 +18,7 @@ import hmac
 import unicodedata
 
 from veilstream.errors import InputError
-from veilstream.learning.client_names import LONGEST_NAME, client_name
+from veilstream.records.client_names import LONGEST_NAME, client_name
 
 __all__ = ["LONGEST_TAG", "checked_tag", "keyed_tag", "tag_forms"]
 

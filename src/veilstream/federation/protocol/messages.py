@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from veilstream.errors import ProtocolError
-from veilstream.federation.identity import PrivateKey, PublicKey
+from veilstream.federation.keys.identity import PrivateKey, PublicKey
 
 __all__ = [
     "LONGEST_TEXT",

@@ -1,0 +1,59 @@
+"""What a SuperNode runs: bytes to the learner's daemon and back, and nothing else.
+
+It holds no state and never looks inside. Who calls is not checked here: the daemon answers only
+what the server has signed, and signs what it answers. Where its socket is, the SuperNode is told
+when it starts (`--node-config 'socket="/run/veilstream/north.sock"'`); in Flower's simulation,
+whose nodes have only numbers, the run names a folder of sockets (`sockets/0.sock`, ...).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from veilstream.federation.flower import RECORD, REPLY, REQUEST
+from veilstream.federation.protocol import frames
+
+__all__ = ["app"]
+
+_TIMEOUT_S = 3600.0
+_HEAD_BYTES = 1 << 17
+
+app = ClientApp()
+
+
+@app.query()  # type: ignore[untyped-decorator]
+def carry(message: Message, context: Context) -> Message:
+    """The daemon's reply; an empty one if it did not answer, which says no more than that."""
+    request = message.content[RECORD][REQUEST]
+    try:
+        # A release has eight bytes for each number of a model, which has four.
+        limit = _HEAD_BYTES + 2 * len(request)
+        reply = frames.ask(_socket(context), request, _TIMEOUT_S, limit)
+    except OSError:
+        reply = b""
+    return Message(RecordDict({RECORD: packed(REPLY, reply)}), reply_to=message)
+
+
+def packed(name: str, content: bytes) -> ConfigRecord:
+    """A record with these bytes, unlike any other.
+
+    Flower keeps equal contents once and forgets them with the first message that had them.
+    """
+    return ConfigRecord({name: content, "nonce": secrets.token_bytes(16)})
+
+
+def _socket(context: Context) -> Path:
+    told = context.node_config.get("socket")
+    if told is not None:
+        return Path(os.fsdecode(str(told)))
+    folder, place = context.run_config.get("sockets"), context.node_config.get("partition-id")
+    if not folder or place is None:
+        raise ConnectionError(
+            "--node-config: a SuperNode needs the path of the learner's socket, as in socket=PATH"
+        )
+    return Path(str(folder)) / f"{int(place)}.sock"

@@ -1,0 +1,54 @@
+"""What a SuperLink runs: the server of a federation, for which Flower's grid carries messages.
+
+The run's configuration says where plan, keys and the run's folder are, on the SuperLink's machine.
+A run that is submitted again goes on from the folder's checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from veilstream.errors import InputError
+from veilstream.federation.flower.grid_transport import GridTransport
+from veilstream.federation.logs import Format, Level, configure_logs
+from veilstream.federation.server.process import ServerService
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+
+__all__ = ["app"]
+
+_SPARE_S = 60.0  # for Flower to start a process on a busy machine, and for its queues
+
+app = ServerApp()
+
+
+@app.main()  # type: ignore[untyped-decorator]
+def main(grid: Grid, context: Context) -> None:
+    """Run to the end of the horizon."""
+    configure_logs(Level.INFO, Format.TEXT)
+    path = _path(context, "plan")
+    sys.path.append(str(path.parent))  # where modules that the plan names may lie
+    plan = Plan.load(path)
+    task = task_of(plan)
+    transport = GridTransport(
+        grid, dim=task.dim, answer_within_s=plan.federation.patience_s + _SPARE_S
+    )
+    ServerService(
+        plan, _path(context, "keys"), _path(context, "out"), ("localhost", 0), "flower",
+        task=task, exit_when_done=True, transport=transport,
+    ).run()  # fmt: skip
+
+
+def _path(context: Context, name: str) -> Path:
+    """One that does not depend on where the SuperLink was started."""
+    path = Path(str(context.run_config.get(name, "")))
+    if not path.is_absolute():
+        raise InputError(
+            name, str(path), "an absolute path on the SuperLink's machine",
+            f"set it in the app's pyproject.toml, or `flwr run --run-config '{name}=\"/...\"'`",
+        )  # fmt: skip
+    return path

@@ -1,0 +1,246 @@
+"""A page that goes on by itself, over HTTP: the page, and its events (server-sent events).
+
+    GET /live           the page as it stands, with the number of the last event in it
+    GET /live/events    what changes from there on; `Last-Event-ID` or `?after=` says where from
+
+A stream of events ends after forty seconds, well within the deadline that every answer has here,
+and the browser comes back with the last number that it saw: so a reader who missed something is
+told it, and no connection stays open unseen. Every ten seconds of silence there is a heartbeat. A
+reader who does not take what is sent is dropped; only so many may listen, in all and from one
+address. Pages of other sites may not ask; on loopback, no other name of this machine may be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from veilstream.errors import MissingExtra
+from veilstream.federation.addresses import is_own_host
+from veilstream.federation.http.event_feed import EventFeed
+from veilstream.federation.http.shared_body import SharedBody
+
+try:
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
+except ImportError as error:
+    raise MissingExtra("starlette", "federation", "a live page") from error
+
+__all__ = ["LivePage", "LiveRoutes", "StreamLimits"]
+
+PAGE_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""No other page may hold or read it; what it may load and reach, the page says itself."""
+
+_EVENT_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Accel-Buffering": "no",  # a proxy that collects an answer first would hold events back
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class LivePage(Protocol):
+    """What is shown, by whoever knows how."""
+
+    feed: EventFeed
+
+    def snapshot(self) -> tuple[str, bytes]:
+        """The last event's id, and the whole state at that event, as JSON."""
+
+    def html(self) -> tuple[str, bytes]:
+        """The last event's id, and the whole page at that event."""
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """What readers of events may take."""
+
+    streams: int = 64
+    streams_per_address: int = 16
+    heartbeat_s: float = 10.0
+    stream_s: float = 40.0
+    """How long one stream lasts; less than `Limits.answer_s` of the server below it."""
+    slow_s: float = 5.0
+    """How long a reader may leave what was sent untaken."""
+    retry_s: float = 1.0
+    """When a browser comes back."""
+
+
+class LiveRoutes:
+    """The two routes of a live page.
+
+    Args:
+        page: what is shown.
+        path: where the page is; its events are below it.
+        own_port: for a page on loopback: the port that callers must name in Host, beside a name or
+            address of this machine. None: whoever reaches the address may ask by any name.
+        limits: what readers may take.
+
+    """
+
+    def __init__(
+        self, page: LivePage, path: str, *, own_port: Callable[[], int] | None = None,
+        limits: StreamLimits | None = None,
+    ) -> None:  # fmt: skip
+        self._page, self._own_port = page, own_port
+        self._limits = limits or StreamLimits()
+        self._readers: Counter[str] = Counter()
+        self._working = asyncio.Lock()
+        self._made: dict[str, tuple[str, bytes]] = {}
+        self.routes = [
+            Route(path, self._show, methods=["GET"]),
+            Route(f"{path.rstrip('/')}/events", self._events, methods=["GET"]),
+        ]
+
+    @property
+    def readers(self) -> int:
+        """How many listen now."""
+        return self._readers.total()
+
+    async def _show(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        _, body = await self._newest("page", self._page.html)
+        return SharedBody(body, headers=PAGE_HEADERS, media_type="text/html")
+
+    async def _events(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        address = request.client.host if request.client else ""
+        limits = self._limits
+        if (
+            self.readers >= limits.streams
+            or self._readers[address] >= limits.streams_per_address
+        ):  # fmt: skip
+            return _error(503, "too many readers of events; come again", {"Retry-After": "5"})
+        after = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        return _Stream(self, address, after)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """For pages of other origins, and on loopback for other names than this machine's."""
+        hosts = request.headers.getlist("host")
+        if self._own_port is not None and (
+            len(hosts) != 1 or not is_own_host(hosts[0], self._own_port())
+        ):
+            where = f"127.0.0.1:{self._own_port()}"
+            return _error(403, f"Host: expected this machine and port, like {where}")
+        origin = request.headers.get("origin")
+        if origin is not None and (not hosts or urlsplit(origin).netloc != hosts[0]):
+            return _error(403, "Origin: no web page of another origin may ask")
+        if request.headers.get("sec-fetch-mode") != "navigate" and request.headers.get(
+            "sec-fetch-site"
+        ) in ("cross-site", "same-site"):
+            return _error(403, "Sec-Fetch-Site: no web page of another origin may ask")
+        return None
+
+    async def _newest(self, kind: str, make: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:
+        """Made once for each event, however many ask, and outside the loop that answers others."""
+        async with self._working:
+            made = self._made.get(kind)
+            if made is None or made[0] != self._page.feed.last_id:
+                made = self._made[kind] = await asyncio.to_thread(make)
+            return made
+
+
+class _Stream(Response):
+    """One reader's events, until its time is up, it leaves, or it does not keep up."""
+
+    def __init__(self, live: LiveRoutes, address: str, after: str) -> None:
+        super().__init__(None, headers=_EVENT_HEADERS, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._live, self._address, self._after = live, address, after
+        self._limits, self._feed = live._limits, live._page.feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        readers = self._live._readers
+        readers[self._address] += 1
+        gone = asyncio.ensure_future(_gone(receive))
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the server has been closed meanwhile
+                loop.call_soon_threadsafe(changed.set)
+
+        forget = self._feed.on_change(wake)
+        self._send = send
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            await self._write(b"retry: %d\n\n" % round(1000 * self._limits.retry_s))
+            await self._go_on(changed, gone, loop.time() + self._limits.stream_s)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            return  # the connection is cut by the server below, as any that is not read
+        finally:
+            forget()
+            gone.cancel()
+            readers[self._address] -= 1
+            if not readers[self._address]:
+                del readers[self._address]
+
+    async def _go_on(
+        self, changed: asyncio.Event, gone: asyncio.Future[None], until: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while not (gone.done() or self._feed.stopped):
+            changed.clear()
+            ended = self._feed.ended  # before it is looked at what there is
+            await self._catch_up()
+            if ended:
+                await self._write(b"event: end\ndata: {}\n\n")
+                return
+            left = until - loop.time()
+            if left <= 0:
+                return
+            waiting = asyncio.ensure_future(changed.wait())
+            both: set[asyncio.Future[Any]] = {waiting, gone}
+            await asyncio.wait(
+                both, timeout=min(left, self._limits.heartbeat_s),
+                return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
+            if not waiting.done():
+                waiting.cancel()
+                await self._write(b": still here\n\n")
+
+    async def _catch_up(self) -> None:
+        events = self._feed.since(self._after)
+        if events is None:
+            live = self._live
+            self._after, state = await live._newest("state", live._page.snapshot)
+            await self._write(_event("state", self._after, state))
+            return
+        for event in events:
+            self._after = self._feed.id_of(event.number)
+            await self._write(_event("patch", self._after, event.data))
+
+    async def _write(self, body: bytes) -> None:
+        message: Any = {"type": "http.response.body", "body": body, "more_body": True}
+        await asyncio.wait_for(self._send(message), self._limits.slow_s)
+
+
+def _event(kind: str, event_id: str, data: bytes) -> bytes:
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": why}, status, {"Connection": "close", **(headers or {})})

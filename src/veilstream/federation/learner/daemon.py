@@ -1,0 +1,385 @@
+"""The learner's long-lived side: ledger, noise, model and data source behind one function.
+
+`handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
+does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
+request at a time, and the same request again gets the same release. Only releases leave: no loss,
+no count of refused clients; a release has one size whatever the data, and where people are waited
+for (`WaitingSource`) it leaves at a time that does not depend on who came (`reply_times`). A round
+for which fewer than `federation.min_clients` wait is not begun: the answer is "absent", nothing is
+spent, and the server asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from veilstream.deployment.learner import Learner, Outcome
+from veilstream.deployment.release import Release
+from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
+from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
+from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.local_account import LocalAccount
+from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
+from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.protocol.peer_text import shown
+from veilstream.records.admission import Answer
+from veilstream.streams.intake import ClientSource, Offered
+from veilstream.streams.table_source import TableSource
+from veilstream.streams.waiting_source import WaitingSource
+
+__all__ = ["Daemon"]
+
+_log = logging.getLogger(__name__)
+
+_CLOCKS_APART_S = 3600
+_STOPPED = "it has stopped (its own log says why)"
+_WAITS = "rounds are sat out, and cost nothing, until more come"
+
+
+class Daemon:
+    """One learner, answering one server."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        keys: LearnerKeys,
+        source: ClientSource,
+        *,
+        replies: ReplyTimes | Literal["by source", "when done"] = "by source",
+        min_clients: int = 1,
+        account: LocalAccount | None = None,
+    ) -> None:
+        """Ready to answer.
+
+        Args:
+            learner: whose rounds these are.
+            keys: its own, and the server's public one.
+            source: where clients come from.
+            replies: when releases leave; by default at a fixed time if people call.
+            min_clients: how many must wait for a round to be begun; 0 begins every one.
+            account: what is counted for the person beside it; nothing of it leaves.
+
+        """
+        self._learner, self._keys, self._source = learner, keys, source
+        self._min_clients, self.account = min_clients, account
+        self._said_why = ""
+        self._instance = secrets.token_hex(8)
+        self._busy = threading.Lock()
+        self._closing = threading.Event()
+        window_s = source.window_s if isinstance(source, WaitingSource) else None
+        if replies == "by source":
+            self._replies = reply_times(window_s, None, when_full=False)
+        else:
+            self._replies = None if replies == "when done" else replies
+        self.rounds_done = 0
+        self.dismissed = False
+        """Whether the server has said, since this start, that the epoch's run is over."""
+
+    @property
+    def learner(self) -> Learner:
+        """Whose rounds these are; to look at."""
+        return self._learner
+
+    @property
+    def name(self) -> str:
+        """The learner's, by its keys."""
+        return self._keys.name
+
+    @property
+    def ended(self) -> str | None:
+        """Why nobody is taken any more; None while rounds may come."""
+        learner = self._learner
+        if not learner.over:
+            return None
+        reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
+        return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def handle(self, data: bytes) -> bytes:
+        """A signed reply to whatever comes; a refusal says why, and never anything about data."""
+        try:
+            request = Request.read(data, self._keys.server)
+            with self._busy:  # a second request's time runs from when the first was answered
+                reply = self._answer(request, digest(data), self._now())
+        except _Closing:
+            raise
+        except VeilstreamError as error:
+            _log.error("request refused: %s", shown(error, LONGEST_TEXT))
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
+        except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
+            _log.error("%s while answering; this is a defect", _kind(error))
+            reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
+        return reply.sign(self._keys.identity)
+
+    def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
+        if request.kind == "enrol":
+            return self._enrol(request, answers)
+        if request.kind == "end" and request.learner in ("", self._keys.name):
+            return self._end(request, answers)
+        if request.learner != self._keys.name:
+            raise ProtocolError(
+                f"a request to {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
+        self._join(request)
+        release = self._release(request, arrived)
+        if release is None:
+            return Reply("absent", self._keys.name, answers)
+        self.rounds_done += 1
+        return Reply("release", self._keys.name, answers, {}, release.payload)
+
+    def _enrol(self, request: Request, answers: str) -> Reply:
+        if request.learner not in ("", self._keys.name):
+            raise ProtocolError(
+                f"an enrolment of {request.learner!r} at learner {self._keys.name!r}",
+                "check which keys this machine was given",
+            )
+        unlike = differences(request.settings, self._learner.settings)
+        if unlike:
+            both = both_sides(unlike)
+            raise ProtocolError(
+                f"server and learner {self._keys.name!r} have different plans ({both})",
+                SAME_TERMS,
+            )
+        self._check_time(request)
+        if self._learner.follow(request.run, request.follows):
+            self.dismissed = False
+            _log.info(
+                "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
+                "federation.epochs allows %d more after it",
+                shown(request.run), self._learner.epoch, self._learner.epochs_left,
+            )  # fmt: skip
+        self._join(request)
+        facts = {
+            "epoch": self._learner.epoch,
+            "round": self._learner.round,
+            "daemon": self._instance,
+            "settings": self._learner.settings,
+            "time": int(time.time()),
+        }
+        return Reply("enrolled", self._keys.name, answers, facts)
+
+    def _end(self, request: Request, answers: str) -> Reply:
+        """Close the epoch of a run that the server says is over; said again, nothing changes.
+
+        A server that says so too early has less to learn from; nobody's promise changes.
+        """
+        learner = self._learner
+        if learner.run != request.run:
+            raise ProtocolError(
+                f"the end of run {request.run!r} at a learner whose epoch {learner.epoch} belongs "
+                f"to {'no run yet' if learner.run is None else repr(learner.run)}",
+                "nothing has to be done",
+            )
+        if not learner.over:
+            _log.info(
+                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are "
+                "destroyed", shown(request.run), learner.epoch, learner.round,
+                learner.terms.rounds,
+            )  # fmt: skip
+        learner.end_epoch()
+        self._let_callers_go()
+        self.dismissed = True
+        facts = {"epoch": learner.epoch, "round": learner.round}
+        return Reply("ended", self._keys.name, answers, facts)
+
+    def _join(self, request: Request) -> None:
+        """Give this epoch to a run, once, by a request of now."""
+        self._check_time(request)
+        self._learner.join(request.run)
+
+    def _check_time(self, request: Request) -> None:
+        """Another run than the one that this epoch is for is begun by a request of now.
+
+        One that someone kept could otherwise bind an epoch to a run that is over.
+        """
+        apart = int(time.time()) - request.time
+        if self._learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
+            raise ProtocolError(
+                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
+                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent "
+                "again",
+            )
+
+    def _release(self, request: Request, arrived: float) -> Release | None:
+        """Do the round, or say again what is sealed; a round begun with another x is finished.
+
+        None where too few clients wait: then nothing was pinned or spent.
+        """
+        learner, r = self._learner, request.round
+        if r == learner.round - 1:
+            learner.check_acknowledged(request.acknowledged)
+            return learner.sealed_release()
+        if not (learner.pinned and r == learner.round):
+            x = self._model(bytes(request.body))
+            if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
+                self._hold(r, arrived)
+                return None
+            learner.begin_round(r, x, request.acknowledged)
+        try:
+            self._take_clients(r)
+            if self._closing.is_set():  # what is left of the round is for the next start
+                raise _Closing
+            if self.account is not None:
+                self.account.round_ends()
+            release = learner.finish_round()
+            if self.account is not None:
+                self.account.round_is_sealed()
+            return release
+        finally:
+            self._let_callers_go()
+            self._hold(r, arrived)
+
+    def _clients_wait(self) -> bool:
+        """Whether a round is worth beginning; what is wrong with a source is said here, once."""
+        learner = self._learner
+        try:
+            ready = self._source.ready(
+                self._min_clients, learner.terms.local_steps, learner.may_take
+            )
+        except InputError as error:  # a file that was cut or replaced
+            self._say(logging.ERROR, f"no round is begun: {error}")
+            return False
+        except Exception as error:
+            self._say(logging.ERROR, f"no round is begun: the data source failed ({_kind(error)})")
+            return False
+        if isinstance(self._source, TableSource) and self._source.exhausted:
+            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+        elif not ready:
+            self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
+        else:
+            self._say(logging.DEBUG, "")
+        return ready or self._min_clients == 0
+
+    def file_has_ended(self) -> bool:
+        """Whether a table has too few records left for another round; False during a round."""
+        if not isinstance(self._source, TableSource) or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if not self._learner.pinned:
+                self._clients_wait()
+            return self._source.exhausted
+        finally:
+            self._busy.release()
+
+    def _say(self, level: int, why: str) -> None:
+        if self.account is not None:
+            self.account.pause = why
+        if why != self._said_why:
+            self._said_why = why
+            if why:
+                _log.log(level, "%s", why)
+
+    def _now(self) -> float:
+        return 0.0 if self._replies is None else self._replies.clock()
+
+    def _hold(self, r: int, arrived: float) -> None:
+        """Wait until the reply may leave; whoever asks meanwhile waits as well."""
+        if self._replies is None:
+            return
+        done = self._now()
+        due = self._replies.due(arrived, done)
+        late = due - arrived - self._replies.after_s
+        if late > 0:
+            _log.warning(
+                "round %d is answered %g s late, and how late may depend on clients: give "
+                "--reply-after more than %g seconds", r, late, self._replies.after_s + late,
+            )  # fmt: skip
+        if self._wait(due - done):
+            raise _Closing
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether the daemon was closed meanwhile; then nothing leaves, also not early."""
+        return self._closing.wait(max(0.0, seconds))
+
+    def _take_clients(self, r: int) -> None:
+        """What goes wrong in a source is the learner's own affair: the round ends without."""
+        learner = self._learner
+        failed: list[Exception] = []
+
+        def told(offered: Offered, outcome: Outcome) -> None:
+            if self.account is not None:
+                self.account.observed(offered.sample, outcome.answer, used=outcome.used)
+
+        def observe(clients: Iterable[Offered]) -> list[Answer]:
+            stream = _UntilItFails(clients)
+            try:
+                outcomes = learner.take_many(stream, told)
+            except Exception as error:
+                failed.append(error)
+                raise
+            if stream.failure is not None:
+                raise stream.failure
+            return [outcome.answer for outcome in outcomes]
+
+        try:
+            self._source.serve(r, observe, lambda: learner.clients_wanted)
+        except Exception as error:
+            if failed:
+                raise failed[0] from None
+            why = str(error) if isinstance(error, InputError) else _kind(error)
+            _log.error("the data source failed (%s); the round goes on without", why)
+        if isinstance(self._source, TableSource):
+            learner.note_read(self._source.bookmark)
+
+    def _let_callers_go(self) -> None:
+        """Who still waits when the epoch has ended need not wait any longer."""
+        if self._learner.over and isinstance(self._source, WaitingSource):
+            self._source.release()
+
+    def _model(self, body: bytes) -> np.ndarray[Any, Any]:
+        if len(body) % 4:
+            raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
+        return np.frombuffer(body, "<f4")
+
+    def predict(self, features: np.ndarray[Any, Any]) -> Any:
+        """What the newest model says; None before the first, or for features of another shape."""
+        return self._learner.predict(features)
+
+    def close(self) -> None:
+        """Stop answering; what waits for its time does not leave."""
+        self._closing.set()
+        if isinstance(self._source, WaitingSource):
+            self._source.close()
+        with self._busy:
+            self._learner.close()
+
+
+class _Closing(Exception):
+    """The daemon is closed while a reply waits for its time."""
+
+
+class _UntilItFails:
+    """A source's records up to its failure, so that those before it count."""
+
+    def __init__(self, clients: Iterable[Offered]) -> None:
+        self._clients = clients
+        self.failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[Offered]:
+        try:
+            yield from self._clients
+        except Exception as error:
+            self.failure = error
+
+
+def _kind(error: Exception) -> str:
+    """What may be logged of an error that is not ours: its text might quote data."""
+    return type(error).__name__
+
+
+def _outside(error: VeilstreamError) -> str:
+    """What the server may know: its own mistakes in full, of the learner's machine nothing."""
+    if isinstance(error, InputError | ProtocolError):
+        return str(error)[:LONGEST_TEXT]
+    if isinstance(error, LedgerError):
+        return "its store is not the newest, or damaged (its own log says more)"
+    return _STOPPED

@@ -1,0 +1,273 @@
+"""What callers of the learner API send: from JSON to one client's sample, or why it is refused.
+
+    records = LiveRecords(Admission.of(task), schema_of(plan), learner="north")
+    records.observation({"client": "patient 17", "record": {"age": 41, "smokes": "no", "ill": 1}})
+    records.observation({"client": 17, "features": [0.2, 0.1, 0.9], "target": 1})
+    records.features({"record": {"age": 41, "smokes": "no"}})         to predict
+
+Fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
+is called where the plan has it. Fields that the plan does not name are not looked at. ``features``
+and ``target`` are numbers that the caller has encoded itself. A refusal names the field and the
+rule, and goes to the caller alone; of what a field held it says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.learning.tasks import Sample
+from veilstream.records.admission import Admission
+from veilstream.records.client_names import NAME_RULE, client_name
+from veilstream.records.own_records import OwnRecords
+from veilstream.records.schema import (
+    EACH_ROW,
+    REASONS,
+    Categorical,
+    Encoded,
+    Label,
+    Numeric,
+    RecordSchema,
+    Refusal,
+    as_text,
+    is_missing,
+)
+
+__all__ = ["LiveRecords", "RefusedRequest", "read_json"]
+
+_FIELDS = frozenset({"client", "tag", "record", "features", "target"})
+_LONGEST_SHOWN = 32
+_MOST_WORDS = 12
+_NUMBER_BYTES = 32
+_OTHER_BYTES = 8 << 10  # a name, the fields' names, blanks
+_RECORD_BYTES = 64 << 10
+
+
+class RefusedRequest(Exception):
+    """Why a request is not what it must be; ``why`` is for its caller.
+
+    Attributes:
+        status: of the HTTP answer.
+        reason: under which the request is counted.
+        why: field and rule.
+        record: why the record itself cannot be used, for the learner's own account; None where
+            the request is at fault.
+
+    """
+
+    def __init__(
+        self, why: str, record: Refusal | None = None, *, status: int = 422, reason: str = "record"
+    ) -> None:
+        super().__init__(why)
+        self.why, self.record, self.status, self.reason = why, record, status, reason
+
+
+def read_json(body: bytes) -> object:
+    """One JSON value as RFC 8259 has it, with every field of an object once.
+
+    Raises:
+        RefusedRequest: anything else; a field that stands twice is named.
+
+    """
+    try:
+        return json.loads(body, object_pairs_hook=_each_once, parse_constant=_no_number)
+    except RefusedRequest:
+        raise
+    except (ValueError, RecursionError):
+        raise RefusedRequest("expected one JSON object", status=400, reason="JSON") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            why = (
+                f"field {_shown(name)} stands twice in one object, and it is not clear which counts"
+            )
+            raise RefusedRequest(why, status=400, reason="JSON")
+        found[name] = value
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise RefusedRequest(f"{text} is no number of JSON", status=400, reason="JSON")
+
+
+class LiveRecords:
+    """From what a caller sends to a sample.
+
+    Args:
+        admission: what a sample of the task looks like.
+        schema: the plan's columns; None for a plan that names none.
+        learner: this learner's name; a record that names another one is refused.
+
+    """
+
+    def __init__(self, admission: Admission, schema: RecordSchema | None, learner: str) -> None:
+        self._admission, self._schema, self._learner = admission, schema, learner
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of one record's request."""
+        encoded = _OTHER_BYTES + _NUMBER_BYTES * int(np.prod(self._admission.shape, dtype=np.int64))
+        return encoded if self._schema is None else max(encoded, _RECORD_BYTES)
+
+    def observation(self, said: Mapping[str, Any]) -> Encoded:
+        """Who, and the sample that the task admits.
+
+        Raises:
+            RefusedRequest: with the field and the rule.
+
+        """
+        if not isinstance(said, Mapping):
+            raise RefusedRequest("expected a JSON object for each record")
+        if unknown := set(said) - _FIELDS:
+            raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
+        if "tag" in said and "client" in said:
+            raise RefusedRequest("tag: expected nothing beside client, which means the same")
+        who = said.get("client", said.get("tag"))
+        if "record" not in said:
+            if self._schema is not None and "features" not in said:
+                why = "record: expected an object of the plan's fields by name"
+                raise RefusedRequest(why, Refusal("not readable"))
+            return self._encoded_by_caller(who, said)
+        if extra := {"features", "target"} & set(said):
+            raise RefusedRequest(f"{min(extra)}: expected nothing beside record")
+        schema, row = self._row(said["record"])
+        named = {"client", "tag"} & set(said)
+        name = self._name(who) if named or schema.client == EACH_ROW else ""
+        if schema.client != EACH_ROW and named:
+            if schema.client in row and client_name(row[schema.client]) != name:
+                why = f"record.{schema.client}: expected the same person as client, or left out"
+                raise RefusedRequest(why, Refusal("no client", schema.client))
+            row[schema.client] = name
+        found = schema.encode(row, row_name=name)
+        if isinstance(found, Refusal):
+            raise self._refused(found)
+        sample = self._admission.admitted(found.sample)
+        if sample is None:
+            raise self._not_admitted()
+        return Encoded(found.client, sample, found.clamped)
+
+    def features(self, said: Mapping[str, Any]) -> NDArray[np.float32]:
+        """What to predict from: ``features``, or a ``record``, also without label and client.
+
+        Raises:
+            RefusedRequest: with the field and the rule.
+
+        """
+        if "record" in said:
+            if "features" in said:
+                raise RefusedRequest("features: expected nothing beside record")
+            schema, row = self._row(said["record"])
+            found = schema.features_of(row)
+            if isinstance(found, Refusal):
+                raise self._refused(found)
+            features = found
+        else:
+            try:
+                with np.errstate(
+                    all="ignore"
+                ):  # what is too large becomes infinite, and is refused
+                    features = np.asarray(said.get("features"), np.float32)
+            except (ValueError, TypeError, OverflowError):
+                features = np.zeros(0, np.float32)
+        if features.shape != self._admission.shape or not np.isfinite(features).all():
+            raise RefusedRequest(f"features: expected {self._shape} numbers")
+        return features
+
+    def in_words(self, prediction: object) -> dict[str, Any]:
+        """A prediction in the plan's own words, where it names a label: ``{"label": "yes"}``."""
+        label = None if self._schema is None else self._schema.label
+        if label is None or isinstance(prediction, bool) or not isinstance(prediction, int | float):
+            return {}
+        return {"label": label.in_units(float(prediction))}
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _encoded_by_caller(self, who: object, said: Mapping[str, Any]) -> Encoded:
+        name = self._name(who)
+        sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
+        if sample is None:
+            raise self._not_admitted()
+        return Encoded(name, sample)
+
+    def _name(self, who: object) -> str:
+        name = None if is_missing(who) else client_name(who)
+        if name is None:
+            why = f"client: expected {NAME_RULE}; words for a missing value (NA, null) name nobody"
+            raise RefusedRequest(why, Refusal("no client", "client"))
+        return name
+
+    def _row(self, record: object) -> tuple[RecordSchema, dict[str, Any]]:
+        schema = self._schema
+        if schema is None:
+            raise RefusedRequest(
+                "record: this plan names no fields ([data] kind is not \"table\"); send features "
+                "and target"
+            )  # fmt: skip
+        if not isinstance(record, dict):
+            why = "record: expected an object of the plan's fields by name"
+            raise RefusedRequest(why, Refusal("not readable"))
+        if not isinstance(schema, OwnRecords):
+            for column in schema.columns:
+                if column != schema.client and isinstance(record.get(column), dict | list):
+                    why = f"record.{column}: expected {_rule(schema, column)}, no list or object"
+                    raise RefusedRequest(why, Refusal("not readable", column))
+        told = None if schema.learner is None else record.get(schema.learner)
+        if not is_missing(told) and as_text(told) != self._learner:
+            why = f"record.{schema.learner}: expected this learner's name, or left out"
+            raise RefusedRequest(why, Refusal("other learner", schema.learner or ""))
+        return schema, dict(record)
+
+    def _refused(self, refusal: Refusal) -> RefusedRequest:
+        assert self._schema is not None
+        where = f"record.{refusal.column}" if refusal.column else "record"
+        rule = _rule(self._schema, refusal.column)
+        return RefusedRequest(f"{where}: {REASONS[refusal.reason]}; expected {rule}", refusal)
+
+    def _not_admitted(self) -> RefusedRequest:
+        labels = self._admission.labels
+        target = "a number" if labels is None else f"one of {', '.join(map(str, labels))}"
+        expected = f"expected {self._shape} numbers in features, and {target} as target"
+        return RefusedRequest(expected, Refusal("not admitted"))
+
+    @property
+    def _shape(self) -> str:
+        return " x ".join(map(str, self._admission.shape))
+
+
+def _rule(schema: RecordSchema, column: str) -> str:
+    """What the plan says of a field."""
+    if column == schema.client:
+        return NAME_RULE
+    if column == schema.label.name:
+        return _of_label(schema.label)
+    for feature in schema.features:
+        if feature.name == column:
+            empty = "" if feature.missing == "refuse" else ", or null"
+            if isinstance(feature, Numeric):
+                return f"a number from {feature.low:g} to {feature.high:g}{empty}"
+            if isinstance(feature, Categorical) and feature.unknown == "refuse":
+                return f"{_one_of(feature.vocabulary)}{empty}"
+            return f"a text{empty}"
+    return f"fields {', '.join(schema.columns)}" if schema.columns else "what data.encode takes"
+
+
+def _of_label(label: Label) -> str:
+    if label.classes is not None:
+        return _one_of(label.classes)
+    return f"a number from {label.low:g} to {label.high:g}"
+
+
+def _one_of(words: tuple[str, ...]) -> str:
+    more = f" or {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
+    return f"one of {', '.join(words[:_MOST_WORDS])}{more}"
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:_LONGEST_SHOWN])

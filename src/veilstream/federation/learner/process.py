@@ -1,0 +1,252 @@
+"""The learner's long-lived process, beside its data: ledger, daemon, data source, transport."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from veilstream.deployment.learner import Learner
+from veilstream.errors import InputError, UnknownName
+from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.keys.access_token import open_token, token_path
+from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.first_records import check_first_records
+from veilstream.federation.learner.local_account import LocalAccount, account_path
+from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
+from veilstream.federation.supervision import ENGINES, Address, Node, supervised
+from veilstream.learning.tasks import Task
+from veilstream.plans.data_source import open_source
+from veilstream.plans.plan import Plan
+from veilstream.plans.records import label_unit
+from veilstream.plans.tasks import task_of
+from veilstream.records.admission import Admission
+from veilstream.records.schema import EACH_ROW, RecordSchema
+from veilstream.streams.intake import ClientSource
+from veilstream.streams.iterator_source import IteratorSource
+from veilstream.streams.live_source import LiveSource
+from veilstream.streams.table_source import (
+    TableSource,
+    check_not_read_before,
+    rows_out_of_order,
+)
+from veilstream.streams.tables import open_table
+from veilstream.streams.waiting_source import WaitingSource
+
+if TYPE_CHECKING:
+    from veilstream.federation.learner.learner_api import LearnerApi
+
+__all__ = ["LearnerService"]
+
+_log = logging.getLogger(__name__)
+
+_LAST_REPLY_S = 1.0  # for the confirmation to reach the server
+_TELL_EVERY_S = 60.0
+
+
+@dataclass
+class LearnerService:
+    """`veilstream learner`: ledger, daemon, data source, and a way to the server."""
+
+    plan: Plan
+    keys: Path
+    store: Path
+    data: str
+    server: Address | None
+    """Where to dial; engines other than direct know that themselves."""
+    engine: str = "direct"
+    witness: Path | None = None
+    learner_api: Address | None = None
+    insecure: bool = False
+    task: Task | None = None
+    new_store: bool = False
+    """Begin a store where there is none."""
+    reply_after_s: float | None = None
+    """When releases leave after their request; None: by the source (`reply_times`)."""
+    reply_when_full: bool = False
+    token_file: Path | None = None
+    """The learner API's access token; None: beside the store, with the suffix .token."""
+    exit_when_done: bool = False
+    """Return when the server has said that the run is over and no other epoch may follow."""
+    socket: Path | None = None
+    """Where an engine's carrier connects; None: NAME.sock beside the store."""
+    trust_engine: bool = False
+    """Answer a carrier of this process's own account, which could read all that is here."""
+    accept_refusals: float = 0.05
+    """Share of a file's first records that may be refused at a start."""
+    end_with_file: bool = False
+    """Return when the file has ended; else stay, and read what is appended."""
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
+        stop = threading.Event() if stop is None else stop
+        keys = LearnerKeys.load(self.keys)
+        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
+        if self.end_with_file and not isinstance(source, TableSource):
+            raise InputError("--end-with-file", True, "a file as --data", "leave it out")
+        window_s = source.window_s if isinstance(source, WaitingSource) else None
+        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
+        if self.reply_when_full:
+            _log.warning("%s", WHEN_FULL)
+        task = task_of(self.plan) if self.task is None else self.task
+        api: LearnerApi | None = None
+        with ExitStack() as stack:
+            learner = Learner(
+                self.plan, self.store, task, witness=self.witness, create=self.new_store
+            )
+            stack.callback(learner.close)
+            _log.info("guarantee: %s", learner.guarantee)
+            for notice in learner.notices:
+                _log.warning("%s", notice)
+            if isinstance(source, TableSource):
+                self._resume(source, learner, keys.name)
+            elif isinstance(source, IteratorSource):
+                source.resume(learner.bookmarks())
+                source.admission = Admission.of(task)
+            if window_s is not None:
+                self._check_times(window_s if times is None else times.after_s)
+            account = LocalAccount(
+                learner, source, unit=label_unit(self.plan), path=account_path(self.store)
+            )
+            daemon = Daemon(
+                learner, keys, source, replies=times or "when done",
+                min_clients=self.plan.federation.min_clients, account=account,
+            )  # fmt: skip
+            stack.callback(account.save)
+            stack.callback(daemon.close)
+            if self.learner_api is not None:
+                api = self._api(daemon, source, self.learner_api)
+                stack.callback(api.close)
+            node = self._node(daemon, learner)
+            stack.callback(node.close)
+            node.start()
+            progress = _Progress(keys.name, daemon, account)
+            stack.callback(progress.last)
+            with supervised([node]) as check:
+                while not stop.wait(0.1):
+                    check()
+                    if api is not None:
+                        api.log_refusals()
+                    progress.log()
+                    if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
+                        stop.wait(_LAST_REPLY_S)
+                        return
+                    if self.end_with_file and daemon.file_has_ended():
+                        stop.wait(_LAST_REPLY_S)
+                        _log.info("learner %s ends with its file %s", keys.name, self.data)
+                        return
+
+    def _check_times(self, reply_s: float) -> None:
+        deadline = self.plan.federation.deadline_s
+        if deadline <= reply_s:
+            _log.warning(
+                "federation.deadline_s = %g: the server waits no longer for this learner, which "
+                "answers after up to %g s (federation.patience_s, --reply-after), so its rounds "
+                "may come too late: give it more than %g", deadline, reply_s, reply_s,
+            )  # fmt: skip
+
+    def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
+        """Go on where the file was left, and look at what comes next before anything is spent."""
+        marks, path = learner.bookmarks(), Path(self.data)
+        copies = check_not_read_before(open_table(path, query=self.plan.data.query), marks)
+        if copies and (self.plan.participation.times > 1 or source.schema.client == EACH_ROW):
+            _log.warning(
+                "%s was not read before, but other files were. Records of those that stand in it "
+                "with changed, missing or inserted rows between them cannot be recognised and "
+                "would count as further visits: give new records only", path.name,
+            )  # fmt: skip
+        source.resume(marks)
+        for notice in source.table.notices:
+            _log.info("%s", notice)
+        check_first_records(source, path, accept=self.accept_refusals, learner=name)
+        if not marks and source.schema.time is not None:
+            self._tell_order(path, source.schema, name)
+
+    def _tell_order(self, path: Path, schema: RecordSchema, name: str) -> None:
+        """Before the first round, since a file that has been read from cannot be sorted."""
+        table = open_table(path, query=self.plan.data.query)
+        unordered, rows = rows_out_of_order(table, schema, name)
+        if unordered:
+            _log.warning(
+                "%s: %d of %d rows lie behind a later %s. A learner takes rows in the order of the "
+                "file, a simulation sorts them: stop and sort the file now if the order matters",
+                path.name, unordered, rows, schema.time,
+            )  # fmt: skip
+
+    def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
+        from veilstream.federation.learner.learner_api import LearnerApi
+
+        path = self.token_file or token_path(self.store)
+        token, made = open_token(path)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
+        named = "" if self.token_file is None else f" --token-file {path}"
+        _log.info(
+            "a link to its local page: veilstream ledger page %s --learner-api %s:%d%s",
+            self.store, at[0], api.port, named,
+        )  # fmt: skip
+        if made:
+            _log.info("learner API: new access token, shown this once: %s", token)
+        return api
+
+    def _node(self, daemon: Daemon, learner: Learner) -> Node:
+        """The direct transport, in this process; or a socket for whoever carries elsewhere."""
+        if self.engine == "direct":
+            if self.server is None:
+                raise InputError(
+                    "--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400"
+                )
+            from veilstream.federation.direct import DirectNode
+
+            return DirectNode(
+                self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
+                enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
+                run_over=lambda: daemon.dismissed,
+            )  # fmt: skip
+        if self.engine not in ENGINES:
+            raise UnknownName("engine", self.engine, ENGINES)
+        name = self.keys.resolve().name
+        return CarrierSocket(
+            daemon.handle, self.socket or self.store.absolute().parent / f"{name}.sock",
+            dim=int(learner.settings["d"]), trust_own_account=self.trust_engine,
+        )  # fmt: skip
+
+
+class _Progress:
+    """Logs where a learner stands, when that changes; now and then with its account."""
+
+    def __init__(self, name: str, daemon: Daemon, account: LocalAccount) -> None:
+        self._name, self._daemon, self._learner = name, daemon, daemon.learner
+        self._account, self._told = account, (time.monotonic(), self._learner.round, "")
+        self._seen = (self._learner.epoch, self._learner.round)
+        self._over: int | None = None
+        _log.info("learner %s: epoch %d, round %d", name, *self._seen)
+
+    def log(self) -> None:
+        learner, rounds = self._learner, self._learner.terms.rounds
+        now = (learner.epoch, learner.round)
+        if now != self._seen and learner.round:
+            _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
+            at, since, _ = self._told
+            tenth = abs(learner.round - since) >= max(1, rounds // 10)
+            if tenth or time.monotonic() - at >= _TELL_EVERY_S:
+                self._tell()
+        self._seen = now
+        if learner.over and self._over != learner.epoch:
+            self._over = learner.epoch
+            _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)
+
+    def last(self) -> None:
+        """At the end, if there is anything new."""
+        self._tell()
+
+    def _tell(self) -> None:
+        line = self._account.line()
+        if self._account.rounds and line != self._told[2]:
+            _log.info("learner %s: %s", self._name, line)
+        self._told = (time.monotonic(), self._learner.round, line)

@@ -1,0 +1,92 @@
+"""Logs of the commands that run for long: on stderr, with levels, as text or as lines of JSON.
+
+Modules log under their own names (`veilstream.federation.server.coordinator`). A library that is
+imported says nothing of this kind unless its user configures `logging`; these commands do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import warnings
+from enum import StrEnum
+from typing import Any
+
+from veilstream.deployment.process_secrecy import shown_without_values
+
+__all__ = ["Format", "Level", "configure_logs"]
+
+
+class Level(StrEnum):
+    """From everything to hardly anything."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Format(StrEnum):
+    """For people, or for a log collector."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> None:
+    """Have this process write our log, and Python's warnings, to stderr.
+
+    An exception in it is shown as the places it passed, without text that may quote data.
+    """
+    handler = _Stderr()
+    handler.setFormatter(_JsonLines() if form is Format.JSON else _Text())
+    ours = logging.getLogger("veilstream")
+    ours.handlers[:] = [handler]
+    ours.setLevel(level.name)
+    ours.propagate = False  # an engine may have given the root logger handlers of its own
+
+    def as_log(message: Warning | str, *_: object, **__: object) -> None:
+        ours.warning("%s", message)
+
+    warnings.showwarning = as_log
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to whatever stderr is at that time: a progress bar puts itself in its place."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
+class _Text(logging.Formatter):
+    """2026-11-16T16:20:03Z WARNING veilstream.federation.server.coordinator: learner north ..."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+
+    def formatException(self, ei: Any) -> str:
+        return shown_without_values(ei[1]).rstrip("\n")
+
+
+class _JsonLines(_Text):
+    """The same facts by name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,580 @@
+"""The server's conversation with learners: who is asked what, when, and what a reply may do.
+
+One piece of code for every engine. What the messages do to the model is `protocol.fold`; what is
+kept is `run_files`. Nothing here imports noise or clients' data.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.terms import SAME_TERMS, Terms, both_sides, differences
+from veilstream.errors import InputError, ProtocolError, UnknownName, VeilstreamError
+from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.protocol.bounds import OutOfBounds
+from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, Sum, body_hash, digest
+from veilstream.federation.protocol.peer_text import shown
+from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
+from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
+from veilstream.federation.server.run_files import RunFiles
+from veilstream.learning.tasks import Task
+from veilstream.plans.plan import Plan
+
+__all__ = ["Coordinator"]
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 5.0  # before an unanswered request is sent once more
+_REFUSED_AGAIN_S = 25.0
+_ABSENT_AGAIN_S = 2.0
+_LOOK_S = 0.2
+_SCAN_S = 5e-5  # a learner: between two looks through all of them
+_TELL_S = 0.1
+_CLOCKS_APART_S = 3600
+_SAY_AGAIN_S = 300.0
+_GONE_S = 600.0
+_LONGEST_LINE = 2000
+_LONGEST_REASON = 1000  # a refusal names settings of both sides
+
+
+class Coordinator:
+    """One run of the server, in one folder."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        x0: NDArray[np.float32],
+        keys: ServerKeys,
+        folder: Path,
+        *,
+        engine: str = "",
+        start: Mapping[str, Any] | None = None,
+        task: Task | None = None,
+        watch: Callable[[Standing], None] = lambda _: None,
+    ) -> None:
+        self._plan, self._keys, self._watch = plan, keys, watch
+        self.terms = Terms.of(plan, len(x0), task)
+        self._settings = self.terms.settings
+        n = plan.learning.learners
+        if len(keys.learners) != n:
+            raise InputError(
+                "learning.learners", n, f"as many as have keys ({len(keys.learners)})",
+                "`veilstream keys add` makes more; weights are 1/n of all, present or not",
+            )  # fmt: skip
+        self._files = RunFiles(folder, plan, self.terms, start)
+        self._fold = self._files.open(x0, sorted(keys.learners), engine)
+        self.models, self.run = self._files.models, self._files.run
+        self.telemetry = self._files.telemetry
+        """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
+        self._follows = self._files.follows
+        self._published = self._fold.round
+        self._places: dict[str, Place] = {}
+        self._present: set[str] = set()
+        self._tell_at = 0.0
+        if keys.aggregators and plan.federation.combine != "mean":
+            raise InputError(
+                "federation.combine", plan.federation.combine, "mean, where there are aggregators",
+                "their sums cannot be taken apart: let all learners connect to the server",
+            )  # fmt: skip
+        self._scan_s = min(_SCAN_S * n, _LOOK_S)
+        self._enrolling: dict[str, Enrolling] = {}  # by node
+        self._ending: dict[str, Enrolling] = {}  # likewise, after the last round
+        self._confirmed: set[str] = set()
+        self._refusals: dict[str, int] = {}  # since the last release
+        self._refused: dict[str, str] = {}
+        self._said_stuck = -_SAY_AGAIN_S
+        self.messages_refused: Counter[str] = Counter()
+        """How many messages were not acted on, by the kind of error."""
+        self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
+
+    # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds that are done and durable; the model after them is released."""
+        return self._published
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self._fold.finished
+
+    @property
+    def fold(self) -> ServerFold:
+        """The model, and what has been accepted from whom; to look at."""
+        return self._fold
+
+    @property
+    def seated(self) -> frozenset[str]:
+        """Learners that have enrolled and can be asked."""
+        return frozenset(self._places)
+
+    @property
+    def reachable(self) -> frozenset[str]:
+        """Those of them whom the transport reaches now."""
+        here = self._present
+        return frozenset(name for name, place in self._places.items() if place.node in here)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Learners that cannot take part, and why."""
+        return dict(self._refused)
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def go(
+        self,
+        transport: Transport,
+        until: int | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run rounds until the horizon (or ``until``); what is done is kept whatever happens.
+
+        ``look`` is called often, and may raise to end it.
+        """
+        last = self.terms.rounds if until is None else min(until, self.terms.rounds)
+        while self._fold.round < last:
+            here = OpenRound(time.monotonic())
+            while not self._complete(here):
+                look()
+                if time.monotonic() >= here.scan_at:
+                    here.scan_at = time.monotonic() + self._scan_s
+                    self._ask_newcomers(transport)
+                    self._ask_for_rounds(transport, here)
+                self._take_all(transport, here)
+            self._close(here)
+
+    def enrol(self, transport: Transport) -> None:
+        """Ask newcomers who they are, and look at what has come back; no round is begun."""
+        self._ask_newcomers(transport)
+        self._take_all(transport, OpenRound(time.monotonic()))
+
+    def after_end(self, transport: Transport) -> tuple[str, ...]:
+        """Tell learners that the run is over, and look at what has come back; call it again.
+
+        One that missed a round closes its epoch then and destroys its secrets; the others have done
+        so at their own horizon. A learner that is away is told when it comes.
+
+        Args:
+            transport: as for `go`.
+
+        Returns:
+            Learners that have not confirmed it since this start.
+
+        """
+        now, nodes = time.monotonic(), transport.nodes()
+        _forget_gone(self._ending, nodes, now)
+        for node in nodes:
+            asking = self._ending.setdefault(node, Enrolling())
+            if now > asking.again_at:
+                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
+                    self._keys.identity
+                )
+                asking.asked.append(digest(request))
+                asking.again_at = now + _AGAIN_S
+                transport.send(node, request)
+        for node, data in transport.receive(_LOOK_S):
+            try:
+                self._confirmed |= self._ended(node, data)
+            except Exception as error:  # whatever it is: no message may end the server
+                self._note_refused(node, error)
+        return tuple(sorted(set(self._keys.learners) - self._confirmed))
+
+    def end_all(
+        self, transport: Transport, within_s: float, look: Callable[[], None] = lambda: None
+    ) -> tuple[str, ...]:
+        """`after_end` until every learner has confirmed, or so many seconds have passed."""
+        until = time.monotonic() + within_s
+        while (left := self.after_end(transport)) and time.monotonic() < until:
+            look()
+        return left
+
+    def _ended(self, node: str, data: bytes | Failure) -> set[str]:
+        """Who has confirmed the end with this reply, if anyone."""
+        if isinstance(data, Failure):
+            return set()
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
+        reply = Reply.read(data, self._keys.learners[name])
+        if not any(reply.answers in asking.asked for asking in self._ending.values()):
+            return set()  # to something that was asked before the end
+        self._ending[node] = Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
+        if reply.kind == "ended":
+            self._ending[node].again_at = float("inf")
+            _log.info("learner %s has closed its epoch", name)
+            return {name}
+        why = shown(str(reply.facts.get("why", "")), _LONGEST_LINE)
+        _log.warning("learner %s does not end its epoch: %s", name, why)
+        return set()
+
+    def _take_all(self, transport: Transport, here: OpenRound) -> None:
+        for node, data in transport.receive(_LOOK_S):
+            self._take(node, data, here)
+        if time.monotonic() > self._tell_at:
+            self._tell()
+
+    def _complete(self, here: OpenRound) -> bool:
+        n, answered = self._plan.learning.learners, self._fold.answered_count
+        if answered == n:
+            return True
+        if time.monotonic() < here.judge_at:
+            return False
+        here.judge_at = time.monotonic() + self._scan_s
+        seats = self._fold.seats.values()
+        out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
+        out -= set(self._fold.answered)
+        absent = here.absent - out - set(self._fold.answered)
+        void = sum(seat.state == "void" for seat in seats)
+        needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
+        if n - len(out) < needed:
+            self._stuck(out, needed)
+        elif n - len(out) - len(absent) < needed:
+            self._say_waiting(
+                f"{', '.join(sorted(absent))} of {n} learners have no clients now; a round needs "
+                f"{needed}, so they are asked again"
+            )
+        if answered + len(out) + len(absent) >= n and answered >= needed:
+            return True
+        late = time.monotonic() - here.began > self._plan.federation.deadline_s
+        return late and answered >= needed
+
+    def _askable(self, seat: Seat) -> bool:
+        return seat.asked and seat.round < self.terms.rounds
+
+    def _stuck(self, out: set[str], needed: int) -> None:
+        """Too few can take part. A run that never began ends; one that did waits for its operator.
+
+        So no learner's message can end a server that has learned something.
+        """
+        n, seats = self._plan.learning.learners, self._fold.seats
+        why = "; ".join(
+            self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}")
+            for name in sorted(out)
+        )
+        if self._fold.round == 0 and n - len(self._refused) < needed:
+            raise ProtocolError(
+                f"{len(out)} of {n} learners cannot take part ({why})",
+                f"a round needs {needed}: repair them, then start the server again",
+            )
+        self._say_waiting(
+            f"{len(out)} of {n} learners cannot take part ({why}); a round needs {needed}: repair "
+            "them, or start the server again with --reset or --void",
+            logging.ERROR,
+        )
+
+    def _say_waiting(self, why: str, level: int = logging.WARNING) -> None:
+        if time.monotonic() - self._said_stuck >= _SAY_AGAIN_S:
+            self._said_stuck = time.monotonic()
+            _log.log(level, "waiting: %s", why)
+
+    def _ask_newcomers(self, transport: Transport) -> None:
+        """Who they are; again if need be."""
+        now, nodes = time.monotonic(), transport.nodes()
+        self._present = nodes
+        _forget_gone(self._enrolling, nodes, now)
+        seated = {place.node for place in self._places.values()}
+        for node in nodes - seated:
+            asking = self._enrolling.setdefault(node, Enrolling())
+            if now > asking.again_at:
+                request = Request(
+                    "enrol", self.run, node if node in self._keys.learners else "",
+                    secrets.token_hex(8), settings=self._settings, follows=self._follows,
+                ).sign(self._keys.identity)  # fmt: skip
+                asking.asked.append(digest(request))
+                asking.again_at = now + _AGAIN_S
+                transport.send(node, request)
+
+    def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
+        """Every learner for its next one; again if need be."""
+        now, answered = time.monotonic(), set(self._fold.answered)
+        parts = transport if isinstance(transport, SharesBodies) else None
+        for name, place in self._places.items():
+            if name in answered or place.node not in self._present or name in self._refused:
+                continue
+            if not self._askable(self._fold.seats[name]):
+                continue
+            asked = here.asked.get(name)
+            if asked and asked.node == place.node and now - asked.at < self._patience_s:
+                continue
+            head = self._head(name, here) if asked is None else asked.head
+            here.asked[name] = Asked(head, now, place.node)
+            self._outstanding[name].add(digest(head))
+            if parts is not None:
+                parts.send_parts(place.node, head, here.body)
+            else:
+                transport.send(place.node, head + here.body)
+
+    @property
+    def _patience_s(self) -> float:
+        """A learner may wait for its clients; only then is silence a loss."""
+        return self._plan.federation.patience_s + _AGAIN_S
+
+    def _head(self, name: str, here: OpenRound) -> bytes:
+        asked = self._fold.announce(name)
+        if not here.body:
+            here.body = asked.x.astype("<f4").tobytes()
+            here.hashed_body = body_hash(here.body)
+        return Request(
+            "round",
+            self.run,
+            name,
+            secrets.token_hex(8),
+            asked.round,
+            asked.accepted,
+            epoch=self._fold.seats[name].epoch,
+        ).sign_head(self._keys.identity, here.hashed_body)
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _take(self, node: str, data: Buffer | Failure, here: OpenRound) -> None:
+        if isinstance(data, Failure):
+            _log.warning("%s: %s", self._name_at(node), shown(data.why))
+            for asked in here.asked.values():
+                if asked.node == node:
+                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
+            return
+        try:
+            if node[:1] == "@":
+                self._accept_sum(node[1:], data, here)
+                return
+            reply = self._checked(node, data)
+            if reply.kind == "refusal":
+                self._refusal(node, reply, here)
+            elif reply.kind == "enrolled":
+                self._seat(node, reply, here)
+            elif reply.kind == "absent":
+                self._absent(reply, here)
+            else:
+                self._accept(node, reply, here)
+        except Exception as error:  # whatever it is: no message may end the server
+            self._note_refused(node, error)
+
+    def _note_refused(self, node: str, error: Exception) -> None:
+        self.messages_refused[type(error).__name__] += 1
+        if isinstance(error, VeilstreamError):
+            _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+        else:
+            _log.error(
+                "%s: %s while reading a reply, which was dropped; this is a defect",
+                self._name_at(node), type(error).__name__,
+            )  # fmt: skip
+
+    def _checked(self, node: str, data: Buffer) -> Reply:
+        """From a known learner, signed, in answer to something that was asked."""
+        name = Reply.claimed_learner(data)
+        if name not in self._keys.learners:
+            raise ProtocolError(
+                f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
+            )
+        reply = Reply.read(data, self._keys.learners[name])
+        asking = self._enrolling.get(node)
+        asked = asking is not None and reply.answers in asking.asked
+        if reply.kind == "release":
+            asked = False
+        if not asked and (reply.kind == "enrolled" or reply.answers not in self._outstanding[name]):
+            raise ProtocolError(
+                f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
+            )
+        return reply
+
+    def _seat(self, node: str, reply: Reply, here: OpenRound) -> None:
+        """Enrol: same terms, one daemon a name."""
+        name, facts = reply.learner, reply.facts
+        if node in self._keys.learners and node != name:
+            raise ProtocolError(
+                f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys"
+            )
+        unlike = differences(self._settings, facts["settings"])
+        if unlike:
+            both = both_sides(unlike)
+            self._refused[name] = f"{name}: another plan ({both})"
+            raise ProtocolError(f"learner {name!r} has another plan ({both})", SAME_TERMS)
+        place, daemon = self._places.get(name), str(facts["daemon"])
+        elsewhere = place and place.node != node and place.node in self._present
+        if place and elsewhere and place.daemon != daemon:
+            self._ask_later(node)
+            raise ProtocolError(
+                f"a second learner calls itself {name!r}",
+                "each learner needs keys of its own; if it moved, stop the first",
+            )
+        try:
+            self._fold.enrol(name, facts["epoch"], facts["round"])
+        except ProtocolError as error:
+            if self._fold.seats[name].asked:
+                self._refused[name] = f"{name}: {error.what}"
+            self._ask_later(node)
+            raise
+        apart = abs(int(time.time()) - facts["time"])
+        if apart > _CLOCKS_APART_S:
+            _log.warning("the clocks of learner %s and of this server are %d s apart", name, apart)
+        self._enrolling.pop(node, None)
+        self._refused.pop(name, None)
+        here.asked.pop(name, None)
+        self._places[name] = Place(node, daemon)
+        here.scan_at = 0.0
+        _log.info("learner %s has enrolled", name)
+
+    def _accept(self, node: str, reply: Reply, here: OpenRound) -> None:
+        name = reply.learner
+        try:
+            if not self._fold.accept(name, reply.body, reply.hashed_body):
+                return  # the same again
+        except OutOfBounds:
+            here.asked.pop(name, None)
+            raise
+        except OtherEpoch:  # it has begun another: ask who it is now, if that is not its answer
+            self._places.pop(name, None)
+            here.asked.pop(name, None)
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+            if self._refusals[name] > 1:
+                self._ask_later(node)
+            raise
+        _log.debug("learner %s has answered", name)
+        self._refusals.pop(name, None)
+        self._outstanding[name].clear()
+
+    def _accept_sum(self, aggregator: str, data: Buffer, here: OpenRound) -> None:
+        key, learners = self._keys.aggregators[aggregator]
+        said = Sum.read(data, key)
+        if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
+            raise ProtocolError(
+                f"a sum of {aggregator!r} for another run or other learners", "check its keys"
+            )
+        if not all(self._outstanding[part.learner] for part in said.parts):
+            raise ProtocolError(
+                f"a sum of {aggregator!r} with learners who were not asked", "nothing was done"
+            )
+        try:
+            if not self._fold.accept_sum(said):
+                return  # the same again
+        except ProtocolError as error:
+            for part in said.parts:  # ask again soon; in another epoch, who they are
+                if part.learner in here.asked:
+                    asked = here.asked[part.learner]
+                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
+                if isinstance(error, OtherEpoch):
+                    self._places.pop(part.learner, None)
+                    here.asked.pop(part.learner, None)
+            raise
+        for part in said.parts:
+            self._refusals.pop(part.learner, None)
+            self._outstanding[part.learner].clear()
+
+    def _absent(self, reply: Reply, here: OpenRound) -> None:
+        """It has no clients: this round does without, and it is asked again if it must be open."""
+        name, asked = reply.learner, here.asked.get(reply.learner)
+        if asked is None or reply.answers != digest(asked.head):
+            return  # to an earlier round
+        here.absent.add(name)
+        self._refusals.pop(name, None)
+        asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
+        _log.debug("learner %s has no clients now", name)
+
+    def _refusal(self, node: str, reply: Reply, here: OpenRound) -> None:
+        """A learner may have come back in another epoch: it is asked once more who it is."""
+        name, why = reply.learner, shown(reply.facts["why"], _LONGEST_REASON)
+        self._refusals[name] = self._refusals.get(name, 0) + 1
+        first = self._refusals[name] == 1 and reply.answers in self._outstanding[name]
+        self._places.pop(name, None)
+        here.asked.pop(name, None)
+        if first:
+            self._enrolling.pop(node, None)
+        else:
+            self._refused[name] = f"{name}: {why}"
+            self._ask_later(node)  # someone may repair it
+        _log.warning("learner %s refuses: %s", name, why)
+
+    def _ask_later(self, node: str) -> None:
+        asking = self._enrolling.setdefault(node, Enrolling())
+        asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
+
+    # --- the end of a round ----------------------------------------------------------------------
+
+    def _close(self, here: OpenRound) -> None:
+        closed = self._fold.close_round()
+        seconds = time.monotonic() - here.began
+        self._files.close_round(self._fold, closed, seconds)
+        self._published = self._fold.round
+        self._name_dropped(closed)
+        if closed.missing:
+            without = ", ".join(closed.missing)
+            done, rounds = self._fold.round, self.terms.rounds
+            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
+        else:
+            _log.info("%d of %d rounds closed", self._fold.round, self.terms.rounds)
+        self._tell(closed, seconds)
+
+    def _name_dropped(self, closed: ClosedRound) -> None:
+        for name in closed.dropped:
+            _log.error(
+                "learner %s was left out of round %d and is not asked again: %s; start the server "
+                "again with --reset %s or --void %s",
+                name, closed.round, self._fold.seats[name].why, name, name,
+            )  # fmt: skip
+
+    # --- what an operator decides between rounds -------------------------------------------------
+
+    def roll_back(self, round_: int) -> None:
+        """Go on from the model that was published after so many rounds.
+
+        Rounds that learners have spent stay spent: neither their counters nor their prefixes are
+        touched, and the server's own count of rounds goes on.
+        """
+        if not 0 <= round_ < self._fold.round:
+            raise InputError(
+                "--roll-back", round_, f"a round that is done, below {self._fold.round}",
+                "rounds.csv in the run's folder lists them",
+            )  # fmt: skip
+        self._fold.roll_back(self.models.read(round_))
+        self._files.record_operation(self._fold, "roll back", str(round_), "")
+        _log.warning("x is the model of round %d again, in round %d", round_, self._fold.round)
+
+    def void(self, learner: str, why: str = "by the operator") -> None:
+        """Never ask this learner again; its weight stays 1/n."""
+        self._fold.void(self._known(learner, "--void"), why)
+        self._places.pop(learner, None)
+        self._files.record_operation(self._fold, "void", learner, why)
+        _log.warning("the seat of learner %s is void", learner)
+
+    def reset(self, learner: str) -> None:
+        """Take this learner at its next enrolment as it is."""
+        before = self._fold.seats[self._known(learner, "--reset")]
+        stood = f"epoch {before.epoch}, round {before.round}, {before.state} {before.why}".strip()
+        self._fold.reset(learner)
+        self._refused.pop(learner, None)
+        self._places.pop(learner, None)
+        self._enrolling.clear()  # whoever is not seated is asked at once
+        self._files.record_operation(self._fold, "reset", learner, stood)
+        _log.warning("learner %s is taken as it is at its next enrolment", learner)
+
+    def _known(self, learner: str, option: str) -> str:
+        if learner not in self._fold.seats:
+            raise UnknownName(option, learner, sorted(self._fold.seats))
+        return learner
+
+    def _tell(self, closed: ClosedRound | None = None, seconds: float = 0.0) -> None:
+        fold, rounds = self._fold, self.terms.rounds
+        self._tell_at = time.monotonic() + _TELL_S
+        self._watch(Standing(fold.round, rounds, fold.answered, fold.missing, closed, seconds))
+
+    def _name_at(self, node: str) -> str:
+        names = [name for name, place in self._places.items() if place.node == node]
+        return names[0] if names else f"node {node}"
+
+
+def _forget_gone(asking: dict[str, Enrolling], present: set[str], now: float) -> None:
+    """Nodes that left long ago: where every connection is another node, they would pile up."""
+    for node in asking.keys() - present:
+        if now > asking[node].again_at + _GONE_S:
+            del asking[node]

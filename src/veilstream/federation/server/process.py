@@ -1,0 +1,208 @@
+"""The server's long-lived process: transport, coordinator and the model API.
+
+Nothing here imports noise or clients' data.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from veilstream.errors import InputError, UnknownName
+from veilstream.federation.addresses import is_loopback
+from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.open_round import Standing
+from veilstream.federation.server.run_lock import RunLock
+from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
+from veilstream.federation.server.successive_runs import open_run
+from veilstream.federation.supervision import ENGINES, Address, Engine, supervised
+from veilstream.learning.tasks import Task
+from veilstream.plans.plan import Plan
+from veilstream.plans.tasks import task_of
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from veilstream.federation.http.live_routes import LivePage
+
+    class LiveFederationPage(LivePage, Protocol):
+        """A live page that is told how the server stands."""
+
+        def standing(self, now: Standing) -> None:
+            """From the server's own thread, often."""
+
+    LiveView = Callable[[Coordinator, ServerMetrics, Path], LiveFederationPage]
+
+__all__ = ["LIVE", "ServerService", "server_engine"]
+
+LIVE = "/live"
+"""Where the live page is, at the model API's address."""
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_END_S = 10.0  # that learners have to confirm the end, where the server does not stay
+
+
+def server_engine(
+    name: str, keys: Path, state: Path, address: Address, *, dim: int,
+    answer_within_s: float = 600.0, socket: Path | None = None, insecure: bool = False,
+) -> Engine:  # fmt: skip
+    """The engine of this name, for models of this dimension."""
+    if name == "direct":
+        from veilstream.federation.direct import DirectServer
+
+        return DirectServer(
+            keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure
+        )
+    if name == "flower":
+        raise InputError(
+            "--engine", name, "`flwr run`, since Flower starts the server itself",
+            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
+        )  # fmt: skip
+    if name == "flare":
+        from veilstream.federation.flare import FlareServer
+
+        return FlareServer(keys, state, address, dim=dim, socket=socket, insecure=insecure)
+    raise UnknownName("engine", name, ENGINES)
+
+
+@dataclass
+class ServerService:
+    """`veilstream server`: engine, coordinator and the model API."""
+
+    plan: Plan
+    keys: Path
+    folder: Path
+    address: Address
+    engine: str = "direct"
+    model_api: Address | None = None
+    insecure: bool = False
+    socket: Path | None = None
+    """Where FLARE's jobs connect; None: in the run's folder."""
+    task: Task | None = None
+    exit_when_done: bool = False
+    """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
+    next_run: bool = False
+    """Begin the run after the newest one, from its last model (`successive_runs`)."""
+    roll_back: int | None = None
+    """Go on from the model that was published after so many rounds."""
+    void: tuple[str, ...] = ()
+    """Learners that are never asked again."""
+    reset: tuple[str, ...] = ()
+    """Learners that are taken at their next enrolment as they are."""
+    live: LiveView | None = None
+    """Makes the live page that is published beside the models; None: there is none."""
+    transport: Engine | None = None
+    """What carries, where an engine has started this process; None: one of this process."""
+
+    def run(
+        self,
+        watch: Callable[[Standing], None] = lambda _: None,
+        stop: threading.Event | None = None,
+    ) -> Coordinator:
+        """Run to the end of the horizon, then serve what came out until stopped.
+
+        Started again after a kill it goes on; started on a finished run it serves that one.
+        """
+        stop = threading.Event() if stop is None else stop
+        keys, metrics = ServerKeys.load(self.keys), ServerMetrics()
+        task = task_of(self.plan) if self.task is None else self.task
+        opening = open_run(self.folder, self.plan, task, next_run=self.next_run)
+        self.folder, x0 = opening.folder, opening.x0
+        page: LiveFederationPage | None = None
+
+        def moved(now: Standing) -> None:
+            metrics.standing(now)
+            if page is not None:
+                page.standing(now)
+            watch(now)
+
+        with ExitStack() as stack:
+            stack.callback(RunLock(self.folder).close)
+            coordinator = Coordinator(
+                self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start,
+                task=task, watch=moved,
+            )  # fmt: skip
+            self._operate(coordinator)
+            _log.info("guarantee: %s", coordinator.terms.guarantee)
+            if self.live is not None:
+                page = self.live(coordinator, metrics, self.folder)
+            self._publish(coordinator, metrics, page, stack)
+            if coordinator.finished and self.exit_when_done:
+                return coordinator
+            engine = self.transport or server_engine(
+                self.engine, self.keys, self.folder / "engine", self.address,
+                dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
+                insecure=self.insecure, socket=self.socket,
+            )  # fmt: skip
+            stack.callback(engine.close)
+            engine.start()
+            transport = CountedTransport(engine, metrics)
+            with supervised([engine]) as check:
+                if not coordinator.finished:
+                    at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
+                    _log.info("run %s waits for learners%s", coordinator.run, at)
+                    coordinator.go(transport, look=check)
+                if self.exit_when_done:
+                    left = coordinator.end_all(transport, _END_S, check)
+                    if left:
+                        _log.warning("%s did not confirm the end of the run", ", ".join(left))
+                else:
+                    self._serve_on(coordinator, transport, check, stop)
+        return coordinator
+
+    def _operate(self, coordinator: Coordinator) -> None:
+        """What the operator has decided, before anyone is asked."""
+        if self.roll_back is not None:
+            coordinator.roll_back(self.roll_back)
+        for learner in self.void:
+            coordinator.void(learner)
+        for learner in self.reset:
+            coordinator.reset(learner)
+
+    def _publish(
+        self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
+        """Open the model API, if it is asked for, with the live page in it."""
+        if self.model_api is None:
+            return
+        from veilstream.federation.server.model_api import ModelApi
+
+        tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
+        routes: Sequence[BaseRoute] = ()
+        if page is not None:
+            from veilstream.federation.http.live_routes import LiveRoutes
+
+            local = is_loopback(self.model_api[0])
+            routes = LiveRoutes(page, LIVE, own_port=(lambda: api.port) if local else None).routes
+        api = ModelApi(coordinator, self.plan, self.model_api, tls, metrics=metrics, more=routes)
+        stack.callback(api.close)
+        scheme = "http" if tls is None else "https"
+        host = f"[{self.model_api[0]}]" if ":" in self.model_api[0] else self.model_api[0]
+        at = f"{scheme}://{host}:{api.port}"
+        _log.info("models are published at %s/model/latest", at)
+        if page is not None:
+            stack.callback(page.feed.stop)
+            _log.info("the live page is at %s%s", at, LIVE)
+
+    def _serve_on(
+        self, coordinator: Coordinator, transport: Transport, check: Callable[[], None],
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
+        """After the last round: models stay there to fetch, learners stay connected."""
+        _log.info("all %d rounds are done; serving until stopped", coordinator.terms.rounds)
+        try:
+            while not stop.wait(_LOOK_S):
+                check()
+                coordinator.after_end(transport)
+        except KeyboardInterrupt:
+            _log.info("stopped; the run is complete")

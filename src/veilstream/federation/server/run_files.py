@@ -1,0 +1,184 @@
+"""The folder of a server's run: what is written when it begins, after every round and at the end.
+
+Written down before the next round is announced: model, round, and for each learner its prefix and
+the (round, hash) that is echoed to it as acknowledgement. A server that is started again goes on to
+the same numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError
+from veilstream.federation.protocol.combine import Combine
+from veilstream.federation.protocol.fold import ClosedRound, ServerFold, ServerMemory
+from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
+from veilstream.federation.server.message_file import MessageFile, Slots
+from veilstream.federation.server.run_lock import LOCK_FILE
+from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
+from veilstream.files import write_file
+from veilstream.plans.plan import Plan
+from veilstream.runs.folder import check_folder, versions
+from veilstream.runs.tables import keep_whole_lines
+
+__all__ = ["RunFiles", "has_checkpoint"]
+
+_log = logging.getLogger(__name__)
+
+_TABLES = {
+    "rounds.csv": "round,seconds,answered,missing\n",
+    "releases.csv": "round,learner,epoch,learner_round,hash\n",
+}
+"""Tables that grow by lines, with their headers."""
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has begun here, so that a server goes on with it."""
+    return (folder / CHECKPOINT).exists()
+
+
+class RunFiles:
+    """One run in one folder; `run` is its name, the same after a restart."""
+
+    run: str
+
+    def __init__(
+        self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None
+    ) -> None:
+        """``start`` says where x⁰ comes from, if not from the task."""
+        self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
+        self._combine = Combine(plan.federation.combine, plan.federation.trim)
+        self.models = ModelFile(folder / "models.f32", terms.dim)
+        self.telemetry = TelemetryFiles.of(folder, plan, terms)
+
+    def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
+        """Begin a run in an empty folder, or go on with the one that is there."""
+        resumed = has_checkpoint(self._folder)
+        going_on = resumed or _killed_at_birth(self._folder)
+        check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
+        return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
+
+    def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
+        self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
+        write_file(self._folder / "plan.toml", self._plan.to_toml())
+        if self._start is not None:
+            write_file(self._folder / "start.json", _json(dict(self._start)))
+        write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
+        write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
+        for name, header in _TABLES.items():
+            write_file(self._folder / name, header)
+        if self.telemetry is not None:
+            self.telemetry.begin()
+        self.models.write(0, x0)
+        self._messages = MessageFile(self._folder / MESSAGES, self._terms.release_dim, create=True)
+        kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
+        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
+        self._save(fold)
+        return fold
+
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Earlier runs of the same plan, which are over."""
+        path = self._folder / "start.json"
+        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return tuple(said.get("follows", ()))
+
+    def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
+        position = Position.load(self._folder)
+        if set(position.seats) != set(learners) or len(position.x) != len(x0):
+            raise InputError(
+                "learners", learners,
+                f"those that the run was begun with: {sorted(position.seats)}",
+                "name another folder for another run",
+            )  # fmt: skip
+        self.run, self._messages = position.run, position.messages
+        for name, header in _TABLES.items():
+            if keep_whole_lines(self._folder / name, header):
+                _log.warning("%s: removed an unfinished last line", self._folder / name)
+        if self.telemetry is not None:
+            self.telemetry.resume(position.round)
+        fold = ServerFold.resumed(
+            self._terms, position.round, position.x, position.average, dict(position.seats),
+            self._combine, ServerMemory(self.models.read(0), position.velocity),
+        )  # fmt: skip
+        if fold.finished and not (self._folder / "summary.json").exists():
+            self._sum_up(fold)
+        return fold
+
+    def close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
+        """Durable when it returns: the released model, and where the run stands."""
+        self._list_releases(closed)
+        with (self._folder / "rounds.csv").open("a") as file:
+            missing = " ".join(closed.missing)
+            file.write(f"{closed.round},{seconds:.4f},{len(closed.accepted)},{missing}\n")
+        if self.telemetry is not None:
+            self.telemetry.close_round(closed)
+        self.models.write(fold.round, fold.published)
+        self._save(fold)  # last: a kill before it has the round done, and listed, once more
+        if fold.finished:
+            self._sum_up(fold)
+
+    def record_operation(self, fold: ServerFold, operation: str, about: str, why: str) -> None:
+        """Durable when it returns: what an operator did between rounds, and what came of it."""
+        path = self._folder / "operations.csv"
+        begun = path.exists()
+        with path.open("a", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            if not begun:
+                rows.writerow(["time", "round", "operation", "about", "why"])
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            rows.writerow([now, fold.round, operation, about, why])
+        self.models.write(fold.round, fold.published)
+        self._save(fold)
+
+    def _save(self, fold: ServerFold) -> None:
+        Position(
+            self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity
+        ).save(self._folder)
+
+    def _list_releases(self, closed: ClosedRound) -> None:
+        """Which messages a round is made of; done again after a kill, it is listed again."""
+        with (self._folder / "releases.csv").open("a") as file:
+            for name, (epoch, round_, link) in sorted(closed.accepted.items()):
+                file.write(f"{closed.round},{name},{epoch},{round_},{link}\n")
+
+    def _sum_up(self, fold: ServerFold) -> None:
+        seats = fold.seats.values()
+        summary = {
+            "name": self._plan.name, "run": self.run, "rounds": fold.round,
+            "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
+            "guarantee": self._terms.guarantee.as_dict(),
+            **({} if self.telemetry is None else {"telemetry": self.telemetry.as_dicts()}),
+        }  # fmt: skip
+        write_file(self._folder / "summary.json", _json(summary))
+
+
+def _killed_at_birth(folder: Path) -> bool:
+    """Whether a server was killed here before its first checkpoint: it may begin again."""
+    for stray in folder.glob(".partial-*"):
+        stray.unlink(missing_ok=True)
+    ours = {
+        "plan.toml",
+        "start.json",
+        "guarantee.json",
+        "versions.json",
+        *_TABLES,
+        *TELEMETRY_FILES,
+    }
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"

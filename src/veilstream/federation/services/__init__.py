@@ -1,1 +1,0 @@
-"""The long-lived processes of a federation, and what each is made of."""

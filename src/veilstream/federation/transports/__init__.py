@@ -1,1 +1,0 @@
-"""What carries a federation's messages: bytes there, bytes back."""

@@ -1,0 +1,488 @@
+"""What a record of a table is: named columns in, one client's sample out, or a reason.
+
+    schema = RecordSchema(client="person", label=Label("late", classes=("no", "yes")),
+                          features=(Numeric("distance", 0.0, 5000.0), Hashed("origin", 64)))
+    schema.encode({"person": "ann", "late": "yes", "distance": "740", "origin": "LGA"})
+
+Columns are found by name, never by place. Every constant is public: it stands in the plan, which
+all sides share, and nothing here is estimated from records. What an encoded record can be at most
+is known beforehand (`RecordSchema.largest_norm`), so features have norm `RecordSchema.norm` or
+less whatever the record says.
+
+A record that cannot be used is a `Refusal`: which rule, which column, never the value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.records.client_names import client_name
+from veilstream.records.sample import Sample
+
+__all__ = [
+    "EACH_ROW",
+    "REASONS",
+    "Categorical",
+    "Encoded",
+    "Feature",
+    "Hashed",
+    "Label",
+    "Numeric",
+    "RecordSchema",
+    "Refusal",
+    "RefusedRecord",
+    "as_number",
+    "as_text",
+    "is_missing",
+    "with_decimal_point",
+]
+
+Float32s = NDArray[np.float32]
+Missing = Literal["refuse", "zero", "flag"]
+Outside = Literal["clamp", "refuse"]
+Unknown = Literal["other", "zero", "refuse"]
+
+EACH_ROW = "#row"
+"""As the name of the client's column: every row is another person."""
+
+REASONS = {
+    "no column": "the column is not there",
+    "missing": "the cell is empty",
+    "not a number": "the cell is no finite number",
+    "out of range": "the number lies outside the plan's range",
+    "unknown category": "the text is not in the plan's vocabulary",
+    "unknown label": "the label is none of the plan's",
+    "no client": "nobody is named",
+    "not a client": "who it is must be text or a whole number, without control characters",
+    "not readable": "the row cannot be read as a record",
+    "other features": "data.encode gave features of another shape than the task's",
+    "not admitted": "features or target are not what the task takes",
+    "other learner": "the record names another learner",
+    "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
+}
+"""Why a record is refused, and what that means."""
+
+_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a record cannot be used; says nothing of what it holds."""
+
+    reason: str
+    """One of `REASONS`."""
+    column: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.reason}" if self.column else self.reason
+
+
+class RefusedRecord(Exception):
+    """Why encoding ended; inside this room it is raised, outside it is a `Refusal`."""
+
+    def __init__(self, reason: str, column: str) -> None:
+        super().__init__(reason)
+        self.refusal = Refusal(reason, column)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A record that can be used."""
+
+    client: str
+    sample: Sample
+    clamped: tuple[str, ...] = ()
+    """Columns whose number was moved to the end of its range, or whose text is not in the plan's
+    vocabulary."""
+
+    def __repr__(self) -> str:
+        return "Encoded(<hidden>)"  # people's data, not for logs
+
+
+def as_text(value: object) -> str:
+    """A cell as text, in one form: 3, 3.0 and "3" are the same."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, bool | np.bool_):
+        return "1" if value else "0"
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return unicodedata.normalize("NFC", str(value)).strip()
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell says nothing."""
+    if value is None:
+        return True
+    if isinstance(value, float | np.floating):
+        return math.isnan(value)
+    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
+
+
+def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
+    """A cell as a finite number, or None; true and false are none."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        if decimal_comma and "," in text and "." not in text and text.count(",") == 1:
+            text = text.replace(",", ".")
+        if "_" in text:  # Python's own spelling, nobody's data
+            return None
+        value = text
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def with_decimal_point(value: object) -> object:
+    """A number that is written with a decimal comma, with a point; anything else as it is."""
+    if isinstance(value, str) and "," in value:
+        number = as_number(value, decimal_comma=True)
+        return value if number is None else value.replace(",", ".")
+    return value
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A number with a public range; it becomes one from -1 to 1."""
+
+    name: str
+    low: float
+    high: float
+    outside: Outside = "clamp"
+    missing: Missing = "refuse"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InputError(
+                f"features.{self.name}", (self.low, self.high), "low < high, both finite",
+                "give the range that anybody knows, not what the records show",
+            )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """How many numbers it becomes."""
+        return 2 if self.missing == "flag" else 1
+
+    largest = 1.0
+
+    def write(self, value: float, into: Float32s) -> bool:
+        """Into its place; whether it had to be clamped."""
+        inside = min(max(value, self.low), self.high)
+        if inside != value and self.outside == "refuse":
+            raise RefusedRecord("out of range", self.name)
+        into[0] = 2.0 * (inside - self.low) / (self.high - self.low) - 1.0
+        return inside != value
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One of a public list of texts; each has a place of its own."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+    unknown: Unknown = "other"
+    missing: Missing = "refuse"
+
+    def __post_init__(self) -> None:
+        known = [as_text(word) for word in self.vocabulary]
+        if not known or len(set(known)) < len(known):
+            raise InputError(
+                f"features.{self.name}.vocabulary", self.vocabulary,
+                "at least one text, each once", 'vocabulary = ["north", "south"]',
+            )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """How many numbers it becomes."""
+        return len(self.vocabulary) + (self.unknown == "other") + (self.missing == "flag")
+
+    largest = 1.0
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {as_text(word): place for place, word in enumerate(self.vocabulary)}
+
+    def write(self, text: str, into: Float32s) -> bool:
+        """Into its place; whether the vocabulary lacks it."""
+        place = self._places.get(text)
+        if place is not None:
+            into[place] = 1.0
+            return False
+        if self.unknown == "refuse":
+            raise RefusedRecord("unknown category", self.name)
+        if self.unknown == "other":
+            into[len(self.vocabulary)] = 1.0
+        return True
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Any text, hashed to one of so many places; two may share one."""
+
+    name: str
+    buckets: int
+    missing: Missing = "refuse"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buckets <= 1 << 20:
+            raise InputError(
+                f"features.{self.name}.width", self.buckets, "from 1 to 1048576", "try 64"
+            )
+
+    @property
+    def width(self) -> int:
+        """How many numbers it becomes."""
+        return self.buckets + (self.missing == "flag")
+
+    largest = 1.0
+
+    def write(self, text: str, into: Float32s) -> None:
+        """Into its place, the same on every machine."""
+        hashed = hashlib.blake2b(text.encode(), digest_size=8, person=b"veilstream").digest()
+        into[int.from_bytes(hashed, "little") % self.buckets] = 1.0
+
+
+Feature = Numeric | Categorical | Hashed
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted: one of a public list, or a number with a public range."""
+
+    name: str
+    classes: tuple[str, ...] | None = None
+    """Texts of the classes in order; None for a number."""
+    signed: bool = True
+    """Two classes are -1 and +1; otherwise classes are 0, 1, 2, ..."""
+    low: float = 0.0
+    high: float = 1.0
+    counts: bool = False
+    """A count: kept as it is, not moved to -1 to 1."""
+    outside: Outside = "clamp"
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+                raise InputError(
+                    "label_range", (self.low, self.high), "low < high, both finite",
+                    "give the range that anybody knows, not what the records show",
+                )  # fmt: skip
+            return
+        known = [as_text(word) for word in self.classes]
+        if len(set(known)) < max(len(known), 2):
+            raise InputError(
+                "labels", self.classes, "two texts or more, each once",
+                'labels = ["no", "yes"]; the second is +1',
+            )  # fmt: skip
+        if self.signed and len(known) > 2:
+            raise InputError(
+                "labels", self.classes, "two texts, since logistic regression tells two apart",
+                'task = "softmax" takes more; or keep two',
+            )  # fmt: skip
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {as_text(word): place for place, word in enumerate(self.classes or ())}
+
+    def read(self, value: object, *, decimal_comma: bool) -> tuple[float, bool]:
+        """The target, and whether it was clamped."""
+        if self.classes is not None:
+            text = as_text(value)
+            place = self._places.get(text)
+            if place is None and (number := as_number(value)) is not None:
+                place = self._places.get(as_text(number))
+            if place is None:
+                raise RefusedRecord("unknown label", self.name)
+            return (2.0 * place - 1.0 if self.signed else float(place)), False
+        number = as_number(value, decimal_comma=decimal_comma)
+        if number is None:
+            raise RefusedRecord("not a number", self.name)
+        inside = min(max(number, self.low), self.high)
+        if inside != number and self.outside == "refuse":
+            raise RefusedRecord("out of range", self.name)
+        if self.counts:
+            return inside, inside != number
+        return 2.0 * (inside - self.low) / (self.high - self.low) - 1.0, inside != number
+
+    def in_units(self, predicted: float) -> float | str:
+        """What a prediction means in the table's own words."""
+        if self.classes is not None:
+            place = int(predicted > 0) if self.signed else int(predicted)
+            return self.classes[place] if 0 <= place < len(self.classes) else str(predicted)
+        if self.counts:
+            return predicted
+        return self.low + (predicted + 1.0) * 0.5 * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class RecordSchema:
+    """A plan's columns."""
+
+    client: str
+    """Column that says who; `EACH_ROW` where every row is another person."""
+    label: Label
+    features: tuple[Feature, ...]
+    interactions: tuple[tuple[str, str], ...] = ()
+    """Products of the numbers of two features."""
+    bias: bool = True
+    """A feature that is always 1."""
+    norm: float = 1.0
+    """Features have at most this norm."""
+    fit: Literal["scale", "clip"] = "scale"
+    """How they are made to: divided by what the norm can be at most (`scale`, linear), or only
+    where it is larger (`clip`)."""
+    learner: str | None = None
+    """Column that says at whose learner a record is; None for one file each."""
+    time: str | None = None
+    """Column that orders records; None for the order of the file."""
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        others = [self.client, self.label.name]
+        if not names or len(set(names)) < len(names) or set(names) & set(others):
+            raise InputError(
+                "features", names, "at least one column, each once, and neither client nor label",
+                "list the columns that predict",
+            )  # fmt: skip
+        for pair in self.interactions:
+            if not set(pair) <= set(names):
+                raise InputError(
+                    "interactions", " * ".join(pair), "two of the features", f"there are {names}"
+                )
+
+    @cached_property
+    def _places(self) -> dict[str, slice]:
+        places, at = {}, 0
+        for feature in self.features:
+            places[feature.name] = slice(at, at + feature.width)
+            at += feature.width
+        return places
+
+    @cached_property
+    def width(self) -> int:
+        """How many numbers a record's features are."""
+        widths = {feature.name: feature.width for feature in self.features}
+        products = sum(widths[a] * widths[b] for a, b in self.interactions)
+        return sum(widths.values()) + products + self.bias
+
+    @property
+    def largest_norm(self) -> float:
+        """What the norm can be at most before `norm` is made to hold."""
+        return math.sqrt(len(self.features) + len(self.interactions) + self.bias)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that a record must have."""
+        named = [self.label.name, *(feature.name for feature in self.features)]
+        if self.client != EACH_ROW:
+            named.insert(0, self.client)
+        return tuple(named)
+
+    def encode(
+        self, row: Mapping[str, object], *, row_name: str = "", decimal_comma: bool = False
+    ) -> Encoded | Refusal:
+        """One record; whatever is in it, this does not raise.
+
+        Args:
+            row: its cells by column.
+            row_name: who it is where every row is another person.
+            decimal_comma: whether 3,5 is a number.
+
+        """
+        try:
+            return self._encoded(row, row_name, decimal_comma)
+        except RefusedRecord as refused:
+            return refused.refusal
+        except Exception:  # whatever a cell holds
+            return Refusal("not readable")
+
+    def features_of(
+        self, row: Mapping[str, object], *, decimal_comma: bool = False
+    ) -> Float32s | Refusal:
+        """Features alone, for a prediction."""
+        try:
+            return self._features(row, decimal_comma)[0]
+        except RefusedRecord as refused:
+            return refused.refusal
+        except Exception:
+            return Refusal("not readable")
+
+    def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:
+        client = self._client(row, row_name)
+        told = _cell(row, self.label.name)
+        if is_missing(told):
+            raise RefusedRecord("missing", self.label.name)
+        target, moved = self.label.read(told, decimal_comma=decimal_comma)
+        features, clamped = self._features(row, decimal_comma)
+        if moved:
+            clamped.append(self.label.name)
+        return Encoded(client, Sample(features, np.float32(target)), tuple(clamped))
+
+    def _client(self, row: Mapping[str, object], row_name: str) -> str:
+        """Who it is."""
+        if self.client == EACH_ROW:
+            if not row_name:
+                raise RefusedRecord("no client", "")
+            return row_name
+        told = _cell(row, self.client)
+        if is_missing(told):
+            raise RefusedRecord("no client", self.client)
+        named = client_name(told)
+        if named is None:
+            raise RefusedRecord("not a client", self.client)
+        return named
+
+    def _features(self, row: Mapping[str, object], comma: bool) -> tuple[Float32s, list[str]]:
+        into = np.zeros(self.width, np.float32)
+        clamped: list[str] = []
+        for feature in self.features:
+            place = into[self._places[feature.name]]
+            value = _cell(row, feature.name)
+            if is_missing(value):
+                if feature.missing == "refuse":
+                    raise RefusedRecord("missing", feature.name)
+                if feature.missing == "flag":
+                    place[-1] = 1.0
+            elif isinstance(feature, Numeric):
+                number = as_number(value, decimal_comma=comma)
+                if number is None:
+                    raise RefusedRecord("not a number", feature.name)
+                if feature.write(number, place):
+                    clamped.append(feature.name)
+            elif feature.write(as_text(value), place):
+                clamped.append(feature.name)
+        at = sum(feature.width for feature in self.features)
+        for a, b in self.interactions:
+            product = np.outer(into[self._places[a]], into[self._places[b]]).ravel()
+            into[at : at + len(product)] = product
+            at += len(product)
+        if self.bias:
+            into[at] = 1.0
+        if self.fit == "scale":
+            into *= np.float32(self.norm / self.largest_norm)
+        else:
+            norm = float(np.linalg.norm(into.astype(np.float64)))
+            if norm > self.norm:
+                into *= np.float32(self.norm / norm)
+        return into, clamped
+
+
+def _cell(row: Mapping[str, Any], column: str) -> object:
+    if column not in row:
+        raise RefusedRecord("no column", column)
+    value: object = row[column]
+    return value

@@ -1,0 +1,1 @@
+"""The paper: bounds, regret, optima, comparators, figures. Nothing deployed imports it."""

@@ -1,0 +1,251 @@
+"""Where a run starts: the model of an earlier one, if the plan names it (`[learning] start`).
+
+    start = "runs/air"      the folder of a finished run: of a simulation (its main method, first
+                            seed) or of a server
+    start = "air.npz"       a file with an array `model`, such as `veilstream model fetch` writes
+    start = "https://fl.example.org:8480/model/latest"      a server's model API
+
+What a server has released is public, so starting from it costs nothing of anyone's promise: it is
+post-processing. (A simulation's model was made with seeded noise. It protects no one whose real
+data went into it.) Which model it was is written into the run's folder, start.json, and a run that
+is resumed starts from what is kept there, whatever the plan's place holds by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import json
+import ssl
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.errors import InputError
+from veilstream.files import write_file
+from veilstream.plans.plan import Plan
+from veilstream.runs.folder import Run
+
+__all__ = ["StartingModel", "kept_start", "last_released", "model_sha256", "starting_model"]
+
+Float32s = NDArray[np.float32]
+
+_WAIT_S = 30.0
+_FACTS, _MODEL = "start.json", "start.f32"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """An earlier model, and where it came from."""
+
+    model: Float32s
+    source: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Run and round, where they are known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As start.json holds it."""
+        return {"start": self.source, **self.facts, "sha256": model_sha256(self.model)}
+
+    def keep(self, folder: Path) -> None:
+        """Write it into a run's folder, for the run itself and for whoever resumes it."""
+        write_file(folder / _MODEL, self.model.astype("<f4").tobytes(), shared=True)
+        write_file(folder / _FACTS, json.dumps(self.as_dict(), indent=2) + "\n", shared=True)
+
+
+def model_sha256(model: Float32s) -> str:
+    """By which start.json and `learning.start_sha256` name a model: of its float32 numbers."""
+    return hashlib.sha256(model.astype("<f4").tobytes()).hexdigest()
+
+
+def kept_start(folder: Path) -> Float32s | None:
+    """The model that the run in this folder starts from; None if the task's own.
+
+    Raises:
+        InputError: for one that is not what start.json says.
+
+    """
+    if not (folder / _FACTS).exists():
+        return None
+    try:
+        said = json.loads((folder / _FACTS).read_text(encoding="utf-8"))["sha256"]
+        model = np.frombuffer((folder / _MODEL).read_bytes(), "<f4").astype(np.float32)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, str(error)) from error
+    if model_sha256(model) != said:
+        raise _damaged(folder, "they do not agree")
+    return model
+
+
+def _damaged(folder: Path, why: str) -> InputError:
+    return InputError(
+        "out", str(folder / _MODEL), "the model that start.json names", f"{why}; name a new folder"
+    )
+
+
+def starting_model(plan: Plan, dim: int) -> StartingModel | None:
+    """The model that the plan names, checked; None if it names none.
+
+    Args:
+        plan: with `learning.start`.
+        dim: numbers that the task's model has.
+
+    Raises:
+        InputError: it is missing, is no model, has another dimension, is not finite, is longer than
+            `learning.model_norm_cap`, or is not the one that `learning.start_sha256` names.
+
+    """
+    text = plan.learning.start
+    if text is None:
+        return None
+    if "://" in text:
+        found = _from_url(text, plan.learning.start_ca, dim)
+    elif Path(text).is_dir():
+        found = last_released(Path(text))
+    else:
+        found = _from_file(Path(text))
+    _check(plan, found.model, dim)
+    return found
+
+
+def _refused(text: object, rule: str, way_out: str) -> InputError:
+    return InputError("learning.start", text, rule, way_out)
+
+
+def _check(plan: Plan, model: Float32s, dim: int) -> None:
+    text, wanted = plan.learning.start, plan.learning.start_sha256
+    if model.shape != (dim,):
+        raise _refused(
+            text, f"a model of {dim} numbers, as the task has (this has {model.size})",
+            "it must come from a run with the same task and data.dim",
+        )  # fmt: skip
+    if not np.isfinite(model).all():
+        raise _refused(text, "a model of finite numbers", "that run diverged; take another")
+    norm, cap = float(np.linalg.norm(model.astype(np.float64))), plan.learning.model_norm_cap
+    if norm > cap:
+        raise _refused(
+            text, f"a model of norm at most learning.model_norm_cap = {cap:g} (this has {norm:g})",
+            "learners would refuse it; take another, or a larger cap on every side",
+        )  # fmt: skip
+    if wanted is not None and model_sha256(model) != wanted:
+        raise InputError(
+            "learning.start_sha256", wanted, f"the model's own, {model_sha256(model)}",
+            f"{text} holds another model than the plan was agreed on",
+        )  # fmt: skip
+
+
+def last_released(folder: Path) -> StartingModel:
+    """The last model of a finished run, of a simulation or of a server.
+
+    Raises:
+        InputError: no run, an unfinished one, or one that keeps no models.
+
+    """
+    summary = folder / "summary.json"
+    if not summary.exists():
+        raise _refused(
+            str(folder), "the folder of a finished run (it has no summary.json)",
+            "let that run end first; `veilstream run` and `veilstream server` write one",
+        )  # fmt: skip
+    run = Run(folder)
+    about = run.summary
+    if "simulated" in about:
+        return StartingModel(run.model(), str(folder), {"round": about["rounds"]})
+    try:
+        round_, name = int(about["rounds"]), str(about["run"])
+        models = (folder / "models.f32").read_bytes()
+        rows = np.frombuffer(models, "<f4").reshape(round_ + 1, -1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _refused(str(folder), "a run with its models.f32", str(error)) from error
+    return StartingModel(
+        rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_}
+    )
+
+
+def _from_file(path: Path) -> StartingModel:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _refused(
+            str(path), "a run's folder, an .npz file, or an https address",
+            f"{error.strerror}; paths are taken from where the command is started",
+        ) from error  # fmt: skip
+    return _from_npz(data, str(path))
+
+
+def _from_npz(data: bytes, source: str) -> StartingModel:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            model = np.asarray(stored["model"])
+            if model.ndim != 1 or model.dtype.kind != "f":
+                raise ValueError("its array `model` is not a list of floating-point numbers")
+            facts: dict[str, Any] = {}
+            if "round" in stored:
+                facts["round"] = int(stored["round"])
+            if "run" in stored:
+                facts["run"] = str(stored["run"])
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise _refused(
+            source, "an .npz file with an array `model`",
+            f"{error}; `veilstream model fetch` writes one",
+        ) from error  # fmt: skip
+    return StartingModel(model.astype(np.float32), source, facts)
+
+
+def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
+    """One request, to one place: nothing is followed elsewhere, no more is read than fits."""
+    parts = urlsplit(text)
+    local = parts.hostname in _LOOPBACK
+    if not parts.hostname or parts.scheme not in (("https", "http") if local else ("https",)):
+        raise _refused(
+            text, "an https address (http on this machine only)",
+            "try https://fl.example.org:8480/model/latest",
+        )  # fmt: skip
+    try:
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=ca)
+            client: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=_WAIT_S, context=context
+            )
+        else:
+            client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_WAIT_S)
+        try:
+            client.request(
+                "GET", parts.path if parts.path not in ("", "/") else "/model/latest",
+                headers={"Accept": "application/octet-stream"},
+            )  # fmt: skip
+            answer = client.getresponse()
+            data = answer.read(4 * dim + 1)
+            status, kind = answer.status, answer.getheader("Content-Type", "")
+            said = {name: answer.getheader(f"Veilstream-{name}") for name in ("run", "round")}
+        finally:
+            client.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        ways = "is the server there? a CA of your own: learning.start_ca, or SSL_CERT_FILE"
+        raise _refused(text, "a model API that answers", f"{error}; {ways}") from error
+    if status != 200 or not kind.startswith("application/octet-stream"):
+        raise _refused(
+            text, f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
+            "name /model/latest or /model/ROUND of a veilstream server",
+        )  # fmt: skip
+    if len(data) != 4 * dim:
+        size = f"more than {4 * dim}" if len(data) > 4 * dim else str(len(data))
+        raise _refused(
+            text, f"a model of {dim} numbers, {4 * dim} bytes (it sent {size})",
+            "it must come from a run with the same task and data.dim",
+        )  # fmt: skip
+    model = np.frombuffer(data, "<f4").astype(np.float32)
+    facts: dict[str, Any] = {}
+    if said["run"]:
+        facts["run"] = ascii(said["run"][:200])[1:-1]
+    if (round_ := said["round"] or "").isascii() and round_.isdecimal() and len(round_) < 10:
+        facts["round"] = int(round_)
+    return StartingModel(model, text, facts)
