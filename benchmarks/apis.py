@@ -33,9 +33,13 @@ _TOKEN = "k" * 43
 
 
 def timed(
-    connection: http.client.HTTPConnection, count: int, method: str, path: str,
-    body: str | None = None, headers: dict[str, str] | None = None,
-) -> dict[str, float]:  # fmt: skip
+    connection: http.client.HTTPConnection,
+    count: int,
+    method: str,
+    path: str,
+    body: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> dict[str, float]:
     took = []
     for _ in range(count):
         began = time.perf_counter()
@@ -71,9 +75,7 @@ def main() -> None:
         record = json.dumps({"tag": "t", "features": [0.5] * plan.data.dim, "target": 1})
         headers = {"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/json"}
         plain = http.client.HTTPConnection(host, beside.port)
-        found["learner API, between rounds"] = timed(
-            plain, count, "POST", "/observe", record, headers
-        )
+        found["learner API, between rounds"] = timed(plain, count, "POST", "/observe", record, headers)
         beside.close()
         daemon.close()
     print(json.dumps(found, indent=2))

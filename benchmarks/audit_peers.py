@@ -37,14 +37,7 @@ def flower_messages(rounds: int, dim: int, clip: float, sensitivity: float) -> n
     from flwr.app.message import Message
     from flwr.app.message_type import MessageType
     from flwr.clientapp.mod import LocalDpMod
-    from flwr.common import (
-        Code,
-        FitIns,
-        FitRes,
-        Status,
-        ndarrays_to_parameters,
-        parameters_to_ndarrays,
-    )
+    from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
     from flwr.compat.common import recorddict_compat as compat
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -78,10 +71,7 @@ def flower(rounds: int, dim: int) -> list[dict[str, Any]]:
         for r in (1, rounds):
             residuals = flower_messages(r, dim, clip, sensitivity)
             law = Law(np.ones((r, 1)), 2.0 * clip, mu_for(EPSILON, DELTA))
-            rows.append(
-                {"what": f"LocalDpMod, sensitivity = {told}", "messages": r}
-                | account(one_run(residuals, law))
-            )
+            rows.append({"what": f"LocalDpMod, sensitivity = {told}", "messages": r} | account(one_run(residuals, law)))
     return rows
 
 
@@ -94,9 +84,8 @@ def jax_privacy(past: int, dim: int) -> list[dict[str, Any]]:
     factorization = vs.mechanisms.toeplitz(T)
     std, _ = vs.calibrate(vs.Budget(EPSILON, DELTA), factorization, clip_norm=1.0)
     privatizer = noise_addition.matrix_factorization_privatizer(
-        jnp.asarray(factorization.noising_matrix(), jnp.float32), stddev=std,
-        prng_key=jax.random.key(7),
-    )  # fmt: skip
+        jnp.asarray(factorization.noising_matrix(), jnp.float32), stddev=std, prng_key=jax.random.key(7)
+    )
     update = jax.jit(privatizer.update)
     state = privatizer.init(jnp.zeros(dim))
     increments = []

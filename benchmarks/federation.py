@@ -111,15 +111,30 @@ class Null:
 
 
 def daemon_process(
-    root: Path, name: str, path: Path, port: int, asked: argparse.Namespace, stack: ExitStack,
-    role: str = "--daemon",
-) -> Child:  # fmt: skip
+    root: Path, name: str, path: Path, port: int, asked: argparse.Namespace, stack: ExitStack, role: str = "--daemon"
+) -> Child:
     """A learner's daemon as a process of its own."""
     command = [
-        sys.executable, __file__, role, str(root), "--engine", asked.engine, "--port", str(port),
-        *(["--signed"] if asked.signed else []), "--name", name, "--socket", str(path),
-        "--learners", str(asked.learners), "--rounds", str(asked.rounds), "--dim", str(asked.dim),
-    ]  # fmt: skip
+        sys.executable,
+        __file__,
+        role,
+        str(root),
+        "--engine",
+        asked.engine,
+        "--port",
+        str(port),
+        *(["--signed"] if asked.signed else []),
+        "--name",
+        name,
+        "--socket",
+        str(path),
+        "--learners",
+        str(asked.learners),
+        "--rounds",
+        str(asked.rounds),
+        "--dim",
+        str(asked.dim),
+    ]
     child = Child(command, root / f"{name}.log")
     child.start()
     stack.callback(child.end)
@@ -173,9 +188,7 @@ def cpu_seconds(child: Child) -> float:
     return float(spent.user + spent.system)
 
 
-def engine_in(
-    name: str, root: Path, sockets: dict[str, Path], port: int, dim: int, stack: ExitStack
-) -> Engine:
+def engine_in(name: str, root: Path, sockets: dict[str, Path], port: int, dim: int, stack: ExitStack) -> Engine:
     address = ("localhost", port)
     server = server_engine(name, root / "keys/server", root / "engine", address, dim=dim)
     stack.callback(server.close)
@@ -186,9 +199,7 @@ def engine_in(
 
         at = {learner: {"VEILSTREAM_SOCKET": str(path)} for learner, path in sockets.items()}
         at["server"] = {"VEILSTREAM_RELAY_SOCKET": str(root / "engine/relay.sock")}
-        flare = LocalFlare(
-            root / "flare", root / "keys", list(sockets), other_accounts=False, environments=at
-        )
+        flare = LocalFlare(root / "flare", root / "keys", list(sockets), other_accounts=False, environments=at)
         stack.callback(flare.close)
         flare.start()
         sides.append(flare)
@@ -196,9 +207,7 @@ def engine_in(
     return server
 
 
-def null_rounds(
-    transport: Engine, learners: int, rounds: int, dim: int, keys: ServerKeys | None
-) -> list[float]:
+def null_rounds(transport: Engine, learners: int, rounds: int, dim: int, keys: ServerKeys | None) -> list[float]:
     """Seconds of each, and last the server's CPU seconds a round.
 
     With keys every message is signed and checked.
@@ -291,19 +300,14 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
     }
 
 
-def rounds_over(
-    transport: Transport, kind: str, asked: argparse.Namespace, root: Path
-) -> dict[str, float]:
+def rounds_over(transport: Transport, kind: str, asked: argparse.Namespace, root: Path) -> dict[str, float]:
     """The server's side of a measurement, wherever its transport lives."""
     keys = ServerKeys.load(root / "keys/server")
     if kind == "null":
         signed = keys if asked.signed else None
         times = null_rounds(transport, asked.learners, asked.rounds + 3, asked.dim, signed)
         cpu = times.pop()
-        return {
-            "null_s": round(statistics.median(times[3:]), 4),
-            "null_server_cpu_s_a_round": round(cpu, 4),
-        }
+        return {"null_s": round(statistics.median(times[3:]), 4), "null_server_cpu_s_a_round": round(cpu, 4)}
     plan = plan_of(asked.learners, asked.rounds + 3)
     coordinator = Coordinator(plan, np.zeros(asked.dim, np.float32), keys, root / "run")
     began, busy = time.monotonic(), time.process_time()
@@ -353,9 +357,7 @@ def flower_rounds(
     app = root / "app"
     write_app(app, plan=root, keys=root, out=root)
     settings = {key: getattr(asked, key) for key in ("learners", "rounds", "dim", "signed")}
-    code = FLOWER_SERVER.format(
-        here=str(Path(__file__).parent), asked=json.dumps(settings), kind=kind, root=str(root)
-    )
+    code = FLOWER_SERVER.format(here=str(Path(__file__).parent), asked=json.dumps(settings), kind=kind, root=str(root))
     (app / "measured.py").write_text(code)
     description = app / "pyproject.toml"
     ours = "veilstream.federation.flower.server_app:app"

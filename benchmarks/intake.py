@@ -39,9 +39,10 @@ def plan_of(dim: int, local_steps: int) -> Plan:
     """One learner, a mechanism with state."""
     return Plan(
         learning={"rounds": STEPS // local_steps, "local_steps": local_steps, "learners": 1},
-        data={"dim": dim}, privacy={"epsilon": 4.0, "delta": 1e-3},
+        data={"dim": dim},
+        privacy={"epsilon": 4.0, "delta": 1e-3},
         methods=[{"name": "ours", "mechanism": "buffered", "step_size": 0.1}],
-    )  # fmt: skip
+    )
 
 
 class Rounds:
@@ -57,10 +58,7 @@ class Rounds:
     def clients(self, count: int) -> list[tuple[str, Sample]]:
         """So many new ones."""
         first, self._number = self._number, self._number + count
-        return [
-            (f"client {i}", Sample(self._features[i % 16], 1.0))
-            for i in range(first, first + count)
-        ]
+        return [(f"client {i}", Sample(self._features[i % 16], 1.0)) for i in range(first, first + count)]
 
     def go(self, seconds: float, *, groups: bool) -> float:
         """Clients a second, rounds and their messages included."""
@@ -107,9 +105,12 @@ def in_process(folder: Path, dim: int, seconds: float) -> dict[str, Any]:
     many.learner.close()
     before, after = statistics.median(single), statistics.median(grouped)
     return {
-        "dim": dim, "one_by_one": round(before), "groups": round(after),
-        "ratio": round(after / before, 1), "bare_fsyncs": round(statistics.median(bare)),
-    }  # fmt: skip
+        "dim": dim,
+        "one_by_one": round(before),
+        "groups": round(after),
+        "ratio": round(after / before, 1),
+        "bare_fsyncs": round(statistics.median(bare)),
+    }
 
 
 # --- over HTTP ------------------------------------------------------------------------------------
@@ -170,10 +171,7 @@ def call(port: int, callers: int, size: int, dim: int, seconds: float) -> None:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             count = 0
             while time.perf_counter() - began < seconds:
-                records = [
-                    {"tag": f"{number}/{count + i}", "features": features, "target": 1}
-                    for i in range(size)
-                ]
+                records = [{"tag": f"{number}/{count + i}", "features": features, "target": 1} for i in range(size)]
                 count += size
                 body = json.dumps(records[0] if size == 1 else records).encode()
                 head = (
@@ -196,11 +194,16 @@ def call(port: int, callers: int, size: int, dim: int, seconds: float) -> None:
     for thread in threads:
         thread.join()
     took.sort()
-    print(json.dumps({
-        "taken": sum(taken), "a_second": round(sum(taken) / (time.perf_counter() - began)),
-        "p50_ms": round(1e3 * took[len(took) // 2], 1),
-        "p99_ms": round(1e3 * took[int(0.99 * len(took))], 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "taken": sum(taken),
+                "a_second": round(sum(taken) / (time.perf_counter() - began)),
+                "p50_ms": round(1e3 * took[len(took) // 2], 1),
+                "p99_ms": round(1e3 * took[int(0.99 * len(took))], 1),
+            }
+        )
+    )
 
 
 def main() -> None:

@@ -49,8 +49,16 @@ class NoLedger:
         self.chain = Chain()
         self.blobs: dict[str, bytes] = {}
 
-    def write(self, kind: str, body: dict[str, Any], *, keep: Any = None, destroy: Any = None,
-              tag: object = None, tags: object = None) -> None:  # fmt: skip
+    def write(
+        self,
+        kind: str,
+        body: dict[str, Any],
+        *,
+        keep: Any = None,
+        destroy: Any = None,
+        tag: object = None,
+        tags: object = None,
+    ) -> None:
         for name in destroy or []:
             del self.blobs[name]
         self.blobs |= keep or {}
@@ -138,10 +146,7 @@ def main() -> None:
         big, step = 4 * task.dim, 4 * task.dim
         sizes = [big, 96, *[step, 96] * TAU, 8 * task.dim, 96]
         for r in range(options.rounds + 3):
-            clients = [
-                Sample(rng.uniform(0, 255, 784).astype(np.float32), int(rng.integers(10)))
-                for _ in range(TAU)
-            ]
+            clients = [Sample(rng.uniform(0, 255, 784).astype(np.float32), int(rng.integers(10))) for _ in range(TAU)]
             pair = one_round(kept, x, clients), one_round(bare, x, clients)
             if r >= 3:  # after compilation
                 times["kept"].append(pair[0])
@@ -191,16 +196,20 @@ def full_horizon(mechanism: str, where: Path | None) -> None:
                 learner.learn_round(r, x, ((f"{r}/{t}", client) for t in range(TAU)))
         wall = time.perf_counter()
         with Learner(plan, store, task, create=True):
-            print(f"Restart at the end of T = {STEPS}: {time.perf_counter() - wall:.2f} s, "
-                  f"store {store.stat().st_size / 2**20:.1f} MiB")  # fmt: skip
+            print(
+                f"Restart at the end of T = {STEPS}: {time.perf_counter() - wall:.2f} s, "
+                f"store {store.stat().st_size / 2**20:.1f} MiB"
+            )
 
 
 # --- ledgers that have grown ---------------------------------------------------------------------
 
 
 def growth(sizes: list[int], where: Path | None) -> None:
-    print(f"{'steps':>9} {'store':>9} {'open':>8} {'its CPU':>8} {'4 steps':>8} {'message':>8} "
-          f"{'verify':>8} {'memory: opened':>15} {'written':>8} {'verified':>9}")  # fmt: skip
+    print(
+        f"{'steps':>9} {'store':>9} {'open':>8} {'its CPU':>8} {'4 steps':>8} {'message':>8} "
+        f"{'verify':>8} {'memory: opened':>15} {'written':>8} {'verified':>9}"
+    )
     for steps in sizes:
         with tempfile.TemporaryDirectory(dir=where) as directory:
             store = Path(directory) / "store.db"
@@ -215,9 +224,12 @@ def growth(sizes: list[int], where: Path | None) -> None:
                 results.append(ours.recv())
                 child.join()
             (wall, cpu, stepped, found, at_open, after), (checked, at_verify) = results
-            print(f"{steps:>9,} {size:>9} {wall:>6.2f} s {cpu:>6.2f} s {1e3 * stepped:>5.0f} ms "
-                  f"{1e3 * found:>5.0f} ms {checked:>6.1f} s {at_open:>11.1f} MiB "
-                  f"{after:>4.1f} MiB {at_verify:>5.1f} MiB", flush=True)  # fmt: skip
+            print(
+                f"{steps:>9,} {size:>9} {wall:>6.2f} s {cpu:>6.2f} s {1e3 * stepped:>5.0f} ms "
+                f"{1e3 * found:>5.0f} ms {checked:>6.1f} s {at_open:>11.1f} MiB "
+                f"{after:>4.1f} MiB {at_verify:>5.1f} MiB",
+                flush=True,
+            )
 
 
 def write_store(path: Path, steps: int) -> None:
@@ -275,8 +287,7 @@ def write_store(path: Path, steps: int) -> None:
     db.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
     db.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
     db.execute("COMMIT")
-    records = (Record(row.number, row.kind, json.loads(row.text), row.hash)
-               for row in rows_from(db))  # fmt: skip
+    records = (Record(row.number, row.kind, json.loads(row.text), row.hash) for row in rows_from(db))
     entries = (entry for record in records for entry in entries_of(db, record))
     Witness.create(path.with_suffix(".witness"), key, entries).close()
     db.close()
@@ -305,8 +316,7 @@ def opened(store: Path, answer: Any) -> None:
         for t in range(TAU):
             tag = ledger.keyed(os.urandom(8))
             assert ledger.visit(tag) is None
-            ledger.write("step", {"epoch": 0, "step": standing.steps}, tag=tag,
-                         keep={f"noisy/{t}": os.urandom(12)})  # fmt: skip
+            ledger.write("step", {"epoch": 0, "step": standing.steps}, tag=tag, keep={f"noisy/{t}": os.urandom(12)})
             ledger.witness()
         stepping = time.perf_counter() - wall
         wall = time.perf_counter()

@@ -32,15 +32,12 @@ def plan_of(learners: int, dim: int, rounds: int, memory_mib: int, noise: str) -
         learning={"rounds": rounds, "learners": learners},
         data={"dim": dim, "held_out": 2000},
         privacy={"epsilon": 2.0, "delta": 1e-3},
-        run={
-            "seeds": 1, "evaluate_every": rounds, "memory_mib": memory_mib, "noise": noise,
-            "regret": False,
-        },
+        run={"seeds": 1, "evaluate_every": rounds, "memory_mib": memory_mib, "noise": noise, "regret": False},
         methods=[
             {"name": "noise-free", "kind": "noise-free", **step},
             {"name": "buffered", "mechanism": "buffered", **step},
         ],
-    )  # fmt: skip
+    )
 
 
 def host_peak_mib() -> float:

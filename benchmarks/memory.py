@@ -51,27 +51,23 @@ def case(name: str) -> None:
     large = name == "large"
     plan = Plan(
         learning={
-            "rounds": 100, "local_steps": 2, "learners": 4 if large else 10,
+            "rounds": 100,
+            "local_steps": 2,
+            "learners": 4 if large else 10,
             "task": "custom" if large else "cnn",
         },
         data={"kind": "mnist", "split": "even", "held_out": 500},
         privacy={"epsilon": 8.0, "delta": 1e-3},
-        run={
-            "seeds": 1 if large else 4, "evaluate_every": 100,
-            "memory_mib": 10240 if large else 4096,
-        },
+        run={"seeds": 1 if large else 4, "evaluate_every": 100, "memory_mib": 10240 if large else 4096},
         methods=[
             {"name": "noise-free", "kind": "noise-free", **step},
             {"name": "buffered", "mechanism": "buffered", "averaging": 3.0, **step},
         ],
-    )  # fmt: skip
+    )
     task: Any = Cnn()
     if large:
         task = PytreeTask(
-            network_loss,
-            network_init,
-            lambda params, x: scores(params, x).argmax(axis=-1),
-            classifies=True,
+            network_loss, network_init, lambda params, x: scores(params, x).argmax(axis=-1), classifies=True
         )
     prepared = [prepare(plan, m) for m in plan.methods]
     stream = stream_of(plan)
@@ -85,9 +81,7 @@ def case(name: str) -> None:
     a_step = (time.monotonic() - began) / ((100 - first) * 2)
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
-    peak = (
-        stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    )
+    peak = stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(
         f"{name}: d = {task.dim:,}, {plan.learning.learners} learners, {len(seeds)} seeds, "
         f"2 methods on {device.device_kind}, noise on the {simulation.noise_place}: "

@@ -138,9 +138,7 @@ def jax_privacy_turns(dim: int) -> dict[str, Turn]:
     return turns
 
 
-def take_turns(
-    turns: dict[str, Turn], dim: int, repeats: int, at_least_s: float
-) -> dict[str, float]:
+def take_turns(turns: dict[str, Turn], dim: int, repeats: int, at_least_s: float) -> dict[str, float]:
     """Median CPU nanoseconds per coordinate and step."""
     seen: dict[str, list[float]] = {name: [] for name in turns}
     for turn in turns.values():
@@ -177,8 +175,7 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 def import_seconds() -> float:
     code = "import time; t = time.process_time(); import veilstream; print(time.process_time() - t)"
     runs = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-        for _ in range(5)
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(5)
     ]
     return statistics.median(runs)
 

@@ -46,9 +46,7 @@ def main() -> None:
     for name in m.MECHANISMS:
         f = m.build(name, HORIZON)
         noise = JaxNoise(f.program)
-        cells = [
-            f"{name:20} k = {f.program.state_size:2}  error {largest_error(f, noise, key):.0e}"
-        ]
+        cells = [f"{name:20} k = {f.program.state_size:2}  error {largest_error(f, noise, key):.0e}"]
         for dim in options.dims:
             seconds = seconds_per_step(noise, key, dim)
             cells.append(f"d = {dim}: {seconds / dim * 1e9:.3f} ns/coordinate")

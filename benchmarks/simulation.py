@@ -65,10 +65,17 @@ def torch_loop() -> Callable[[], float]:
 
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(0), nn.Linear(800, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(0),
+        nn.Linear(800, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
     params = {name: p.detach() for name, p in net.named_parameters()}
     assert sum(p.numel() for p in params.values()) == Cnn.dim
     mnist = load_mnist()
@@ -118,8 +125,7 @@ def ratios() -> None:
     private = best["ours, buffered"]
     for name, seconds in best.items():
         each = ", ".join(f"{1e3 * t:.1f}" for t in times[name])
-        print(f"{name:28s} {1e3 * seconds:6.2f} ms a step (turns: {each}); "
-              f"{seconds / private:.2f} of ours, buffered")  # fmt: skip
+        print(f"{name:28s} {1e3 * seconds:6.2f} ms a step (turns: {each}); {seconds / private:.2f} of ours, buffered")
     extra = private / best["ours, noise-free"] - 1.0
     print(f"noise costs {extra:.2f}x the gradients")
 
@@ -132,9 +138,11 @@ def full() -> None:
         simulation.advance()
     took = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"10 learners x 6000 steps, buffered noise: {took:.1f} s, peak {peak:.2f} GiB, "
-          f"blocks of {simulation.block_rounds} rounds, "
-          f"accuracy {simulation.held_out_accuracy[0, 0, -1]:.3f}")  # fmt: skip
+    print(
+        f"10 learners x 6000 steps, buffered noise: {took:.1f} s, peak {peak:.2f} GiB, "
+        f"blocks of {simulation.block_rounds} rounds, "
+        f"accuracy {simulation.held_out_accuracy[0, 0, -1]:.3f}"
+    )
 
 
 def main() -> None:

@@ -31,9 +31,7 @@ def build(out: Path) -> int:
 
     with tempfile.TemporaryDirectory(prefix="veilstream-site-trees-") as trees:
         os.environ["IPYTHONDIR"] = str(_kernel_settings(Path(trees)))
-        return sphinx_build(
-            ["-b", "html", "-W", "--keep-going", "-q", "-d", trees, str(DOCS), str(out)]
-        )
+        return sphinx_build(["-b", "html", "-W", "--keep-going", "-q", "-d", trees, str(DOCS), str(out)])
 
 
 def _kernel_settings(folder: Path) -> Path:

@@ -38,16 +38,26 @@ def document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     )
 
 
-def words(x: float, y: float, text: str, *, size: int = 14, fill: str = INK, anchor: str = "start",
-          bold: bool = False) -> str:  # fmt: skip
+def words(
+    x: float, y: float, text: str, *, size: int = 14, fill: str = INK, anchor: str = "start", bold: bool = False
+) -> str:
     """One line of text."""
     weight = " font-weight='600'" if bold else ""
     look = f"font-size='{size}' fill='{fill}' text-anchor='{anchor}'{weight}"
     return f"<text x='{x:g}' y='{y:g}' {look}>{escape(text)}</text>"
 
 
-def box(x: float, y: float, width: float, height: float, lines: Sequence[str], *,
-        fill: str = PAPER, stroke: str = SOFT, size: int = 14) -> str:  # fmt: skip
+def box(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    lines: Sequence[str],
+    *,
+    fill: str = PAPER,
+    stroke: str = SOFT,
+    size: int = 14,
+) -> str:
     """A box with lines of text in its middle; the first is bold."""
     start = y + height / 2 - (len(lines) - 1) * (size + 4) / 2 + size / 3
     inside = [
@@ -74,8 +84,9 @@ def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = SOFT) -> str
 class Axes:
     """A plot's area: where numbers lie on the page, with gridlines and labels."""
 
-    def __init__(self, left: float, top: float, width: float, height: float, x_most: float,
-                 y_least: float, y_most: float) -> None:  # fmt: skip
+    def __init__(
+        self, left: float, top: float, width: float, height: float, x_most: float, y_least: float, y_most: float
+    ) -> None:
         self.left, self.top, self.width, self.height = left, top, width, height
         self.x_most, self.y_least, self.y_most = x_most, y_least, y_most
 
@@ -97,23 +108,18 @@ class Axes:
                 f"<line x1='{self.left:g}' x2='{self.left + self.width:g}' y1='{level:.1f}' "
                 f"y2='{level:.1f}' stroke='{GRID}'/>"
             )
-            parts.append(words(self.left - 8, round(level + 5, 1), f"{tick:g}", size=13, fill=SOFT,
-                               anchor="end"))  # fmt: skip
+            parts.append(words(self.left - 8, round(level + 5, 1), f"{tick:g}", size=13, fill=SOFT, anchor="end"))
         below = self.top + self.height + 20
         parts += [
-            words(round(self.x(tick), 1), below, f"{tick:g}", size=13, fill=SOFT, anchor="middle")
-            for tick in x_ticks
+            words(round(self.x(tick), 1), below, f"{tick:g}", size=13, fill=SOFT, anchor="middle") for tick in x_ticks
         ]
         middle = self.left + self.width / 2
-        parts.append(words(middle, self.top + self.height + 42, x_label, size=13, fill=SOFT,
-                           anchor="middle"))  # fmt: skip
+        parts.append(words(middle, self.top + self.height + 42, x_label, size=13, fill=SOFT, anchor="middle"))
         return parts
 
     def line(self, values: Sequence[float], colour: str, width: float = 2.0) -> str:
         """A curve through values at 1, 2, 3, ..."""
-        points = " ".join(
-            f"{self.x(i + 1):.1f},{self.y(float(value)):.1f}" for i, value in enumerate(values)
-        )
+        points = " ".join(f"{self.x(i + 1):.1f},{self.y(float(value)):.1f}" for i, value in enumerate(values))
         return f"<polyline points='{points}' fill='none' stroke='{colour}' stroke-width='{width}'/>"
 
 
@@ -131,14 +137,16 @@ def noise_over_time(horizon: int = 512) -> str:
         curves.append(axes.line(spread, colour))
         curves.append(words(624, round(axes.y(at), 1), label, fill=colour, bold=True))
     return document(
-        800, 380, "Noise in the released sum over time, for three kinds of noise",
+        800,
+        380,
+        "Noise in the released sum over time, for three kinds of noise",
         [
             words(24, 30, "Noise in the released sum, at the same promise", size=17, bold=True),
             words(24, 50, "standard deviation, in units of one client's noise", size=13, fill=SOFT),
             *axes.frame(range(0, horizon + 1, 128), range(0, 25, 4), "steps (clients met)"),
             *curves,
         ],
-    )  # fmt: skip
+    )
 
 
 def noise_that_cancels(steps: int = 200, runs: int = 5) -> str:
@@ -148,7 +156,7 @@ def noise_that_cancels(steps: int = 200, runs: int = 5) -> str:
         words(24, 30, "Five runs: what noise does to the released sum", size=17, bold=True),
         words(24, 50, "in units of one client's noise, the same draws twice", size=13, fill=SOFT),
         *axes.frame(range(0, steps + 1, 50), range(-30, 31, 10), "steps (clients met)"),
-    ]  # fmt: skip
+    ]
     draws = np.random.default_rng(1).standard_normal((steps, runs))  # a picture's, nobody's noise
     C = vs.mechanisms.toeplitz_normalised(steps).strategy_matrix()
     for noise, colour in ((draws, INDEPENDENT), (np.linalg.solve(C, draws), CORRELATED)):
@@ -165,12 +173,12 @@ def on_the_wire() -> str:
     """Who sees what: clients, one learner, the wire, the server."""
     parts = [
         words(24, 32, "What stays, and what crosses the wire", size=17, bold=True),
-        "<rect x='24' y='52' width='476' height='252' rx='10' fill='#f4f6f8' "
-        f"stroke='{SOFT}' stroke-dasharray='6 4'/>",
+        f"<rect x='24' y='52' width='476' height='252' rx='10' fill='#f4f6f8' stroke='{SOFT}' stroke-dasharray='6 4'/>",
         words(40, 76, "a learner's machine: data, noise and keys stay", size=13, fill=SOFT),
-        *(box(44, 94 + 66 * i, 96, 50, lines) for i, lines in enumerate(
-            (["client 1", "one record"], ["client 2", "one record"], ["client 3", "..."])
-        )),
+        *(
+            box(44, 94 + 66 * i, 96, 50, lines)
+            for i, lines in enumerate((["client 1", "one record"], ["client 2", "one record"], ["client 3", "..."]))
+        ),
         *(arrow(140, 119 + 66 * i, 176, 170 + 16 * i) for i in range(3)),
         box(178, 146, 92, 80, ["gradient", "of one", "record"]),
         arrow(270, 186, 292, 186),
@@ -179,8 +187,7 @@ def on_the_wire() -> str:
         box(402, 146, 88, 80, ["+ noise", "correlated", "in time"], fill=ACCENT, stroke=CORRELATED),
         words(44, 296, "the record is discarded once its step is stored", size=13, fill=SOFT),
         arrow(490, 186, 660, 186, CORRELATED),
-        words(580, 150, "one message a round:", size=13, fill=CORRELATED, anchor="middle",
-              bold=True),
+        words(580, 150, "one message a round:", size=13, fill=CORRELATED, anchor="middle", bold=True),
         words(580, 168, "the noisy sum so far", size=13, fill=CORRELATED, anchor="middle"),
         words(580, 206, "whole numbers,", size=13, fill=SOFT, anchor="middle"),
         words(580, 222, "always of one size", size=13, fill=SOFT, anchor="middle"),
@@ -191,7 +198,7 @@ def on_the_wire() -> str:
         arrow(664, 284, 502, 284),
         words(662, 108, "not trusted with", size=13, fill=SOFT),
         words(662, 126, "anyone's data", size=13, fill=SOFT),
-    ]  # fmt: skip
+    ]
     return document(800, 326, "What stays at a learner and what crosses the wire", parts)
 
 

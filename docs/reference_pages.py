@@ -201,14 +201,20 @@ def plan_keys() -> str:
     """Every key of a plan."""
     head = "| key | type and rule | default | what it is |\n| --- | --- | --- | --- |"
     page = [
-        MADE, "", "# Plan keys", "",
+        MADE,
+        "",
+        "# Plan keys",
+        "",
         "A plan is a TOML file: all that a run needs, the same on every machine. Keys that are",
         "not listed here are refused, and so are values outside their rule, with the line, the",
         "rule and a way out. Some keys exclude each other; those errors name both. Greek letters",
         "are those of the paper. Words such as learner, round and step: [glossary](glossary.md).",
         "",
-        "## At the top", "", head, *rows(Plan, ""),
-    ]  # fmt: skip
+        "## At the top",
+        "",
+        head,
+        *rows(Plan, ""),
+    ]
     for path, table, several in tables():
         written = f"[[{path}]]" if several else f"[{path}]"
         about = inspect.cleandoc(table.__doc__ or "").splitlines()[0]
@@ -230,11 +236,14 @@ def commands() -> str:
 
         root = typer.main.get_command(app)
     page = [
-        MADE, "", "# Commands", "",
+        MADE,
+        "",
+        "# Commands",
+        "",
         "`veilstream X` where the package is installed, `./run X` in a clone. Results go to",
         "stdout, progress to stderr; `--json` gives results to programs.",
         "[Exit codes](exit-codes.md) are the same for all.",
-    ]  # fmt: skip
+    ]
     page += [line for name in root.commands for line in _command(root.commands[name], name)]
     return "\n".join(page) + "\n"
 
@@ -261,9 +270,7 @@ def _command(command: Any, name: str) -> Iterator[str]:
 
 
 def _markdown(text: str) -> str:
-    return "\n".join(
-        line.rstrip() for line in inspect.cleandoc(text.replace("\b", "")).splitlines()
-    )
+    return "\n".join(line.rstrip() for line in inspect.cleandoc(text.replace("\b", "")).splitlines())
 
 
 def _one_line(text: str) -> str:
@@ -280,13 +287,18 @@ def exit_codes() -> str:
         if found := re.search(r"(\w+)(?: \(\w+\))?\s+exit (\d+)\s*(.*)$", line):
             about[found[1]] = found[3]
     page = [
-        MADE, "", "# Exit codes", "",
+        MADE,
+        "",
+        "# Exit codes",
+        "",
         "Part of the public interface: scripts and units may rely on them. Whatever ends a",
         "command on purpose is one line on stderr and one of these codes; in Python it is the",
-        "error beside it, under `vs.errors`.", "",
-        "| code | error | when |", "| ---: | --- | --- |",
+        "error beside it, under `vs.errors`.",
+        "",
+        "| code | error | when |",
+        "| ---: | --- | --- |",
         "| 0 | | done |",
-    ]  # fmt: skip
+    ]
     for error in sorted(_tree(VeilstreamError), key=lambda e: (e.exit_code, e.__name__)):
         when = about.get(error.__name__, "")
         when = when or "any other error that is veilstream's own"

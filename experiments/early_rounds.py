@@ -32,9 +32,7 @@ def accuracy_at(experiment: str, names: tuple[str, ...]) -> list[tuple[str, int,
     changes = {"run.evaluate_every": ROUND, "run.memory_mib": 1500}
     plan = Plan.load(experiment_path(experiment), changes)
     plan = dataclasses.replace(plan, methods=tuple(m for m in plan.methods if m.name in names))
-    simulation = Simulation(
-        plan, [prepare(plan, m) for m in plan.methods], SEEDS, block_rounds=ROUND // 10
-    )
+    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], SEEDS, block_rounds=ROUND // 10)
     column = simulation.evaluated.index(ROUND)
     # A model is measured before its round, and the device may lag: some blocks more.
     measured = simulation.held_out_accuracy

@@ -68,16 +68,15 @@ def _run(steps: int, clients: int, settings: list[Setting], seeds: tuple[int, ..
         for kind, server, step in settings
     ]
     rounds = STEPS // (steps * clients)
-    plan = Plan(**{
-        "learning": {
-            "rounds": rounds, "local_steps": steps, "clients_per_step": clients,
-            "learners": LEARNERS,
-        },
-        "data": {"kind": "synthetic", "dim": 100, "clients": STEPS},
-        "privacy": {"epsilon": 2.0, "delta": 1e-3},
-        "methods": methods,
-        "run": {"evaluate_every": rounds, "memory_mib": 1500},
-    })  # fmt: skip
+    plan = Plan(
+        **{
+            "learning": {"rounds": rounds, "local_steps": steps, "clients_per_step": clients, "learners": LEARNERS},
+            "data": {"kind": "synthetic", "dim": 100, "clients": STEPS},
+            "privacy": {"epsilon": 2.0, "delta": 1e-3},
+            "methods": methods,
+            "run": {"evaluate_every": rounds, "memory_mib": 1500},
+        }
+    )
     simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], seeds)
     while not simulation.done:
         simulation.advance()

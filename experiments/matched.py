@@ -85,11 +85,16 @@ class Comparison:
         return Plan(
             **tables | {"run": {"evaluate_every": rounds, "regret": False}},
             methods=[
-                {"name": f"{arm.mechanism} for {arm.made_for} @ {step:g}", "step_size": step,
-                 "clip_norm": self.clip_norm, **self.published, **arm.setting}
+                {
+                    "name": f"{arm.mechanism} for {arm.made_for} @ {step:g}",
+                    "step_size": step,
+                    "clip_norm": self.clip_norm,
+                    **self.published,
+                    **arm.setting,
+                }
                 for arm, step in entries
             ],
-        )  # fmt: skip
+        )
 
 
 def _stream(name: str) -> dict[str, Any]:
@@ -101,31 +106,26 @@ def _stream(name: str) -> dict[str, Any]:
 def _synthetic(epsilon: float, learning: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """Tables of a plan on made-up clients, 20 learners, 4 clients a step."""
     shared = {"rounds": 1000, "clients_per_step": 4, "learners": 20}
-    return {
-        "learning": shared | learning, "data": data,
-        "privacy": {"epsilon": epsilon, "delta": 1e-3},
-    }  # fmt: skip
+    return {"learning": shared | learning, "data": data, "privacy": {"epsilon": epsilon, "delta": 1e-3}}
 
 
 _DOUBLING = tuple(0.1 * 2.0**k for k in range(9))
 COMPARISONS = {
-    "logistic": Comparison(
-        _synthetic(0.5, {}, {"dim": 100}), {"averaging": 3.0}, 0.2, _DOUBLING
-    ),
-    "covertype": Comparison(
-        _stream("covertype"), {"newest_weight": 0.05}, 0.3, tuple(0.5 * 2.0**k for k in range(7))
-    ),
+    "logistic": Comparison(_synthetic(0.5, {}, {"dim": 100}), {"averaging": 3.0}, 0.2, _DOUBLING),
+    "covertype": Comparison(_stream("covertype"), {"newest_weight": 0.05}, 0.3, tuple(0.5 * 2.0**k for k in range(7))),
     "electricity": Comparison(
         _stream("electricity"), {"newest_weight": 0.05}, 0.3, tuple(0.5 * 2.0**k for k in range(7))
     ),
     "least squares": Comparison(
         _synthetic(2.0, {"task": "least_squares"}, {"dim": 20, "drift": "seasonal"}),
-        {"forgetting": 0.99}, 1.0, _DOUBLING,
+        {"forgetting": 0.99},
+        1.0,
+        _DOUBLING,
     ),
     "logistic, forgetting": Comparison(
         _synthetic(2.0, {}, {"dim": 20, "drift": "seasonal"}), {"forgetting": 0.99}, 0.2, _DOUBLING
     ),
-}  # fmt: skip
+}
 """On real streams and under drift a server publishes what follows: an exponential average, or a
 model that forgets. (0.5, 1e-3), (2, 1e-5), (2, 1e-5), (2, 1e-3), (2, 1e-3)."""
 
@@ -133,9 +133,8 @@ Figures = dict[str, NDArray[np.float64]]
 
 
 def measured(
-    comparison: Comparison, entries: Sequence[tuple[Arm, float]], seeds: Sequence[int], *,
-    search: bool,
-) -> list[Figures]:  # fmt: skip
+    comparison: Comparison, entries: Sequence[tuple[Arm, float]], seeds: Sequence[int], *, search: bool
+) -> list[Figures]:
     """Every measure of every entry, (seeds,) each."""
     plan = comparison.plan(entries, search=search)
     noise: dict[Arm, Prepared] = {}  # which knows no step size
@@ -176,19 +175,21 @@ Row = dict[str, Any]
 def rows_of(name: str, comparison: Comparison, grid: dict[Arm, dict[float, float]]) -> list[Row]:
     """Both arms of a mechanism at the steps that either found best, every seed."""
     best = {arm: min(steps, key=steps.__getitem__) for arm, steps in grid.items()}
-    entries = sorted({
-        (arm, best[other]) for arm in ARMS for other in ARMS if other.mechanism == arm.mechanism
-    })  # fmt: skip
+    entries = sorted({(arm, best[other]) for arm in ARMS for other in ARMS if other.mechanism == arm.mechanism})
     rows = []
-    for (arm, step), each in zip(
-        entries, measured(comparison, entries, SEEDS, search=False), strict=True
-    ):
+    for (arm, step), each in zip(entries, measured(comparison, entries, SEEDS, search=False), strict=True):
         for i, seed in enumerate(SEEDS):
-            rows.append({
-                "task": name, "mechanism": arm.mechanism, "noise for": arm.made_for, "step": step,
-                "own best step": step == best[arm], "seed": seed,
-                **{m: round(float(each[m][i]), 6) for m in MEASURES},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "task": name,
+                    "mechanism": arm.mechanism,
+                    "noise for": arm.made_for,
+                    "step": step,
+                    "own best step": step == best[arm],
+                    "seed": seed,
+                    **{m: round(float(each[m][i]), 6) for m in MEASURES},
+                }
+            )
     return rows
 
 
@@ -211,18 +212,16 @@ def paired(rows: Iterable[Row], measure: str) -> dict[tuple[str, ...], tuple[flo
             continue
         prefix = (*made[:2], "running sums")
         for label, steps in {
-            "one": (own[prefix], own[prefix]), "other": (own[made], own[made]),
+            "one": (own[prefix], own[prefix]),
+            "other": (own[made], own[made]),
             "own": (own[prefix], own[made]),
-        }.items():  # fmt: skip
+        }.items():
             usual, other = (
-                np.array([cells[key][step][s] for s in SEEDS])
-                for key, step in zip((prefix, made), steps, strict=True)
+                np.array([cells[key][step][s] for s in SEEDS]) for key, step in zip((prefix, made), steps, strict=True)
             )
             apart = other - usual
             error = apart.std(ddof=1) / np.sqrt(len(apart))
-            found[*made, label] = (
-                float(usual.mean()), float(other.mean()), float(apart.mean()), float(error)
-            )  # fmt: skip
+            found[*made, label] = (float(usual.mean()), float(other.mean()), float(apart.mean()), float(error))
     return found
 
 
@@ -265,13 +264,7 @@ def main() -> None:
         comparison = COMPARISONS[name]
         grid = searched(comparison)
         tried += [
-            {
-                "task": name,
-                "mechanism": arm.mechanism,
-                "noise for": arm.made_for,
-                "step": step,
-                "loss": loss,
-            }
+            {"task": name, "mechanism": arm.mechanism, "noise for": arm.made_for, "step": step, "loss": loss}
             for arm, steps in grid.items()
             for step, loss in steps.items()
         ]

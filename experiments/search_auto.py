@@ -43,11 +43,8 @@ SYNTHETIC: dict[str, dict[str, Any]] = {
         "learning": {"rounds": 500, "learners": 10, "clients_per_step": 4, "task": "logistic"},
         "data": {"dim": 30},
     },
-    "least_squares": {
-        "learning": {"rounds": 500, "learners": 10, "task": "least_squares"},
-        "data": {"dim": 30},
-    },
-}  # fmt: skip
+    "least_squares": {"learning": {"rounds": 500, "learners": 10, "task": "least_squares"}, "data": {"dim": 30}},
+}
 STREAMS = ("electricity", "covertype", "flights", "health")
 BUDGETS = (0.5, 2.0)
 MOVES = tuple(0.02 * 2.0**k for k in range(11))  # step size x clip norm
@@ -63,9 +60,7 @@ def plan_of(name: str, epsilon: float, methods: list[dict[str, Any]], *, tuning:
         parts = SYNTHETIC[name] | {"privacy": {"delta": 1e-3}}
     else:
         head = (FOLDER / f"streams_{name}.toml").read_text().split("[[methods]]")[0]
-        parts = tomllib.loads(
-            head.replace(f"data:{name}", f"data:{name}/tuning") if tuning else head
-        )
+        parts = tomllib.loads(head.replace(f"data:{name}", f"data:{name}/tuning") if tuning else head)
     return Plan(**parts | {"privacy": parts["privacy"] | {"epsilon": epsilon}}, methods=methods)
 
 
@@ -88,9 +83,7 @@ class Flipped:
         return self.inner.held_out(seed, count, round_)
 
 
-def measured(
-    plan: Plan, prepared: list[Prepared], seeds: Sequence[int], flipped: float = 0.0
-) -> np.ndarray:
+def measured(plan: Plan, prepared: list[Prepared], seeds: Sequence[int], flipped: float = 0.0) -> np.ndarray:
     """Average prequential loss and accuracy, (2, methods)."""
     stream = Flipped(stream_of(plan), flipped) if flipped else None
     simulation = Simulation(plan, prepared, seeds, stream=stream)
@@ -112,9 +105,7 @@ def grid_of(plan: Plan) -> list[Prepared]:
         method = dataclasses.replace(plan.methods[0], clip_norm=clip, server_step_size=server)
         made = prepare(plan, method)
         for move in MOVES:
-            sized = dataclasses.replace(
-                method, name=f"B {clip:g}, move {move:g}", step_size=move / clip / server
-            )
+            sized = dataclasses.replace(method, name=f"B {clip:g}, move {move:g}", step_size=move / clip / server)
             grid.append(dataclasses.replace(made, plan=sized))
     return grid
 
@@ -123,8 +114,14 @@ def compare(name: str) -> None:
     """Print one row of the table for each budget."""
     for epsilon in BUDGETS:
         began = time.monotonic()
-        like = {"kind": "ours", "mechanism": "buffered", "averaging": 3.0, "step_size": 1.0,
-                "objective": "published", "name": "tuned"}  # fmt: skip
+        like = {
+            "kind": "ours",
+            "mechanism": "buffered",
+            "averaging": 3.0,
+            "step_size": 1.0,
+            "objective": "published",
+            "name": "tuned",
+        }
         looked_at = plan_of(name, epsilon, [like], tuning=True)
         grid = grid_of(looked_at)
         losses = measured(looked_at, grid, TUNING_SEEDS)[0]
@@ -155,17 +152,19 @@ def constants() -> None:
                 made = prepare(plan, plan.methods[0])
                 assert made.auto is not None
                 several = [
-                    dataclasses.replace(made, plan=dataclasses.replace(
-                        made.plan, step_size=made.plan.local_step_size * m))
+                    dataclasses.replace(
+                        made, plan=dataclasses.replace(made.plan, step_size=made.plan.local_step_size * m)
+                    )
                     for m in times
-                ]  # fmt: skip
+                ]
                 losses = measured(plan, several, CONSTANT_SEEDS, flipped)[0]
                 noise = ", ".join(
-                    f"{made.auto.margin_noise * m:.2f}: {loss:.4f}"
-                    for m, loss in zip(times, losses, strict=True)
+                    f"{made.auto.margin_noise * m:.2f}: {loss:.4f}" for m, loss in zip(times, losses, strict=True)
                 )
-                print(f"gamma share {share}, {name} @ {epsilon:g}, flipped {flipped}: "
-                      f"margin noise: loss {noise}", flush=True)  # fmt: skip
+                print(
+                    f"gamma share {share}, {name} @ {epsilon:g}, flipped {flipped}: margin noise: loss {noise}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -65,9 +65,13 @@ class Setting:
         server = math.sqrt(learners)
         step = self.move / self.clip_norm / (server * self.steps)
         entry: dict[str, Any] = {
-            "name": name, "clip_norm": self.clip_norm, "clients_per_step": clients // self.steps,
-            "step_size": step, "server_step_size": server, "step_decay": self.decay,
-        }  # fmt: skip
+            "name": name,
+            "clip_norm": self.clip_norm,
+            "clients_per_step": clients // self.steps,
+            "step_size": step,
+            "server_step_size": server,
+            "step_decay": self.decay,
+        }
         if self.averaging is not None:
             entry["averaging"] = self.averaging
         if self.mechanism == "none":
@@ -124,19 +128,15 @@ class Study:
         """Settings with one number of releases as methods of one plan."""
         releases, met = settings[0].releases, total // settings[0].releases
         data = {"kind": "synthetic"} if self.task == "logistic" else {"kind": "mnist"}
-        return Plan(**{
-            "learning": {
-                "rounds": releases, "local_steps": met, "learners": self.learners,
-                "task": self.task,
-            },
-            "data": data | {"held_out": 2_000 if self.task == "logistic" else 10_000},
-            "privacy": {"epsilon": self.epsilons[0], "delta": DELTA},
-            "run": {
-                "evaluate_every": releases, "memory_mib": self.memory_mib,
-                "regret": False,
-            },
-            "methods": [s.method(str(i), self.learners, met) for i, s in enumerate(settings)],
-        })  # fmt: skip
+        return Plan(
+            **{
+                "learning": {"rounds": releases, "local_steps": met, "learners": self.learners, "task": self.task},
+                "data": data | {"held_out": 2_000 if self.task == "logistic" else 10_000},
+                "privacy": {"epsilon": self.epsilons[0], "delta": DELTA},
+                "run": {"evaluate_every": releases, "memory_mib": self.memory_mib, "regret": False},
+                "methods": [s.method(str(i), self.learners, met) for i, s in enumerate(settings)],
+            }
+        )
 
     def together(self, releases: int, seeds: int) -> int:
         """How many settings fit a device's memory at once."""
@@ -162,56 +162,104 @@ class Study:
 
 STUDIES = {
     "logistic": Study(
-        name="logistic", task="logistic", learners=20, clients=4000, searched=4000,
-        epsilons=(2.0, 0.5), releases=(1000, 200, 50, 20), steps=(4, 1),
-        clip_norms=(0.1, 0.2, 0.4, 1.0), averaging=(None, 1.0, 3.0, 8.0),
-        moves=tuple(0.025 * 2**k for k in range(11)), decays=(0.0, 0.3),
-        farther=(51.2, 102.4), twice=True, measures=("loss", "accuracy"),
+        name="logistic",
+        task="logistic",
+        learners=20,
+        clients=4000,
+        searched=4000,
+        epsilons=(2.0, 0.5),
+        releases=(1000, 200, 50, 20),
+        steps=(4, 1),
+        clip_norms=(0.1, 0.2, 0.4, 1.0),
+        averaging=(None, 1.0, 3.0, 8.0),
+        moves=tuple(0.025 * 2**k for k in range(11)),
+        decays=(0.0, 0.3),
+        farther=(51.2, 102.4),
+        twice=True,
+        measures=("loss", "accuracy"),
     ),
     "edge": Study(
-        name="edge", task="edge_features", learners=10, clients=6000, searched=5000,
-        epsilons=(2.0,), releases=(600, 300, 100, 60, 20), steps=(1,),
-        clip_norms=(0.03, 0.1, 0.3), averaging=(None, 3.0, 8.0),
-        moves=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0), measures=("accuracy",),
-        floats_a_client=10_000, memory_mib=60_000,
+        name="edge",
+        task="edge_features",
+        learners=10,
+        clients=6000,
+        searched=5000,
+        epsilons=(2.0,),
+        releases=(600, 300, 100, 60, 20),
+        steps=(1,),
+        clip_norms=(0.03, 0.1, 0.3),
+        averaging=(None, 3.0, 8.0),
+        moves=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+        measures=("accuracy",),
+        floats_a_client=10_000,
+        memory_mib=60_000,
     ),
     "cnn": Study(
-        name="cnn", task="cnn", learners=10, clients=6000, searched=5000,
-        epsilons=(2.0,), releases=(100, 50), steps=(1,),
-        clip_norms=(0.1, 0.3), averaging=(3.0, 8.0), moves=(0.1, 0.3, 1.0, 3.0),
+        name="cnn",
+        task="cnn",
+        learners=10,
+        clients=6000,
+        searched=5000,
+        epsilons=(2.0,),
+        releases=(100, 50),
+        steps=(1,),
+        clip_norms=(0.1, 0.3),
+        averaging=(3.0, 8.0),
+        moves=(0.1, 0.3, 1.0, 3.0),
         mechanisms=("independent", "toeplitz_normalised", "optimal", "matched"),
-        measures=("accuracy",), floats_a_client=200_000, memory_mib=60_000,
+        measures=("accuracy",),
+        floats_a_client=200_000,
+        memory_mib=60_000,
     ),
     "edge_near": Study(
-        name="edge_near", task="edge_features", learners=10, clients=6000, searched=5000,
-        epsilons=(2.0,), releases=(100, 60, 40), steps=(1,),
-        clip_norms=(0.003, 0.01, 0.03, 0.06), averaging=(3.0, 8.0, 15.0),
-        moves=(30.0, 100.0, 300.0), decays=(0.0, 0.3), farther=(1000.0,), twice=True,
+        name="edge_near",
+        task="edge_features",
+        learners=10,
+        clients=6000,
+        searched=5000,
+        epsilons=(2.0,),
+        releases=(100, 60, 40),
+        steps=(1,),
+        clip_norms=(0.003, 0.01, 0.03, 0.06),
+        averaging=(3.0, 8.0, 15.0),
+        moves=(30.0, 100.0, 300.0),
+        decays=(0.0, 0.3),
+        farther=(1000.0,),
+        twice=True,
         mechanisms=("independent", "toeplitz_normalised", "buffered", "optimal"),
-        measures=("accuracy",), floats_a_client=10_000, memory_mib=60_000,
+        measures=("accuracy",),
+        floats_a_client=10_000,
+        memory_mib=60_000,
     ),
     "cnn_near": Study(
-        name="cnn_near", task="cnn", learners=10, clients=6000, searched=5000,
-        epsilons=(2.0,), releases=(100, 200), steps=(1,),
-        clip_norms=(0.03, 0.1), averaging=(8.0, 15.0), moves=(1.0, 3.0, 10.0),
-        decays=(0.0, 0.3), mechanisms=("independent", "toeplitz_normalised", "optimal"),
-        measures=("accuracy",), floats_a_client=200_000, memory_mib=60_000,
+        name="cnn_near",
+        task="cnn",
+        learners=10,
+        clients=6000,
+        searched=5000,
+        epsilons=(2.0,),
+        releases=(100, 200),
+        steps=(1,),
+        clip_norms=(0.03, 0.1),
+        averaging=(8.0, 15.0),
+        moves=(1.0, 3.0, 10.0),
+        decays=(0.0, 0.3),
+        mechanisms=("independent", "toeplitz_normalised", "optimal"),
+        measures=("accuracy",),
+        floats_a_client=200_000,
+        memory_mib=60_000,
     ),
-}  # fmt: skip
+}
 
 Row = dict[str, Any]
 
 
-def rows_of(
-    study: Study, settings: list[Setting], seeds: Sequence[int], *, search: bool
-) -> Iterator[list[Row]]:
+def rows_of(study: Study, settings: list[Setting], seeds: Sequence[int], *, search: bool) -> Iterator[list[Row]]:
     """Every setting measured, in batches that fit."""
     several = study.together(settings[0].releases, len(seeds))
     for first in range(0, len(settings), several):
         rows = []
-        for setting, found in study.measured(
-            settings[first : first + several], seeds, search=search
-        ):
+        for setting, found in study.measured(settings[first : first + several], seeds, search=search):
             row: Row = asdict(setting)
             for measure, values in found.items():
                 row[measure] = float(np.mean(values))

@@ -45,12 +45,14 @@ def main() -> None:
                 entry |= {"mechanism": mechanism, "accounting": accounting, "epsilon": epsilon}
                 entries.append(entry | {"step_size": step})
     methods = [entry | {"server_step_size": server} for entry in entries]
-    plan = Plan(**{
-        "learning": {"rounds": 1000, "local_steps": LOCAL_STEPS, "learners": LEARNERS},
-        "privacy": {"epsilon": 2.0, "delta": 1e-3},
-        "methods": methods,
-        "run": {"evaluate_every": 1000},
-    })  # fmt: skip
+    plan = Plan(
+        **{
+            "learning": {"rounds": 1000, "local_steps": LOCAL_STEPS, "learners": LEARNERS},
+            "privacy": {"epsilon": 2.0, "delta": 1e-3},
+            "methods": methods,
+            "run": {"evaluate_every": 1000},
+        }
+    )
     simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], SEEDS)
     while not simulation.done:
         print(f"round {simulation.advance().round}", flush=True)
@@ -59,11 +61,7 @@ def main() -> None:
     for method, loss in zip(plan.methods, losses, strict=True):
         name, _, eta = method.name.rpartition("|")
         table.setdefault(name, {})[float(eta)] = float(loss)
-    print(
-        "average prequential loss by effective step size\n"
-        + " " * 34
-        + "".join(f"{e:>9}" for e in GRID)
-    )
+    print("average prequential loss by effective step size\n" + " " * 34 + "".join(f"{e:>9}" for e in GRID))
     for name, row in table.items():
         best = min(row, key=row.__getitem__)
         print(f"{name:34}" + "".join(f"{row[e]:9.4f}" for e in GRID) + f"   best {best}")

@@ -39,19 +39,20 @@ def method(name: str, per_step: float, **more: Any) -> dict[str, Any]:
     return {"name": name, "step_size": per_step / SERVER, "server_step_size": SERVER, **more}
 
 
-def plan_of(
-    methods: list[dict[str, Any]], *, tau: int = 1, clients: int = 1, task: str = "cnn"
-) -> Plan:
+def plan_of(methods: list[dict[str, Any]], *, tau: int = 1, clients: int = 1, task: str = "cnn") -> Plan:
     return Plan(
         learning={
-            "rounds": STEPS // (tau * clients), "local_steps": tau, "clients_per_step": clients,
-            "learners": 10, "task": task,
+            "rounds": STEPS // (tau * clients),
+            "local_steps": tau,
+            "clients_per_step": clients,
+            "learners": 10,
+            "task": task,
         },
         data={"kind": "mnist", "held_out": 10_000},
         privacy={"epsilon": 2.0, "delta": 1e-3},
         run={"evaluate_every": STEPS, "memory_mib": 60_000, "noise": "device"},
         methods=methods,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -87,10 +88,7 @@ def final_accuracy(plan: Plan) -> dict[str, list[float]]:
     while not simulation.done:
         simulation.advance()
     took = time.monotonic() - began
-    print(
-        f"# {len(plan.methods)} methods, blocks of {simulation.block_rounds}: {took:.1f} s",
-        flush=True,
-    )
+    print(f"# {len(plan.methods)} methods, blocks of {simulation.block_rounds}: {took:.1f} s", flush=True)
     last = simulation.held_out_accuracy[:, :, -1]
     return {p.plan.name: [float(a) for a in row] for p, row in zip(prepared, last, strict=True)}
 
@@ -129,9 +127,7 @@ def study_clip() -> Parts:
         toeplitz = {"mechanism": "toeplitz", "accounting": "zcdp", "clip_norm": clip}
         kinds[f"toeplitz, clip {clip:g}"] = toeplitz
     yield "noise", final_accuracy(plan_of(grid(kinds, [0.001, 0.002, 0.005, 0.01, 0.02])))
-    loose: dict[str, dict[str, Any]] = {
-        "noise-free, not clipped": {"kind": "noise-free", "clip_norm": 1e15}
-    }
+    loose: dict[str, dict[str, Any]] = {"noise-free, not clipped": {"kind": "noise-free", "clip_norm": 1e15}}
     for m in ("independent", "toeplitz", "optimal"):
         loose[f"{m}, NOT PRIVATE"] = {"kind": "undeclared", "mechanism": m, "accounting": "zcdp"}
     methods = [
@@ -159,9 +155,11 @@ def study_beyond() -> Parts:
                     for averaging in (None, 3.0):
                         name = f"eps {epsilon:g} {mechanism} clip {clip:g} avg {averaging}"
                         kinds[name] = {
-                            "mechanism": mechanism, "epsilon": epsilon, "clip_norm": clip,
+                            "mechanism": mechanism,
+                            "epsilon": epsilon,
+                            "clip_norm": clip,
                             "averaging": averaging,
-                        }  # fmt: skip
+                        }
         plan = plan_of(grid(kinds, steps), clients=clients, task=task)
         yield f"{task}, {clients} clients a step", final_accuracy(plan)
     for clients, steps in ((1, [0.003, 0.01, 0.03]), (10, [0.3, 1.0, 3.0])):
@@ -213,10 +211,12 @@ def apply_choices(found: dict[str, dict[str, dict[str, list[float]]]], folder: P
         write("clip", kind, step)
     write("beyond_cnn", "toeplitz @ 2", best("figure", part, "toeplitz zcdp"))
     for plan, task, clients, clip in (
-        ("beyond_cnn", "cnn", 1, 1.0), ("beyond_cnn_30", "cnn", 30, 1.0),
-        ("beyond_random", "random_features", 1, 1.0), ("beyond_edge", "edge_features", 1, 1.0),
+        ("beyond_cnn", "cnn", 1, 1.0),
+        ("beyond_cnn_30", "cnn", 30, 1.0),
+        ("beyond_random", "random_features", 1, 1.0),
+        ("beyond_edge", "edge_features", 1, 1.0),
         ("mnist_private", "edge_features", 10, 0.3),
-    ):  # fmt: skip
+    ):
         text = (folder / f"{plan}.toml").read_text()
         for epsilon in (2, 8):
             for mechanism in ("toeplitz_normalised", "optimal"):

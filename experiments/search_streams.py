@@ -47,8 +47,10 @@ def search(name: str) -> list[dict[str, Any]]:
     head = (FOLDER / f"streams_{name}.toml").read_text().split("[[methods]]")[0]
     grid = [
         kind | {"name": f"{kind['name']}|{step}|{clip}", "step_size": step, "clip_norm": clip}
-        for kind in candidates() for step in STEP_SIZES for clip in CLIP_NORMS
-    ]  # fmt: skip
+        for kind in candidates()
+        for step in STEP_SIZES
+        for clip in CLIP_NORMS
+    ]
     plan = Plan(**tomllib.loads(head.replace(f"data:{name}", f"data:{name}/tuning")), methods=grid)
     began = time.monotonic()
     calibrated: dict[tuple[str, float | None], Prepared] = {}  # the noise knows no step size
@@ -81,8 +83,7 @@ def write(name: str, methods: list[dict[str, Any]]) -> None:
     path = FOLDER / f"streams_{name}.toml"
     head = path.read_text().split("[[methods]]")[0].rstrip() + "\n"
     blocks = [
-        "\n[[methods]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in method.items())
-        for method in methods
+        "\n[[methods]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in method.items()) for method in methods
     ]
     path.write_text(head + "".join(blocks))
 

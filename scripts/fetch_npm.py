@@ -54,10 +54,20 @@ def packed(name: str, version: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [npm, "pack", f"{name}@{version}", "--silent", "--ignore-scripts",
-                 "--fetch-retries=1", f"--pack-destination={folder}"],
-                cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S,
-            )  # fmt: skip
+                [
+                    npm,
+                    "pack",
+                    f"{name}@{version}",
+                    "--silent",
+                    "--ignore-scripts",
+                    "--fetch-retries=1",
+                    f"--pack-destination={folder}",
+                ],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+            )
         except subprocess.TimeoutExpired:
             raise NotFetched(f"{name} {version}: npm took more than {_TIMEOUT_S} s") from None
         found = list(Path(folder).glob("*.tgz"))

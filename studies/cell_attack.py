@@ -107,9 +107,12 @@ class Adversary:
     def __init__(self, terms: Terms, units: Integers, client: int) -> None:
         self._terms, self._units = terms, units.astype(np.float64)
         law = law_of(
-            terms.mechanism.noising_matrix(), std=terms.noise_std, reach=2.0 * terms.grid.clip_norm,
-            claim=terms.guarantee.curve.mu, local_steps=terms.local_steps,
-        )  # fmt: skip
+            terms.mechanism.noising_matrix(),
+            std=terms.noise_std,
+            reach=2.0 * terms.grid.clip_norm,
+            claim=terms.guarantee.curve.mu,
+            local_steps=terms.local_steps,
+        )
         assert law.covariance is not None
         self._seen = client // terms.local_steps + 1
         covariance = law.covariance[: self._seen, : self._seen] / terms.grid.step**2
@@ -162,9 +165,7 @@ class Case:
         return clopper_pearson(best, self.runs, level)[0] > self.allowed
 
 
-def transcripts(
-    plan: Plan, task: PlusOrMinus, client: int, coins: NDArray[np.bool_]
-) -> Iterator[list[Integers]]:
+def transcripts(plan: Plan, task: PlusOrMinus, client: int, coins: NDArray[np.bool_]) -> Iterator[list[Integers]]:
     """One learner after another, each with its own store; messages up to the client's."""
     terms = Terms.of(plan, task.dim)
     nothing = np.zeros((), np.float32)
@@ -181,9 +182,15 @@ def transcripts(
 
 
 def attack(
-    mechanism: str, tau: int, client: int, runs: int, *, dim: int = DIM, seed: int = 0,
+    mechanism: str,
+    tau: int,
+    client: int,
+    runs: int,
+    *,
+    dim: int = DIM,
+    seed: int = 0,
     tick: Callable[[int], None] = lambda _: None,
-) -> Case:  # fmt: skip
+) -> Case:
     """``runs`` learners, each guessed once."""
     plan, task = plan_of(mechanism, tau), PlusOrMinus(dim)
     terms = Terms.of(plan, dim)

@@ -107,12 +107,7 @@ def save(study: Study, folder: Path, counts: dict[int, CellCounts]) -> None:
 
 
 def run(
-    study: Study,
-    draws: int,
-    *,
-    workers: int,
-    folder: Path | None = None,
-    save_every_s: float = 60.0,
+    study: Study, draws: int, *, workers: int, folder: Path | None = None, save_every_s: float = 60.0
 ) -> dict[int, CellCounts]:
     """Draw until there are enough of each message."""
     counts = load(study, folder)

@@ -101,9 +101,14 @@ def chaos_plan(learners: int, rounds: int) -> Plan:
 
 
 def study(
-    folder: Path, engine: str, learners: int = 3, rounds: int = 60, every_s: float = 4.0,
-    seed: int = 0, limit_s: float = 3000.0,
-) -> Report:  # fmt: skip
+    folder: Path,
+    engine: str,
+    learners: int = 3,
+    rounds: int = 60,
+    every_s: float = 4.0,
+    seed: int = 0,
+    limit_s: float = 3000.0,
+) -> Report:
     """Run to the end while processes die, then compare the accounts."""
     rng = np.random.default_rng(seed)
     plan = chaos_plan(learners, rounds)
@@ -139,9 +144,15 @@ def _flare(folder: Path, names: list[str], port: int) -> LocalFlare:
 
 
 def _live(
-    children: list[Child], others: Mapping[str, Child], folder: Path, rounds: int, every_s: float,
-    rng: np.random.Generator, report: Report, until: float,
-) -> None:  # fmt: skip
+    children: list[Child],
+    others: Mapping[str, Child],
+    folder: Path,
+    rounds: int,
+    every_s: float,
+    rng: np.random.Generator,
+    report: Report,
+    until: float,
+) -> None:
     done, due = 0, 0.0
     killed: tuple[str, float, int] | None = None
     with progress("rounds", rounds) as tick:
@@ -291,9 +302,7 @@ def main() -> None:
     parser.add_argument("--engine", default="direct", choices=["direct", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument(
-        "--every", type=float, default=4.0, help="mean seconds between kills; 0: none"
-    )
+    parser.add_argument("--every", type=float, default=4.0, help="mean seconds between kills; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder to leave everything in")
     asked = parser.parse_args()

@@ -124,10 +124,7 @@ def counted_secrets() -> Iterator[None]:
         return hashlib.sha256(next(numbers).to_bytes(8, "big")).digest()[:size]
 
     counter = SimpleNamespace(token_bytes=token)
-    with (
-        known_secrets(partial(token, 32)),
-        mock.patch.object(veilstream.deployment.ledger.store, "secrets", counter),
-    ):
+    with known_secrets(partial(token, 32)), mock.patch.object(veilstream.deployment.ledger.store, "secrets", counter):
         yield
 
 
@@ -161,10 +158,12 @@ def _states(root: Path, *, large: bool = True) -> list[State]:
     """Small stores at several steps; a large one whose tables have several pages each."""
     small = plan_of()
     wanted = [
-        ("in the first round", small, 1), ("between rounds", small, 2),
-        ("after a snapshot", small, 5), ("after the epoch", small, 8),
+        ("in the first round", small, 1),
+        ("between rounds", small, 2),
+        ("after a snapshot", small, 5),
+        ("after the epoch", small, 8),
         ("in the second epoch", small, 13),
-    ]  # fmt: skip
+    ]
     if large:
         wanted.append(("many clients", plan_of(2, 300), 590))
     states = []
@@ -216,18 +215,14 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
         "prefix": local.prefix.tobytes(),
         "noise": local.noise.snapshot(),
         "release": bytes(learner.sealed_release().payload) if learner.round else b"",
-    }  # fmt: skip
+    }
 
 
 def _messages(learner: Learner) -> dict[str, int]:
     """Hashes of all messages, with their rounds; each must be known when it is asked for."""
     ledger = learner._ledger
     found = [record.body for record in ledger.records() if record.kind == "message"]
-    return {
-        body["hash"]: body["round"]
-        for body in found
-        if ledger.knows_message(body["round"], body["hash"])
-    }
+    return {body["hash"]: body["round"] for body in found if ledger.knows_message(body["round"], body["hash"])}
 
 
 def _continuation(learner: Learner) -> bytes:
@@ -294,9 +289,7 @@ def _swap(content: bytearray, state: State, name: str, rng: np.random.Generator)
     if len(blocks) < 2:
         return
     a, b = (first + int(i) * length for i in rng.choice(blocks, size=2, replace=False))
-    content[a : a + length], content[b : b + length] = (
-        content[b : b + length], content[a : a + length],
-    )  # fmt: skip
+    content[a : a + length], content[b : b + length] = (content[b : b + length], content[a : a + length])
 
 
 Damage = Callable[[bytearray, State, str, np.random.Generator], None]
@@ -327,9 +320,7 @@ def _verdict(root: Path, state: State, files: Files) -> tuple[str, str]:
     with ExitStack() as stack:
         stack.enter_context(counted_secrets())
         try:
-            learner = stack.enter_context(
-                Learner(state.plan, root / STORE, NumpyTask(), create=True)
-            )
+            learner = stack.enter_context(Learner(state.plan, root / STORE, NumpyTask(), create=True))
         except VeilstreamError:
             return "refused", ""
         except Exception as error:

@@ -41,9 +41,7 @@ __all__ = ["SECTOR", "Disk", "Fault", "PowerCut", "ledger_on", "mounted", "scrat
 
 SECTOR = 512
 _numbers = itertools.count()
-_real = SimpleNamespace(
-    pwrite=os.pwrite, fsync=os.fsync, replace=os.replace, unlink=os.unlink
-)  # fmt: skip
+_real = SimpleNamespace(pwrite=os.pwrite, fsync=os.fsync, replace=os.replace, unlink=os.unlink)
 
 
 def scratch() -> str | None:
@@ -69,10 +67,7 @@ class Write:
         end = self.offset + len(self.data)
         starts = [self.offset, *range(self.offset // SECTOR * SECTOR + SECTOR, end, SECTOR)]
         stops = [*starts[1:], end]
-        return [
-            (a, self.data[a - self.offset : b - self.offset])
-            for a, b in zip(starts, stops, strict=True)
-        ]
+        return [(a, self.data[a - self.offset : b - self.offset]) for a, b in zip(starts, stops, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -512,15 +507,16 @@ def _sqlite3_errors() -> Iterator[None]:
         raise sqlite3.OperationalError(str(error)) from error
 
 
-def ledger_on(
-    disk: Disk, vfs: str, *, synchronous: str = "FULL", wal_autocheckpoint: int = 1000
-) -> type[Ledger]:
+def ledger_on(disk: Disk, vfs: str, *, synchronous: str = "FULL", wal_autocheckpoint: int = 1000) -> type[Ledger]:
     """A ledger whose SQLite writes to this disk; all other settings are those of `open_sqlite`."""
     pragmas = (
-        "locking_mode=EXCLUSIVE", "page_size=16384", "journal_mode=WAL",
-        f"synchronous={synchronous}", "secure_delete=ON",
+        "locking_mode=EXCLUSIVE",
+        "page_size=16384",
+        "journal_mode=WAL",
+        f"synchronous={synchronous}",
+        "secure_delete=ON",
         f"wal_autocheckpoint={wal_autocheckpoint}",
-    )  # fmt: skip
+    )
 
     class OnDisk(Ledger):
         _connect = staticmethod(lambda path: _Connection(disk, path, vfs, pragmas))

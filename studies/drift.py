@@ -74,9 +74,7 @@ class World(Protocol):
         """How long it is looked at."""
         ...
 
-    def plan(
-        self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False
-    ) -> Plan:
+    def plan(self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False) -> Plan:
         """The cells as methods; for as many rounds as there are, unless it says fewer."""
         ...
 
@@ -89,11 +87,15 @@ def _methods(cells: Cells, rho: float, tau: int, server: float) -> list[dict[str
     """Entries of a plan, `buffered` or, where the server forgets, stationary."""
     noisy = {"mechanism": "buffered"} if rho == 1.0 else {}
     return [
-        {"name": f"{epsilon} @ {step:g}", "step_size": step / (server * tau),
-         "server_step_size": server, "forgetting": rho}
+        {
+            "name": f"{epsilon} @ {step:g}",
+            "step_size": step / (server * tau),
+            "server_step_size": server,
+            "forgetting": rho,
+        }
         | ({"kind": "noise-free"} if epsilon is None else {"epsilon": epsilon, **noisy})
         for epsilon, step in cells
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True)
@@ -105,22 +107,22 @@ class Synthetic:
     learners: int = 20
     local_steps: int = 4
 
-    def plan(
-        self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False
-    ) -> Plan:
+    def plan(self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False) -> Plan:
         """The cells as methods; the search has other seeds and the same plan."""
         server = float(self.learners) ** 0.5
         return Plan(
             name="drift",
             learning={
-                "rounds": rounds or self.rounds, "local_steps": self.local_steps,
-                "learners": self.learners, "unbounded": rho < 1.0,
+                "rounds": rounds or self.rounds,
+                "local_steps": self.local_steps,
+                "learners": self.learners,
+                "unbounded": rho < 1.0,
             },
             data={"dim": 20, "drift": self.drift, "held_out": self.learners},
             privacy={"epsilon": 1.0, "delta": 1e-3},
             run={"evaluate_every": rounds or self.rounds},
             methods=_methods(cells, rho, self.local_steps, server),
-        )  # fmt: skip
+        )
 
     def least(self, seeds: Sequence[int]) -> Floats:
         """The mean of the least losses of all rounds: what is left is dynamic regret."""
@@ -144,9 +146,7 @@ class Recorded:
         """As reported."""
         return int(self._tables["learning"]["rounds"])
 
-    def plan(
-        self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False
-    ) -> Plan:
+    def plan(self, cells: Cells, *, rho: float = 1.0, rounds: int = 0, search: bool = False) -> Plan:
         """The cells as methods; the search is on the tuning half."""
         tables = self._tables
         tables["learning"] |= {"rounds": rounds or self.rounds, "unbounded": rho < 1.0}
@@ -194,9 +194,7 @@ class Window:
         return self.inner.held_out(seed, count, self.first + round_)
 
 
-def losses(
-    plan: Plan, prepared: list[Prepared], seeds: Sequence[int], stream: Stream | None = None
-) -> Floats:
+def losses(plan: Plan, prepared: list[Prepared], seeds: Sequence[int], stream: Stream | None = None) -> Floats:
     """Prequential loss, (methods, seeds, rounds)."""
     simulation = Simulation(plan, prepared, seeds, stream=stream)
     try:
@@ -225,9 +223,8 @@ def with_new_noise(plan: Plan, prepared: Prepared, epochs: int) -> Prepared:
     horizon = plan.learning.rounds * prepared.steps
     fresh = doubling(horizon, first=horizon // epochs, growth=1)
     std, guarantee = calibrate(
-        plan.budget_of(prepared.plan), fresh, plan.clip_norm_of(prepared.plan),
-        clients_per_step=prepared.clients,
-    )  # fmt: skip
+        plan.budget_of(prepared.plan), fresh, plan.clip_norm_of(prepared.plan), clients_per_step=prepared.clients
+    )
     return dataclasses.replace(prepared, factorization=fresh, noise_std=std, guarantee=guarantee)
 
 
@@ -265,9 +262,7 @@ def from_the_start(world: World, cells: Cells, seeds: Sequence[int], search: boo
     short = world.plan(cells, rounds=world.rounds // EPOCHS, search=search)
     prepared = calibrated(short)
     firsts = range(0, world.rounds, world.rounds // EPOCHS)
-    return np.concatenate(
-        [losses(short, prepared, seeds, Window(stream, first)) for first in firsts], axis=-1
-    )
+    return np.concatenate([losses(short, prepared, seeds, Window(stream, first)) for first in firsts], axis=-1)
 
 
 def ways() -> dict[str, Way]:
@@ -359,12 +354,9 @@ def main() -> None:
         print(f"{name}: after {time.perf_counter() - began:.0f} s", flush=True)
     print(table(found))
     differences = {
-        world: {
-            budget_name(b): {
-                way: compared(found, world, way, budget_name(b)) for way in ways()
-            } for b in BUDGETS
-        } for world in found
-    }  # fmt: skip
+        world: {budget_name(b): {way: compared(found, world, way, budget_name(b)) for way in ways()} for b in BUDGETS}
+        for world in found
+    }
     draw(differences, options.out / "drift.png")
 
 

@@ -37,10 +37,15 @@ def draw(differences: Differences, path: Path) -> None:
             seen = [differences[world][budget][way] for world in worlds]
             heights = [row + 0.6 * (i / max(1, len(ways) - 1) - 0.5) for row in range(len(worlds))]
             axes.errorbar(
-                [mean for mean, _ in seen], heights, xerr=[2.0 * error for _, error in seen],
-                fmt=_MARKERS[i % len(_MARKERS)], color=_COLOURS[i % len(_COLOURS)], label=way,
-                markersize=5, elinewidth=1.0,
-            )  # fmt: skip
+                [mean for mean, _ in seen],
+                heights,
+                xerr=[2.0 * error for _, error in seen],
+                fmt=_MARKERS[i % len(_MARKERS)],
+                color=_COLOURS[i % len(_COLOURS)],
+                label=way,
+                markersize=5,
+                elinewidth=1.0,
+            )
         for row in range(1, len(worlds)):
             axes.axhline(row - 0.5, color="0.9", linewidth=0.8)
         axes.set_xscale("symlog", linthresh=3e-3)

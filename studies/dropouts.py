@@ -50,11 +50,20 @@ def methods(raised: float) -> list[dict[str, Any]]:
     """Noise-free, buffered and independent ones; where steps are raised, those beside them."""
     base: list[dict[str, Any]] = [
         {"name": "noise-free", "kind": "noise-free", "step_size": STEP},
-        *({"name": f"buffered @ {eps:g}", "mechanism": "buffered", "epsilon": eps,
-           "step_size": STEP} for eps in BUDGETS),
-        *({"name": f"independent @ {eps:g}", "kind": "independent", "epsilon": eps,
-           "step_size": INDEPENDENT_STEP[eps]} for eps in BUDGETS),
-    ]  # fmt: skip
+        *(
+            {"name": f"buffered @ {eps:g}", "mechanism": "buffered", "epsilon": eps, "step_size": STEP}
+            for eps in BUDGETS
+        ),
+        *(
+            {
+                "name": f"independent @ {eps:g}",
+                "kind": "independent",
+                "epsilon": eps,
+                "step_size": INDEPENDENT_STEP[eps],
+            }
+            for eps in BUDGETS
+        ),
+    ]
     plain = [entry | {"server_step_size": SERVER_STEP} for entry in base]
     if raised == 1.0:
         return plain
@@ -103,9 +112,7 @@ def smoothed(curves: Floats, points: int = 50) -> Floats:
     return np.stack([part.mean(axis=1) for part in np.array_split(curves, points, axis=1)], axis=1)
 
 
-def study(
-    shares: tuple[float, ...] = SHARES, *, rounds: int = 1000, learners: int = 20, dim: int = 100
-) -> Found:
+def study(shares: tuple[float, ...] = SHARES, *, rounds: int = 1000, learners: int = 20, dim: int = 100) -> Found:
     """Results by server, share and method; "late and leaving" stands beside the shares."""
     size = (rounds, learners, dim)
     found: Found = {"constant": {}, "answered": {}}
@@ -114,9 +121,7 @@ def study(
         constant = simulated(plan_of(data, 1.0 / (1.0 - share), *size))
         found["constant"][f"{share:g}"] = constant
         by_answers = {"missing_weights": "answered"} if share else {}
-        found["answered"][f"{share:g}"] = (
-            simulated(plan_of(data | by_answers, 1.0, *size)) if share else constant
-        )
+        found["answered"][f"{share:g}"] = simulated(plan_of(data | by_answers, 1.0, *size)) if share else constant
     for weights in found:
         data = LATE_AND_LEAVING | {"missing_weights": weights}
         found[weights]["late and leaving"] = simulated(plan_of(data, 1.0, *size))
@@ -125,13 +130,14 @@ def study(
 
 def table(found: Found) -> str:
     """Markdown: accuracy, loss and noise in the model, means over seeds."""
-    lines = ["| budget | absent | server | accuracy | loss | noise in the model |",
-             "| --- | ---: | --- | ---: | ---: | ---: |"]  # fmt: skip
+    lines = [
+        "| budget | absent | server | accuracy | loss | noise in the model |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
     for epsilon in BUDGETS:
         name = f"buffered @ {epsilon:g}"
         for share in found["constant"]:
-            for weights, method in (("constant", name), ("constant", f"{name}, step raised"),
-                                    ("answered", name)):  # fmt: skip
+            for weights, method in (("constant", name), ("constant", f"{name}, step raised"), ("answered", name)):
                 if method not in found[weights][share] or (share == "0" and weights == "answered"):
                     continue
                 seen = found[weights][share][method]
@@ -164,8 +170,7 @@ def draw(found: Found, rounds: int, path: Path) -> None:
     for axes, epsilon in zip(panels, BUDGETS, strict=False):
         for label, (weights, raised, colour, line) in SERVERS.items():
             each = [
-                found[weights][s].get(f"buffered @ {epsilon:g}{raised}")
-                or found[weights][s][f"buffered @ {epsilon:g}"]
+                found[weights][s].get(f"buffered @ {epsilon:g}{raised}") or found[weights][s][f"buffered @ {epsilon:g}"]
                 for s in shares
             ]
             axes.plot(percent, [np.mean(e["loss"]) for e in each], line, color=colour, label=label)
@@ -188,9 +193,7 @@ def draw(found: Found, rounds: int, path: Path) -> None:
             axes.plot(at, curves.mean(axis=0), line, color=colour)
             if weights == "answered":
                 axes.annotate(f"{100 * float(share):.0f}%", (at[-1], curves[:, -1].mean()))
-            axes.fill_between(
-                at, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12, linewidth=0
-            )
+            axes.fill_between(at, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12, linewidth=0)
     axes.set_title(f"noise in the model, ε = {BUDGETS[1]:g}")
     axes.set_xlabel("round")
     axes.set_ylabel("distance to the run without noise")

@@ -148,10 +148,17 @@ def stand(learner: Learner) -> tuple[Any, ...]:
     """All that a refused message must leave as it is."""
     local = learner.local
     return (
-        local.epoch, local.round, local.taken, local.pinned, local.sealed_model,
-        local.prefix.tobytes(), local.model.reveal().tobytes(), local.noise.snapshot(),
-        learner.ledger.chain.length, learner.broken,
-    )  # fmt: skip
+        local.epoch,
+        local.round,
+        local.taken,
+        local.pinned,
+        local.sealed_model,
+        local.prefix.tobytes(),
+        local.model.reveal().tobytes(),
+        local.noise.snapshot(),
+        learner.ledger.chain.length,
+        learner.broken,
+    )
 
 
 def fuzz_plan() -> Plan:
@@ -189,10 +196,16 @@ class Fuzzer:
     def message(self) -> None:
         """Send one."""
         kinds = (
-            (self._bad_client, 50), (self._bad_tag, 8), (self._good_client, 7), (self._spent, 4),
-            (self._bad_server, 16), (self._odd_server, 1), (self._acknowledge, 2),
-            (self._decode, 9), (self._proceed, 3),
-        )  # fmt: skip
+            (self._bad_client, 50),
+            (self._bad_tag, 8),
+            (self._good_client, 7),
+            (self._spent, 4),
+            (self._bad_server, 16),
+            (self._odd_server, 1),
+            (self._acknowledge, 2),
+            (self._decode, 9),
+            (self._proceed, 3),
+        )
         (send,) = self.rng.choices([k for k, _ in kinds], [weight for _, weight in kinds])
         self.tally.messages[send.__name__.strip("_").replace("_", " ")] += 1
         send()
@@ -459,8 +472,16 @@ def main() -> None:
     tally = study(options.messages, options.processes, options.seed)
     violations = sum(tally.violations.values())
     if options.json:
-        print(json.dumps({"messages": options.messages, "violations": violations,
-                          "kinds": tally.messages, "found": tally.violations}))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "messages": options.messages,
+                    "violations": violations,
+                    "kinds": tally.messages,
+                    "found": tally.violations,
+                }
+            )
+        )
         return
     for kind, count in sorted(tally.messages.items()):
         print(f"{kind:20} {count:>10,}")

@@ -24,10 +24,14 @@ from veilstream.errors import VeilstreamError
 # --- the accounts compared ------------------------------------------------------------------------
 
 VIOLATIONS = (
-    "rounds with two payloads", "noise rows with two gradients", "clients used twice",
-    "lost acknowledgements", "rounds with two models", "wrong chains or prefixes",
+    "rounds with two payloads",
+    "noise rows with two gradients",
+    "clients used twice",
+    "lost acknowledgements",
+    "rounds with two models",
+    "wrong chains or prefixes",
     "learners that gave up",
-)  # fmt: skip
+)
 Records = list[tuple[str, dict[str, Any]]]
 
 
@@ -41,14 +45,16 @@ def check(store: Path, diary: Path, world: World, totals: Counter[str]) -> Count
     totals["pairings of noise and gradient"] += len(pairings)
     used = _used(records)
     told = {_keyed(tag_key, name): step for name, step in world.taken.items()}
-    return Counter({
-        "rounds with two payloads": _two_payloads(records, world),
-        "noise rows with two gradients": _two_gradients(pairings),
-        "clients used twice": sum(len(steps) > 1 for steps in used.values()),
-        "lost acknowledgements": _lost(records, world) + _lost_clients(used, told),
-        "rounds with two models": _two_models(records, world),
-        "wrong chains or prefixes": _wrong_chain(store) + _wrong_prefixes(records, pairings, world),
-    })  # fmt: skip
+    return Counter(
+        {
+            "rounds with two payloads": _two_payloads(records, world),
+            "noise rows with two gradients": _two_gradients(pairings),
+            "clients used twice": sum(len(steps) > 1 for steps in used.values()),
+            "lost acknowledgements": _lost(records, world) + _lost_clients(used, told),
+            "rounds with two models": _two_models(records, world),
+            "wrong chains or prefixes": _wrong_chain(store) + _wrong_prefixes(records, pairings, world),
+        }
+    )
 
 
 def _read(store: Path) -> tuple[Records, bytes]:
@@ -94,14 +100,9 @@ def _two_gradients(pairings: list[Any]) -> int:
     return sum(len(different) > 1 for different in gradients.values())
 
 
-def _lost_clients(
-    used: dict[str, list[tuple[int, int]]], told: dict[str, tuple[int, int] | None]
-) -> int:
+def _lost_clients(used: dict[str, list[tuple[int, int]]], told: dict[str, tuple[int, int] | None]) -> int:
     """Clients who were told that they were taken, and have no step, or not the one they had."""
-    return sum(
-        not used.get(tag) or (step is not None and step not in used[tag])
-        for tag, step in told.items()
-    )
+    return sum(not used.get(tag) or (step is not None and step not in used[tag]) for tag, step in told.items())
 
 
 def _lost(records: Records, world: World) -> int:
@@ -117,11 +118,7 @@ def _lost(records: Records, world: World) -> int:
         elif kind == "pin" and "acknowledged" in body:
             r, digest = body["acknowledged"]
             noted.add((epoch_of.get(digest, -1), r, digest))
-    received = {
-        (*place, _sha(payload))
-        for place, payloads in world.payloads.items()
-        for payload in payloads
-    }
+    received = {(*place, _sha(payload)) for place, payloads in world.payloads.items() for payload in payloads}
     return len(received - sent) + len(world.noted - noted) + len(world.forgotten)
 
 

@@ -45,19 +45,25 @@ STUCK_S = 60.0
 
 # --- where a learner can be made to die ---------------------------------------------------------
 
-FIRST_START = (
-    "after CREATE TABLE", "after INSERT meta", "before the witness is made",
-    "after the witness is made",
-)  # fmt: skip
+FIRST_START = ("after CREATE TABLE", "after INSERT meta", "before the witness is made", "after the witness is made")
 """Places that only the first start of a store passes."""
 EVERY_START = ("before recovery", "after recovery")
 STEPPING = ("after a secret is drawn",)
 WRITING = (
-    "after BEGIN", "after INSERT records", "after INSERT blobs", "after UPDATE",
-    "after INSERT visits", "after INSERT segments", "after DELETE records", "after DELETE blobs",
-    "after COMMIT", "after wal_checkpoint", "torn witness", "half a witness append",
+    "after BEGIN",
+    "after INSERT records",
+    "after INSERT blobs",
+    "after UPDATE",
+    "after INSERT visits",
+    "after INSERT segments",
+    "after DELETE records",
+    "after DELETE blobs",
+    "after COMMIT",
+    "after wal_checkpoint",
+    "torn witness",
+    "half a witness append",
     "after witness append",
-)  # fmt: skip
+)
 PLACES = (*CRASH_POINTS, *STEPPING, *WRITING, *EVERY_START)
 RANDOM = "a random time"
 COMMANDS = ("start", "begin", "observe", "observe_many", "finish", "acknowledge", "new_epoch")
@@ -184,9 +190,7 @@ class Diary:
         os.write(self.handle, line.encode() + b"\n")
 
 
-def _live(
-    store: Path, diary: Diary, fate: Fate, sabotage: str | None, world: Connection
-) -> NoReturn:
+def _live(store: Path, diary: Diary, fate: Fate, sabotage: str | None, world: Connection) -> NoReturn:
     """One learner process, from its start until it is told to close or dies."""
     status = 1
     try:
@@ -335,9 +339,13 @@ def _new_epoch(learner: Learner) -> tuple[str, Any]:
 
 
 _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
-    "begin": _begin, "observe": _observe, "finish": _finish, "acknowledge": _acknowledge,
-    "new_epoch": _new_epoch, "observe_many": _observe_many,
-}  # fmt: skip
+    "begin": _begin,
+    "observe": _observe,
+    "finish": _finish,
+    "acknowledge": _acknowledge,
+    "new_epoch": _new_epoch,
+    "observe_many": _observe_many,
+}
 
 
 def _would_take(learner: Learner, name: str) -> bool:

@@ -160,9 +160,7 @@ class Life:
     usual_s: ClassVar[Counter[str]] = Counter()
     """How long each command takes, about."""
 
-    def __init__(
-        self, store: Path, diary: Path, fate: Fate, doom: Doom | None, sabotage: str | None
-    ) -> None:
+    def __init__(self, store: Path, diary: Path, fate: Fate, doom: Doom | None, sabotage: str | None) -> None:
         self.epoch, self.horizon_reached = 0, False
         self.doom, self.killed_during, self._asked = doom, "", Counter[str]()
         self._world, learners = Pipe()

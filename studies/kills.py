@@ -85,13 +85,16 @@ class Study:
             self._history(folder / f"{self.totals['histories']}.db")
         everywhere = (*FIRST_START, *PLACES, RANDOM)
         return {
-            "kills": self.at.total(), "seed": self.seed, "sabotage": self.sabotage,
+            "kills": self.at.total(),
+            "seed": self.seed,
+            "sabotage": self.sabotage,
             "wall_s": round(time.monotonic() - began, 1),
             "violations": {name: self.violations[name] for name in VIOLATIONS},
             "kills_at": {place: self.at[place] for place in everywhere},
             "random_kills_during": dict(self.during),
-            "totals": dict(self.totals), "failures": self.failures[:5],
-        }  # fmt: skip
+            "totals": dict(self.totals),
+            "failures": self.failures[:5],
+        }
 
     def _history(self, store: Path) -> None:
         """One store, from its first start to its last; then the accounts are compared."""
@@ -165,12 +168,14 @@ def _warm_up(folder: Path) -> None:
 
 
 def _figures(world: World) -> Counter[str]:
-    return Counter({
-        "clients told that they were taken": len(world.taken),
-        "messages received": sum(map(len, world.payloads.values())),
-        "models refused": world.refusals,
-        "acknowledgements confirmed": len(world.noted),
-    })  # fmt: skip
+    return Counter(
+        {
+            "clients told that they were taken": len(world.taken),
+            "messages received": sum(map(len, world.payloads.values())),
+            "models refused": world.refusals,
+            "acknowledgements confirmed": len(world.noted),
+        }
+    )
 
 
 # --- the command ----------------------------------------------------------------------------------

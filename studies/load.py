@@ -187,9 +187,12 @@ class Fleet:
         request = Request.read(data, keys.server)
         if request.kind == "enrol":
             facts = {
-                "epoch": 0, "round": self._next[index], "daemon": keys.name,
-                "settings": self.releases.settings, "time": int(time.time()),
-            }  # fmt: skip
+                "epoch": 0,
+                "round": self._next[index],
+                "daemon": keys.name,
+                "settings": self.releases.settings,
+                "time": int(time.time()),
+            }
             return Reply("enrolled", keys.name, digest(data), facts).sign(keys.identity)
         self._look_at(request)
         self._next[index] = max(self._next[index], request.round + 1)
@@ -207,9 +210,15 @@ class Fleet:
 
 
 def study(
-    learners: int, dim: int, rounds: int, root: Path, keys: Path | None = None,
-    limit_s: float = 900.0, aggregators: int = 0, kills: int = 0,
-) -> Report:  # fmt: skip
+    learners: int,
+    dim: int,
+    rounds: int,
+    root: Path,
+    keys: Path | None = None,
+    limit_s: float = 900.0,
+    aggregators: int = 0,
+    kills: int = 0,
+) -> Report:
     """Run the load.
 
     ``keys`` is where keys are kept for the next time; ``kills`` how often an aggregator or the
@@ -231,17 +240,35 @@ def study(
     with ExitStack() as stack:
         port = free_port()
         server = _child(
-            root, "server", "--plan", root / "plan.toml", "--keys", keys / "server",
-            "--out", root / "run", "--listen", f"127.0.0.1:{port}",
-        )  # fmt: skip
+            root,
+            "server",
+            "--plan",
+            root / "plan.toml",
+            "--keys",
+            keys / "server",
+            "--out",
+            root / "run",
+            "--listen",
+            f"127.0.0.1:{port}",
+        )
         stack.callback(server.end)
         ports, between = [free_port() for _ in range(aggregators)], []
         for k, own in enumerate(ports):
             child = _child(
-                root, "aggregator", "--plan", root / "plan.toml", "--keys",
-                keys / f"aggregators/g{k}", "--server", f"127.0.0.1:{port}", "--listen",
-                f"127.0.0.1:{own}", "--store", root / f"g{k}.store", log=f"g{k}",
-            )  # fmt: skip
+                root,
+                "aggregator",
+                "--plan",
+                root / "plan.toml",
+                "--keys",
+                keys / f"aggregators/g{k}",
+                "--server",
+                f"127.0.0.1:{port}",
+                "--listen",
+                f"127.0.0.1:{own}",
+                "--store",
+                root / f"g{k}.store",
+                log=f"g{k}",
+            )
             stack.callback(child.end)
             between.append(child)
         watch = _Watch(fleet, root / "run", server, between, kills)
@@ -281,15 +308,11 @@ async def _until_done(fleet: Fleet, ports: Sequence[int], watch: _Watch) -> None
 class _Watch:
     """CPU seconds and memory of the processes that are measured, while the rounds go on."""
 
-    def __init__(
-        self, fleet: Fleet, run: Path, server: Child, others: Sequence[Child], kills: int
-    ) -> None:
+    def __init__(self, fleet: Fleet, run: Path, server: Child, others: Sequence[Child], kills: int) -> None:
         self._fleet, self._run, self._kills, self.killed = fleet, run, kills, 0
         self._groups = {"server": [server], "aggregators": list(others)}
         self.peak_mib = dict.fromkeys(self._groups, 0.0)
-        self.used_s: dict[str, list[tuple[int, float]]] = {
-            "server": [], "aggregators": [], "load": [],
-        }  # fmt: skip
+        self.used_s: dict[str, list[tuple[int, float]]] = {"server": [], "aggregators": [], "load": []}
         """By side: (rounds begun, CPU seconds so far)."""
 
     def finished(self) -> bool:
@@ -375,9 +398,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="load-") as temporary:
         folder = asked.keep or Path(temporary)
         report = study(
-            asked.learners, asked.dim, asked.rounds, folder, keys,
-            aggregators=asked.aggregators, kills=asked.kills,
-        )  # fmt: skip
+            asked.learners, asked.dim, asked.rounds, folder, keys, aggregators=asked.aggregators, kills=asked.kills
+        )
     print(json.dumps(vars(report), indent=2))
     sys.exit(1 if any(report.violations.values()) else 0)
 

@@ -73,27 +73,20 @@ Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 
 
-def parity_plan(
-    mechanisms: Sequence[str], tau: int, rounds: int, metrics: Sequence[str] = ()
-) -> Plan:
+def parity_plan(mechanisms: Sequence[str], tau: int, rounds: int, metrics: Sequence[str] = ()) -> Plan:
     """One method a mechanism; a learner's plan has one. With ``metrics``, telemetry of these."""
     return Plan(
         name="parity",
-        learning={
-            "rounds": rounds, "local_steps": tau, "learners": LEARNERS, "clip_norm": CLIP_NORM
-        },
+        learning={"rounds": rounds, "local_steps": tau, "learners": LEARNERS, "clip_norm": CLIP_NORM},
         data={"dim": DIM},
         privacy={"epsilon": 4.0, "delta": 1e-5},
         telemetry={"metrics": metrics} if metrics else None,
         run={"seeds": 1, "first_seed": SEED, "noise": "host", "regret": False},
         methods=[
-            {
-                "name": name, "mechanism": name, "step_size": STEP_SIZE,
-                "server_step_size": SERVER_STEP_SIZE,
-            }
+            {"name": name, "mechanism": name, "step_size": STEP_SIZE, "server_step_size": SERVER_STEP_SIZE}
             for name in mechanisms
         ],
-    )  # fmt: skip
+    )
 
 
 # --- the simulation ------------------------------------------------------------------------------
@@ -135,9 +128,7 @@ def simulated_noise(prepared: Prepared, dim: int) -> Floats:
     """As `HostNoise` makes it and a block scales it, (T, n, numbers of a release)."""
     factorization = prepared.factorization
     assert factorization is not None
-    stream = factorization.noise(
-        std=1.0, dim=LEARNERS * dim, seed=noise_seed(SEED, factorization.name)
-    )
+    stream = factorization.noise(std=1.0, dim=LEARNERS * dim, seed=noise_seed(SEED, factorization.name))
     unit = stream.take(factorization.horizon).reshape(-1, LEARNERS, dim)
     return np.asarray(unit * np.float32(prepared.noise_std), np.float64)
 
@@ -154,9 +145,7 @@ def local_rounds(plan: Plan, task: Task) -> Callable[..., Any]:
     return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
-def simulated_releases(
-    plan: Plan, rounds_of: Callable[..., Any], models: Float32s, noise: Floats
-) -> Floats:
+def simulated_releases(plan: Plan, rounds_of: Callable[..., Any], models: Float32s, noise: Floats) -> Floats:
     """What is released at the simulation's own models, (R, n, numbers of a release).
 
     The model's part of it leads from each model to the next.
@@ -261,9 +250,7 @@ class Deployed:
 def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenNoise) -> Deployed:
     """Learners with stores of their own, and the server's fold of what they send."""
     stream, tau = stream_of(plan), plan.learning.local_steps
-    learners = [
-        make.at(place)(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)
-    ]
+    learners = [make.at(place)(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
     start = np.asarray(task.init(SEED), np.float32)
     names = [str(place) for place in range(LEARNERS)]
     fold = ServerFold(learners[0].terms, start, names)
@@ -281,9 +268,7 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
             models.append(fold.published)
             prefixes.append([seat.prefix * learners[0].grid.step for seat in fold.seats.values()])
         noise = np.stack([_program_noise(learner) for learner in learners], axis=1)
-        return Deployed(
-            np.array(models, np.float64), np.array(prefixes), noise, learners[0].grid.step
-        )
+        return Deployed(np.array(models, np.float64), np.array(prefixes), noise, learners[0].grid.step)
     finally:
         for learner in learners:
             learner.close()
@@ -366,9 +351,8 @@ class Comparison:
 
 
 def compare(
-    mechanism: str, tau: int, simulated: Simulated, deployed: Deployed,
-    honest: Deployed | None = None,
-) -> Comparison:  # fmt: skip
+    mechanism: str, tau: int, simulated: Simulated, deployed: Deployed, honest: Deployed | None = None
+) -> Comparison:
     """Differences, and how much of what is allowed they are (to ``honest``, if another run)."""
     s = deployed.grid
     expected = np.cumsum(simulated.releases * tau, axis=0)
@@ -384,7 +368,9 @@ def compare(
     largest = np.abs(deployed.prefixes).max()
     noise = np.cumsum(deployed.noise - simulated.noise, axis=0)
     return Comparison(
-        mechanism, tau, s / CLIP_NORM,
+        mechanism,
+        tau,
+        s / CLIP_NORM,
         prefix_units=float(np.abs(prefix).max() / s),
         prefix_relative=float(np.abs(prefix).max() / largest),
         noise_units=float(np.abs(noise).max() / s),
@@ -392,7 +378,7 @@ def compare(
         final_units=float(np.abs(final).max() / s),
         used=float(max(used)),
         largest_units=float(largest / s),
-    )  # fmt: skip
+    )
 
 
 def study(rounds: int, mechanisms: Sequence[str] = ()) -> list[Comparison]:

@@ -106,10 +106,9 @@ def small_snapshots() -> Iterator[None]:
     with (
         mock.patch.object(veilstream.deployment.learner, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
         mock.patch.object(
-            veilstream.deployment.ledger.store, "segment_is_due",
-            lambda records, kept: records >= SEGMENT_RECORDS,
+            veilstream.deployment.ledger.store, "segment_is_due", lambda records, kept: records >= SEGMENT_RECORDS
         ),
-    ):  # fmt: skip
+    ):
         yield
 
 
@@ -166,9 +165,7 @@ class Outside:
         """Another violation."""
         self.findings.violations[kind] += number
 
-    def pairing(
-        self, secret: bytes, gradient: bytes, place: tuple[int, int], who: str | None
-    ) -> None:
+    def pairing(self, secret: bytes, gradient: bytes, place: tuple[int, int], who: str | None) -> None:
         """A row of noise meets a gradient, whether or not the sum will ever leave."""
         row = hashlib.sha256(secret).digest()
         self.findings.work["steps"] += 1
@@ -343,9 +340,7 @@ class Visitor:
         people = [self._someone() for _ in range(count)]
         for who in people:
             learner.expect(who)
-        group = [
-            (who, Sample(self._rng.standard_normal(D).astype(np.float32), 1.0)) for who in people
-        ]
+        group = [(who, Sample(self._rng.standard_normal(D).astype(np.float32), 1.0)) for who in people]
         answers = learner.observe_many(group) if count > 1 else [learner.observe(*group[0])]
         for who, answer in zip(people, answers, strict=False):
             if answer is not Answer.TAKEN:
@@ -382,9 +377,11 @@ class History:
         """Live and be cut, so often or until the learner refuses; returns how often."""
         with mounted(self._disk) as vfs, small_snapshots():
             ledger = ledger_on(
-                self._disk, vfs, synchronous=self._findings.setting.synchronous,
+                self._disk,
+                vfs,
+                synchronous=self._findings.setting.synchronous,
                 wal_autocheckpoint=int(self._rng.choice([5, 20, 60])),
-            )  # fmt: skip
+            )
             learner = learner_class(ledger, self._outside)
             for done in range(cuts):
                 if not self._live(learner):
@@ -476,13 +473,14 @@ def table(findings: Findings) -> str:
     """For people."""
     work = findings.work
     lines = [
-        f"synchronous={findings.setting.name}; SQLite {apsw.sqlite_lib_version()}; "
-        f"{findings.seconds:.0f} s",
-        *(f"  {work[what]:>9,}  {what}" for what in
-          ("cuts", "events", "stores", "starts", "rounds", "steps", "epochs ended")),
+        f"synchronous={findings.setting.name}; SQLite {apsw.sqlite_lib_version()}; {findings.seconds:.0f} s",
+        *(
+            f"  {work[what]:>9,}  {what}"
+            for what in ("cuts", "events", "stores", "starts", "rounds", "steps", "epochs ended")
+        ),
         "violations",
         *(f"  {findings.violations[kind]:>9,}  {kind}" for kind in KINDS),
-    ]  # fmt: skip
+    ]
     lines += [f"             {number} x {why}" for why, number in findings.refusals.most_common(6)]
     return "\n".join(lines)
 

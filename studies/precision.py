@@ -131,9 +131,7 @@ class Float32Draws(GridNoise):
         return -1.0
 
 
-def sent(
-    setting: Setting, grid: Grid, raw: float, at: int, noise: GridNoise, secret: bytes
-) -> Sent:
+def sent(setting: Setting, grid: Grid, raw: float, at: int, noise: GridNoise, secret: bytes) -> Sent:
     """One release a coordinate of the noise, of a client at step ``at`` with gradient ``raw``."""
     gradient = RawGradient(np.array([raw], np.float32))
     nothing = RawGradient(np.zeros(1, np.float32))
@@ -219,10 +217,7 @@ class Count:
 def p_values(counts: list[Count]) -> dict[str, float]:
     """Of the hypothesis that both worlds have the same low-order bits, over some settings."""
     each = [count.differences() for count in counts]
-    return {
-        name: float(chi2.sf(sum(d[name][0] for d in each), sum(d[name][1] for d in each)))
-        for name in each[0]
-    }
+    return {name: float(chi2.sf(sum(d[name][0] for d in each), sum(d[name][1] for d in each))) for name in each[0]}
 
 
 def _chunks(releases: int) -> Iterator[tuple[int, int]]:
@@ -232,9 +227,8 @@ def _chunks(releases: int) -> Iterator[tuple[int, int]]:
 
 
 def attack(
-    setting: Setting, releases: int, *, grid: Grid | None = None,
-    noise: type[GridNoise] = GridNoise, seed: int = 0,
-) -> Count:  # fmt: skip
+    setting: Setting, releases: int, *, grid: Grid | None = None, noise: type[GridNoise] = GridNoise, seed: int = 0
+) -> Count:
     """``releases`` in each world; ``grid`` and ``noise`` are the deployed ones unless broken."""
     grid = setting.grid if grid is None else grid
     count = Count(setting)
@@ -303,8 +297,7 @@ def main() -> None:
         print(json.dumps(asdict(result)))
         return
     print(
-        "mechanism    clip norm  epsilon  std/B_g  telling    low bits: least p  "
-        "without the grid: telling of 0, of B_g"
+        "mechanism    clip norm  epsilon  std/B_g  telling    low bits: least p  without the grid: telling of 0, of B_g"
     )
     for count in counts:
         s = count.setting

@@ -49,10 +49,7 @@ Floats = NDArray[np.float64]
 
 
 def plan_of(
-    rounds: int,
-    methods: Sequence[dict[str, Any]],
-    telemetry: dict[str, Any] | None,
-    drift: str = "none",
+    rounds: int, methods: Sequence[dict[str, Any]], telemetry: dict[str, Any] | None, drift: str = "none"
 ) -> Plan:
     """Methods with one step each; ``step`` is the effective one."""
     made = [
@@ -107,9 +104,11 @@ def coverage(rounds: int, seeds: Sequence[int]) -> list[Coverage]:
     found = simulated(plan_of(rounds, methods, told), seeds)
     return [
         _covered(found, m, metric, window)
-        for metric in METRICS for window in WINDOWS if window <= rounds
+        for metric in METRICS
+        for window in WINDOWS
+        if window <= rounds
         for m in range(len(MECHANISMS))
-    ]  # fmt: skip
+    ]
 
 
 def _covered(found: Simulation, method: int, metric: str, window: int) -> Coverage:
@@ -144,10 +143,7 @@ class Price:
 
 def price(rounds: int, seeds: Sequence[int]) -> list[Price]:
     """The same plan twice."""
-    methods = [
-        {"name": f"{eps:g}", "mechanism": "buffered", "epsilon": eps, "step": STEPS[eps]}
-        for eps in BUDGETS
-    ]
+    methods = [{"name": f"{eps:g}", "mechanism": "buffered", "epsilon": eps, "step": STEPS[eps]} for eps in BUDGETS]
     without = simulated(plan_of(rounds, methods, None), seeds)
     told = simulated(plan_of(rounds, methods, {}), seeds)
     result = []
@@ -184,9 +180,7 @@ class Acting:
 WAYS = ("one step", "the larger step", "choose_step", "reduce_step", "stop")
 
 
-def acting(
-    rounds: int, seeds: Sequence[int], drift: str, eps: float, ways: Sequence[str] = WAYS
-) -> list[Acting]:
+def acting(rounds: int, seeds: Sequence[int], drift: str, eps: float, ways: Sequence[str] = WAYS) -> list[Acting]:
     """One step, the larger one, and servers that act; or some of them, with one step first."""
 
     def plan(times: float, **told: Any) -> Plan:
@@ -200,17 +194,12 @@ def acting(
         "reduce_step": plan(FACTOR, act="reduce_step"),
         "stop": plan(1.0, act="stop"),
     }
-    each = {
-        way: simulated(plans[way], seeds).history["accuracy"][0].astype(np.float64) for way in ways
-    }
+    each = {way: simulated(plans[way], seeds).history["accuracy"][0].astype(np.float64) for way in ways}
     base = each["one step"].mean(axis=1)
     return [
-        Acting(
-            drift, eps, way, float(h.mean()), _mean(h.mean(axis=1) - base),
-            float(h[:, -(rounds // 4) :].mean()),
-        )
+        Acting(drift, eps, way, float(h.mean()), _mean(h.mean(axis=1) - base), float(h[:, -(rounds // 4) :].mean()))
         for way, h in each.items()
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
@@ -242,10 +231,7 @@ def main() -> None:
         )
     fresh = range(FRESH, FRESH + options.seeds)
     acted = [
-        each
-        for drift in ("none", "abrupt")
-        for eps in BUDGETS
-        for each in acting(options.rounds, fresh, drift, eps)
+        each for drift in ("none", "abrupt") for eps in BUDGETS for each in acting(options.rounds, fresh, drift, eps)
     ]
     print("| drift | epsilon | way | accuracy | gain | at the end |\n" + "| --- " * 6 + "|")
     for a in acted:
@@ -256,9 +242,10 @@ def main() -> None:
     print(f"{options.seeds} seeds, {options.rounds} rounds, {time.monotonic() - began:.0f} s")
     if options.out is not None:
         found = {
-            "coverage": [asdict(c) for c in covered], "price": [asdict(p) for p in priced],
+            "coverage": [asdict(c) for c in covered],
+            "price": [asdict(p) for p in priced],
             "acting": [asdict(a) for a in acted],
-        }  # fmt: skip
+        }
         options.out.mkdir(parents=True, exist_ok=True)
         write_file(options.out / "telemetry.json", json.dumps(found, indent=2) + "\n")
 

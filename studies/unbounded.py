@@ -94,10 +94,8 @@ def study(horizon: int, points: int = 19) -> dict[str, Any]:
         "stationary": stationary[at].tolist(),
         "stationary limit": limit,
         "forgetting optimum": forgetting_optimum(steps),
-        "at step 1000": {
-            "1000": m.buffered(STEP, 8, normalise=False).max_error(), **price
-        },
-    }  # fmt: skip
+        "at step 1000": {"1000": m.buffered(STEP, 8, normalise=False).max_error(), **price},
+    }
 
 
 def run_endless(steps: int, dim: int) -> dict[str, Any]:
@@ -134,9 +132,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     steps = found["steps"]
     axes.plot(steps, found["known horizon"], "k-", label="known horizon T = t (buffered)")
     known = found["certified"]
-    axes.plot(
-        list(map(int, known)), list(known.values()), "k.", label="the same, certified optimum"
-    )
+    axes.plot(list(map(int, known)), list(known.values()), "k.", label="the same, certified optimum")
     for T, curve in found["oversized"].items():
         axes.plot(steps[: len(curve)], curve, "--", label=f"oversized: made for T = {int(T):,}")
     axes.plot(steps, found["doubling"], "-.", label="epochs of doubling length")
@@ -145,9 +141,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     (line,) = axes.plot(steps, found["stationary"], label=f"stationary, forgetting {rho:g}")
     optimum = found["forgetting optimum"]
     axes.plot(
-        list(map(int, optimum)), list(optimum.values()), ".", color=line.get_color(),
+        list(map(int, optimum)),
+        list(optimum.values()),
+        ".",
+        color=line.get_color(),
         label=f"forgetting {rho:g}, known horizon: lower bound (mean)",
-    )  # fmt: skip
+    )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("step t")
@@ -170,8 +169,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     write_file(options.out / "unbounded.json", json.dumps(found, indent=1) + "\n")
     draw(found, options.out / "unbounded.png")
-    print(json.dumps({key: found[key] for key in ("at step 1000", "stationary limit")}
-                     | {"run": found.get("run")}, indent=1))  # fmt: skip
+    print(
+        json.dumps(
+            {key: found[key] for key in ("at step 1000", "stationary limit")} | {"run": found.get("run")}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,13 @@ def pinned(tmp_path, monkeypatch):
     """A root whose lock pins one small package, and an npm that hands it out."""
     packed = archive(main=b"draw()", LICENSE=b"MIT")
     digest = base64.b64encode(hashlib.sha512(packed).digest()).decode()
-    pin = {"version": "1.0.0", "licence": "MIT", "integrity": f"sha512-{digest}",
-           "into": "vendor", "files": {"main": "main.js", "LICENSE": "LICENSE"}}  # fmt: skip
+    pin = {
+        "version": "1.0.0",
+        "licence": "MIT",
+        "integrity": f"sha512-{digest}",
+        "into": "vendor",
+        "files": {"main": "main.js", "LICENSE": "LICENSE"},
+    }
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/npm.json").write_text(json.dumps({"small": pin}))
     handed = {"archive": packed, "asked": 0}
@@ -83,8 +88,10 @@ def test_without_npm_it_says_how_to_get_it(tmp_path):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     done = subprocess.run(
         [sys.executable, str(tmp_path / "scripts/fetch_npm.py"), "uplot"],
-        capture_output=True, text=True, env={"PATH": str(tmp_path)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
     assert done.returncode == 3
     assert "npm is not installed" in done.stderr
 

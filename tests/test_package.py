@@ -19,16 +19,46 @@ ROOT = Path(__file__).parent.parent
 
 def test_public_names_are_pinned():
     assert sorted(vs.__all__) == [
-        "Answer", "Budget", "Factorization", "Guarantee", "Learner", "Participation",
-        "Plan", "PrivateModel", "PrivateSum", "Release", "Run", "Sample", "VeilstreamError",
-        "Workload", "__version__",
-        "audit", "calibrate", "clip", "decode", "errors", "mechanisms", "models", "privacy",
-        "privacy_of", "run", "streams", "tasks", "theory",
-    ]  # fmt: skip
+        "Answer",
+        "Budget",
+        "Factorization",
+        "Guarantee",
+        "Learner",
+        "Participation",
+        "Plan",
+        "PrivateModel",
+        "PrivateSum",
+        "Release",
+        "Run",
+        "Sample",
+        "VeilstreamError",
+        "Workload",
+        "__version__",
+        "audit",
+        "calibrate",
+        "clip",
+        "decode",
+        "errors",
+        "mechanisms",
+        "models",
+        "privacy",
+        "privacy_of",
+        "run",
+        "streams",
+        "tasks",
+        "theory",
+    ]
     assert list(vs.mechanisms.MECHANISMS) == [
-        "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",
-        "toeplitz_normalised", "buffered", "banded",
-    ]  # fmt: skip
+        "independent",
+        "tree",
+        "tree_online",
+        "tree_full",
+        "optimal",
+        "toeplitz",
+        "toeplitz_normalised",
+        "buffered",
+        "banded",
+    ]
     for module in (vs, vs.mechanisms, vs.privacy, vs.errors):
         for name in module.__all__:
             assert hasattr(module, name), name
@@ -36,8 +66,18 @@ def test_public_names_are_pinned():
 
 def test_import_is_light():
     """Heavy packages stay out of the core; the CPU time itself is printed by benchmarks/."""
-    heavy = ("jax", "flwr", "nvflare", "matplotlib", "scipy.linalg", "scipy.optimize", "rich",
-             "typer", "cryptography", "threadpoolctl")  # fmt: skip
+    heavy = (
+        "jax",
+        "flwr",
+        "nvflare",
+        "matplotlib",
+        "scipy.linalg",
+        "scipy.optimize",
+        "rich",
+        "typer",
+        "cryptography",
+        "threadpoolctl",
+    )
     code = f"import sys, veilstream; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

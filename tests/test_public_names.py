@@ -15,9 +15,16 @@ from tests.support.pages import PAGES, ROOT, blocks_in, name_of
 from tests.test_package import SMALL_PLAN
 
 MECHANISMS = (
-    "independent", "tree", "tree_online", "tree_full", "optimal", "toeplitz",
-    "toeplitz_normalised", "buffered", "banded",
-)  # fmt: skip
+    "independent",
+    "tree",
+    "tree_online",
+    "tree_full",
+    "optimal",
+    "toeplitz",
+    "toeplitz_normalised",
+    "buffered",
+    "banded",
+)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -90,17 +97,26 @@ def test_private_sums_release_what_decode_reads():
 
 
 NAMES = {
-    "tasks": ("Task", "DetailedTask", "TaskDetails", "FromLoss", "Sample", "Logistic",
-              "LeastSquares", "Ripple"),
+    "tasks": ("Task", "DetailedTask", "TaskDetails", "FromLoss", "Sample", "Logistic", "LeastSquares", "Ripple"),
     "models": ("PytreeTask", "TorchTask", "DictLogistic", "DictRegression", "DictEncoder"),
-    "streams": ("Stream", "SyntheticStream", "RippleStream", "PoolStream", "EvenSplit",
-                "DirichletSplit", "PaperSplit", "WriterSplit", "TableSource", "LiveSource",
-                "load_mnist", "mnist_stream"),
-    "theory": ("Constants", "dynamic_regret_bound", "static_regret_bound", "main_theorem_rate",
-               "advised_step_size"),
+    "streams": (
+        "Stream",
+        "SyntheticStream",
+        "RippleStream",
+        "PoolStream",
+        "EvenSplit",
+        "DirichletSplit",
+        "PaperSplit",
+        "WriterSplit",
+        "TableSource",
+        "LiveSource",
+        "load_mnist",
+        "mnist_stream",
+    ),
+    "theory": ("Constants", "dynamic_regret_bound", "static_regret_bound", "main_theorem_rate", "advised_step_size"),
     "audit": ("audit", "AuditReport"),
     "privacy": ("Budget", "Guarantee", "calibrate", "privacy_of", "GaussianCurve", "ZcdpCurve"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("module", NAMES)
@@ -126,17 +142,27 @@ def test_documentation_calls_everything_by_its_name_at_the_top(page):
 
 
 CALLED = (
-    "calibrate", "privacy_of", "run", "clip", "decode", "Learner", "PrivateSum", "Run",
+    "calibrate",
+    "privacy_of",
+    "run",
+    "clip",
+    "decode",
+    "Learner",
+    "PrivateSum",
+    "Run",
     "PrivateModel",
-    *(f"PrivateModel.{name}" for name in ("simulated", "learn_one", "predict_one",
-                                          "predict_proba_one")),
+    *(f"PrivateModel.{name}" for name in ("simulated", "learn_one", "predict_one", "predict_proba_one")),
     *(f"models.{name}" for name in NAMES["models"]),
     *(f"mechanisms.{name}" for name in MECHANISMS),
-    "tasks.Logistic", "tasks.LeastSquares", "tasks.Ripple",
+    "tasks.Logistic",
+    "tasks.LeastSquares",
+    "tasks.Ripple",
     *(f"Learner.{name}" for name in ("begin_round", "observe", "learn_round", "acknowledge")),
     *(f"theory.{name}" for name in vs.theory.__all__ if name.islower()),
-    "audit.audit", "streams.load_mnist", "streams.mnist_stream",
-)  # fmt: skip
+    "audit.audit",
+    "streams.load_mnist",
+    "streams.mnist_stream",
+)
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -155,10 +181,8 @@ def glossary() -> str:
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["witness", "epoch", "release", "tag", "round", "step", "learner", "client", "cell", "grid",
-     "transport"],
-)  # fmt: skip
+    "word", ["witness", "epoch", "release", "tag", "round", "step", "learner", "client", "cell", "grid", "transport"]
+)
 def test_words_that_are_ours_stand_in_the_glossary(word):
     assert re.search(rf"^\| {word}\b[^|]*\| \S.* \|$", glossary(), re.MULTILINE)
 

@@ -59,9 +59,7 @@ def test_a_server_that_works_out_its_terms_loads_no_noise():
 
 
 def test_noise_is_there_when_it_is_asked_for():
-    loaded = loaded_by(
-        "import veilstream as vs; list(vs.mechanisms.tree(4).noise(std=1.0, dim=2, seed=1))"
-    )
+    loaded = loaded_by("import veilstream as vs; list(vs.mechanisms.tree(4).noise(std=1.0, dim=2, seed=1))")
     assert loaded >= NOISE
 
 
@@ -69,9 +67,11 @@ def test_frames_load_nothing_else_of_ours():
     loaded = loaded_by("import veilstream.federation.protocol.frames")
     ours = {m for m in loaded if m.startswith("veilstream")}
     assert ours == {
-        "veilstream", "veilstream.federation", "veilstream.federation.protocol",
+        "veilstream",
+        "veilstream.federation",
+        "veilstream.federation.protocol",
         "veilstream.federation.protocol.frames",
-    }  # fmt: skip
+    }
     assert "numpy" not in loaded
 
 
@@ -81,9 +81,13 @@ def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
     ours = {m.removeprefix("veilstream") for m in loaded if m.startswith("veilstream")}
     folder = ".federation"
     assert ours == {
-        "", ".federation", f"{folder}.direct", f"{folder}.direct.certificates",
-        f"{folder}.direct.client", f"{folder}.direct.wire",
-    }  # fmt: skip
+        "",
+        ".federation",
+        f"{folder}.direct",
+        f"{folder}.direct.certificates",
+        f"{folder}.direct.client",
+        f"{folder}.direct.wire",
+    }
     assert "numpy" not in loaded
 
 
@@ -94,9 +98,13 @@ def test_the_flower_app_at_a_learner_loads_nothing_else_of_ours():
     ours = {m.removeprefix("veilstream") for m in loaded if m.startswith("veilstream")}
     folder = ".federation"
     assert ours == {
-        "", ".federation", ".federation.protocol", ".federation.protocol.frames",
-        f"{folder}.flower", f"{folder}.flower.client_app",
-    }  # fmt: skip
+        "",
+        ".federation",
+        ".federation.protocol",
+        ".federation.protocol.frames",
+        f"{folder}.flower",
+        f"{folder}.flower.client_app",
+    }
 
 
 PUBLIC = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp")

@@ -91,9 +91,7 @@ class MissingExtra(VeilstreamError, ImportError):
         self.package, self.extra, self.purpose = package, extra, purpose
         what = "veilstream" if extra is None else f"'veilstream[{extra}]'"
         verb = "are" if " and " in package else "is"
-        super().__init__(
-            f"{purpose} needs {package}, which {verb} not installed: pip install {what}"
-        )
+        super().__init__(f"{purpose} needs {package}, which {verb} not installed: pip install {what}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.package, self.extra, self.purpose)
@@ -150,9 +148,7 @@ class StoreBusy(VeilstreamError):
 
     def __init__(self, path: str, holder: str) -> None:
         self.path, self.holder = path, holder
-        super().__init__(
-            f"{path} is held by process {holder}: a ledger has one writer (stop that learner first)"
-        )
+        super().__init__(f"{path} is held by process {holder}: a ledger has one writer (stop that learner first)")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.holder)

@@ -13,11 +13,7 @@ __all__ = ["sync_directory", "write_file"]
 
 
 def write_file(
-    path: Path,
-    content: str | bytes | Iterable[bytes],
-    *,
-    partial: str | None = None,
-    shared: bool = False,
+    path: Path, content: str | bytes | Iterable[bytes], *, partial: str | None = None, shared: bool = False
 ) -> None:
     """Write under another name, then move into place: readers never see half, writers never mix.
 

@@ -29,19 +29,17 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     def tick(amount: int) -> None:
         nonlocal done, bar
         done += amount
-        if (
-            bar is None
-            and not inner
-            and sys.stderr.isatty()
-            and time.monotonic() - began > SHOW_AFTER_S
-        ):
+        if bar is None and not inner and sys.stderr.isatty() and time.monotonic() - began > SHOW_AFTER_S:
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
             bar = Progress(
-                SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                SpinnerColumn(),
+                *Progress.get_default_columns(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             bar.start()
             bar.add_task(what, total=total)
         if bar is not None:

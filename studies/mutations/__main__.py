@@ -9,9 +9,7 @@ import json
 from studies.mutations import data_bugs, law_bugs, noise_bugs, server_bugs, telemetry_bugs
 from veilstream.progress import progress
 
-ALL = (
-    *noise_bugs.BUGS, *law_bugs.BUGS, *data_bugs.BUGS, *server_bugs.BUGS, *telemetry_bugs.BUGS,
-)  # fmt: skip
+ALL = (*noise_bugs.BUGS, *law_bugs.BUGS, *data_bugs.BUGS, *server_bugs.BUGS, *telemetry_bugs.BUGS)
 
 
 def main() -> None:

@@ -72,10 +72,12 @@ def rolled_back() -> Finding:
     # Two answers to one round: the client who was replaced is in the first only.
     found = one_run(residuals, Law(np.array([[1.0], [0.0]]), 2.0, CLAIM))
     return Finding(
-        "rollback: the same noise, other data", "one run", found.violation,
+        "rollback: the same noise, other data",
+        "one run",
+        found.violation,
         f"two answers differ by bare gradients: {mu_of(found.mu_surely, CLAIM)}",
         "ledger: LedgerError (an old copy); without it, a fresh secret for the step",
-    )  # fmt: skip
+    )
 
 
 def unclipped(raw, bound, gamma=None):
@@ -92,10 +94,12 @@ def not_clipped() -> Finding:
             twins = twin_runs(*both(50), at=2)
     best = max(g.mu_surely for g in found.guesses)
     return Finding(
-        "clipping off", "many runs", found.violation and twins.alarm,
+        "clipping off",
+        "many runs",
+        found.violation and twins.alarm,
         f"{mu_of(best, CLAIM)}; same draws: {twins.unexplained_units:,} units unexplained",
         "grid: PrivacyError (norm checked in integers)",
-    )  # fmt: skip
+    )
 
 
 def nan_let_through() -> Finding:
@@ -113,10 +117,12 @@ def nan_let_through() -> Finding:
         with patch.object(Grid, "gradient", unchecked):
             found = one_run(listen(plan, terms, adaptive=False).residuals, law_of_terms(terms))
     return Finding(
-        "NaN let through", "conformance", found.stranger,
+        "NaN let through",
+        "conformance",
+        found.stranger,
         f"{found.outside} of 16 steps off their d'; normality p = {found.normality_p:.1g}",
         "grid: PrivacyError (not finite)",
-    )  # fmt: skip
+    )
 
 
 def same_client_twice() -> Finding:
@@ -127,11 +133,12 @@ def same_client_twice() -> Finding:
         epochs = canary_runs(plan, terms, 8000, insist=True, epochs=2, seed=0)
     best = max(g.mu_surely for g in found.guesses)
     return Finding(
-        "the same client twice", "many runs",
+        "the same client twice",
+        "many runs",
         found.violation and epochs.violation and not kept.alarm,
         f"comes again at every step: {mu_of(best, CLAIM)}",
         "ledger: tags of all epochs; a client who was taken is answered and not used",
-    )  # fmt: skip
+    )
 
 
 class FarTooFine(Grid):
@@ -154,19 +161,14 @@ def without_the_grid() -> Finding:
     finer = FarTooFine(setting.grid.step * 2.0**-11, setting.clip_norm)
     telling = attack(setting, 40_000, grid=finer, noise=Float32Draws).telling
     return Finding(
-        "float release without the grid", "conformance",
+        "float release without the grid",
+        "conformance",
         not _on_grid(transcript, terms) and telling > 0,
         f"grid 2^{int(np.log2(transcript.grid))} where the promise needs "
         f"2^{int(np.log2(grid_for(1.0, terms.noise_std).step))}; {telling} telling messages of "
         "80,000 in the low-order bits",
         "type: `encode` takes whole numbers only",
-    )  # fmt: skip
+    )
 
 
-BUGS = (
-    rolled_back,
-    not_clipped,
-    nan_let_through,
-    same_client_twice,
-    without_the_grid,
-)
+BUGS = (rolled_back, not_clipped, nan_let_through, same_client_twice, without_the_grid)

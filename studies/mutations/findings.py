@@ -21,9 +21,7 @@ class Finding:
     """What refuses in front of it, shown to do so; empty where nothing does."""
 
 
-def plan_of(
-    mechanism: str = "toeplitz", *, rounds: int = 16, local_steps: int = 1, **privacy: float
-) -> Plan:
+def plan_of(mechanism: str = "toeplitz", *, rounds: int = 16, local_steps: int = 1, **privacy: float) -> Plan:
     return Plan(
         learning={"rounds": rounds, "local_steps": local_steps, "model_norm_cap": 1e30},
         data={"dim": 4},

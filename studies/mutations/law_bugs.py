@@ -102,29 +102,21 @@ def _in_a_run(bug: str, by: str, of: str, planted) -> Finding:
 
 
 def one_bare_coordinate() -> Finding:
-    return _in_a_run(
-        "one coordinate without noise", "coordinates", "noise of every", without_noise(77_777)
-    )
+    return _in_a_run("one coordinate without noise", "coordinates", "noise of every", without_noise(77_777))
 
 
 def ten_bare_coordinates() -> Finding:
     ten = range(5, MANY, MANY // 10)
-    return _in_a_run(
-        "ten coordinates without noise", "coordinates", "noise of every", without_noise(*ten)
-    )
+    return _in_a_run("ten coordinates without noise", "coordinates", "noise of every", without_noise(*ten))
 
 
 def two_share_noise() -> Finding:
     """Far apart in a large run, at no telling distance; and in a small one, opposite."""
-    found = _in_a_run(
-        "two coordinates sharing noise", "pairs", "equal or opposite", sharing(123, 87_001)
-    )
+    found = _in_a_run("two coordinates sharing noise", "pairs", "equal or opposite", sharing(123, 87_001))
     plan, terms = both(128)
     with sharing(3, 99, -1):
         caught, figure = _figure(small_checks(plan, terms, learners=2), "all pairs")
-    return dataclasses.replace(
-        found, caught=found.caught and caught, figure=f"{found.figure}; {figure}"
-    )
+    return dataclasses.replace(found, caught=found.caught and caught, figure=f"{found.figure}; {figure}")
 
 
 def epochs_repeat() -> Finding:
@@ -148,16 +140,12 @@ def seeds_of_16_bits() -> Finding:
         with pytest.raises(PrivacyError, match="came twice"):
             check_generator(learner_module.fresh_secret)
     return Finding(
-        "seeds of 16 bits", "guard", caught, figure,
+        "seeds of 16 bits",
+        "guard",
+        caught,
+        figure,
         "check_generator: PrivacyError; in messages they have the right law",
-    )  # fmt: skip
+    )
 
 
-BUGS = (
-    one_bare_coordinate,
-    ten_bare_coordinates,
-    two_share_noise,
-    epochs_repeat,
-    float32_cells,
-    seeds_of_16_bits,
-)
+BUGS = (one_bare_coordinate, ten_bare_coordinates, two_share_noise, epochs_repeat, float32_cells, seeds_of_16_bits)

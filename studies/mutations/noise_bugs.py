@@ -47,9 +47,11 @@ def redrawn_after_a_restart() -> Finding:
     with patch.object(LocalRounds, "row", redrawn):
         found = one_run(listen(plan, terms, restarts={5, 11}).residuals, law_of_terms(terms))
     return Finding(
-        "noise redrawn after a restart", "conformance", found.stranger,
+        "noise redrawn after a restart",
+        "conformance",
+        found.stranger,
         f"covariance p = {found.covariance_p:.1g}; {found.outside} of 16 steps off their d'",
-    )  # fmt: skip
+    )
 
 
 _last_release = Learner._last_release
@@ -92,9 +94,11 @@ def resent_with_fresh_noise() -> Finding:
     law = Law(np.concatenate([shifts, shifts]), 2.0, CLAIM)
     found = one_run(residuals, law)
     return Finding(
-        "a round re-sent with fresh noise", "one run", bool(unlike) and found.violation,
+        "a round re-sent with fresh noise",
+        "one run",
+        bool(unlike) and found.violation,
         f"{unlike} of 15 repeats unlike; {mu_of(found.mu_surely, CLAIM)}",
-    )  # fmt: skip
+    )
 
 
 def halved(*args, **options):
@@ -107,9 +111,7 @@ def half_the_reach() -> Finding:
     with patch.object(noise_law, "calibrate", halved):
         plan, terms = both()
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
-    return Finding(
-        "B_g instead of 2·B_g", "one run", found.violation, mu_of(found.mu_surely, CLAIM)
-    )
+    return Finding("B_g instead of 2·B_g", "one run", found.violation, mu_of(found.mu_surely, CLAIM))
 
 
 class Late(GridNoise):
@@ -126,9 +128,8 @@ def row_shifted() -> Finding:
     with patch.object(NoisySum, "noise_type", Late):
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
-        "noise row shifted by one", "one run", found.violation,
-        f"step 0 is bare: {mu_of(found.mu_surely, CLAIM)}",
-    )  # fmt: skip
+        "noise row shifted by one", "one run", found.violation, f"step 0 is bare: {mu_of(found.mu_surely, CLAIM)}"
+    )
 
 
 class Clamped(GridNoise):
@@ -164,10 +165,12 @@ def clamped_past_the_horizon() -> Finding:
         transcript = listen(plan, longer, rounds=17)
     found = one_run(transcript.residuals, Law(np.tril(np.ones((17, 17))), 2.0, CLAIM))
     return Finding(
-        "index clamped past the horizon", "one run", found.violation,
+        "index clamped past the horizon",
+        "one run",
+        found.violation,
         f"the last two steps differ by bare gradients: {mu_of(found.mu_surely, CLAIM)}",
         "learner: PrivacyError; noise: HorizonExhausted",
-    )  # fmt: skip
+    )
 
 
 def twice_the_horizon() -> Finding:
@@ -182,9 +185,12 @@ def twice_the_horizon() -> Finding:
         plan, terms = both(40_000, rounds=64)
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
-        "twice the horizon", "one run", found.violation, mu_of(found.mu_surely, CLAIM),
+        "twice the horizon",
+        "one run",
+        found.violation,
+        mu_of(found.mu_surely, CLAIM),
         "a learner of T steps stops at T (above)",
-    )  # fmt: skip
+    )
 
 
 def raw_step(self, gradient, secret):
@@ -200,9 +206,11 @@ def one_draw_a_round() -> Finding:
         found = canary_runs(plan, terms, 4000, others="echo", seed=0)
     best = max(g.mu_surely for g in found.guesses)
     return Finding(
-        "one noise draw per round, raw local steps", "many runs", found.violation,
+        "one noise draw per round, raw local steps",
+        "many runs",
+        found.violation,
         f"clients who echo the local model: {mu_of(best, CLAIM)}",
-    )  # fmt: skip
+    )
 
 
 def seed_of_the_operator() -> Finding:
@@ -215,11 +223,13 @@ def seed_of_the_operator() -> Finding:
             transcripts.append(listen(plan, terms))
     p = unlike_each(*transcripts, law_of_terms(terms))
     return Finding(
-        "a seed chosen by the operator", "conformance", p < 1e-6,
+        "a seed chosen by the operator",
+        "conformance",
+        p < 1e-6,
         f"two learners' noise is the same: p = {p:.1g}; another seed for each learner cannot be "
         "seen in messages: only the guard",
         "no argument takes a seed, and no setting names one",
-    )  # fmt: skip
+    )
 
 
 BUGS = (

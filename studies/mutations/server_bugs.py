@@ -46,9 +46,11 @@ def by_who_answered() -> Finding:
     with patch.object(ServerFold, "close_round", closed):
         wrong = _deviation()
     return Finding(
-        "weights 1/(who answered)", "conformance", right < 1e-5 < 1e-2 < wrong,
+        "weights 1/(who answered)",
+        "conformance",
+        right < 1e-5 < 1e-2 < wrong,
         f"the model is {wrong:.0%} off what the ledgers imply (correct server: {right:.0e})",
-    )  # fmt: skip
+    )
 
 
 BUGS = (by_who_answered,)

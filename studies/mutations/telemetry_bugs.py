@@ -93,17 +93,17 @@ def calibrated_for_the_gradient():
 
 def metric_outside_its_bound() -> Finding:
     plan, terms = told(0.8)
-    with (
-        patch.object(Telemetry, "coordinates", unbounded),
-        pytest.raises(PrivacyError, match="exceeds its bound"),
-    ):
+    with patch.object(Telemetry, "coordinates", unbounded), pytest.raises(PrivacyError, match="exceeds its bound"):
         telemetry_runs(plan, terms, RUNS)
     with no_guard():
         found = telemetry_runs(plan, terms, RUNS, seed=1).many
     return Finding(
-        "a metric outside its bound", "many runs", found.violation,
-        f"mu >= {found.mu_lower:.3f} of {found.claim:.3f}", "the grid refuses the coordinate",
-    )  # fmt: skip
+        "a metric outside its bound",
+        "many runs",
+        found.violation,
+        f"mu >= {found.mu_lower:.3f} of {found.claim:.3f}",
+        "the grid refuses the coordinate",
+    )
 
 
 def noise_for_the_gradient_alone() -> Finding:
@@ -111,9 +111,11 @@ def noise_for_the_gradient_alone() -> Finding:
         plan, terms = told(2.0)
         found = telemetry_runs(plan, terms, RUNS, seed=2).many
     return Finding(
-        "telemetry that was not calibrated for", "many runs", found.violation,
+        "telemetry that was not calibrated for",
+        "many runs",
+        found.violation,
         f"mu >= {found.mu_lower:.3f} of {found.claim:.3f}",
-    )  # fmt: skip
+    )
 
 
 def half_the_noise_of_metrics() -> Finding:
@@ -122,9 +124,11 @@ def half_the_noise_of_metrics() -> Finding:
         found = telemetry_runs(*told(0.3), RUNS, seed=3)
     noise = [check for check in alarming(found.checks) if check.name.startswith("noise of")]
     return Finding(
-        "half the noise in telemetry's coordinates", "coordinates", bool(noise),
+        "half the noise in telemetry's coordinates",
+        "coordinates",
+        bool(noise),
         f"{found.checks[0].figure}; p = {found.checks[0].p:.1g}",
-    )  # fmt: skip
+    )
 
 
 def metrics_sent_threefold() -> Finding:
@@ -133,13 +137,11 @@ def metrics_sent_threefold() -> Finding:
         found = telemetry_runs(*told(0.3), RUNS, seed=4)
     added = found.checks[1]
     return Finding(
-        "metrics sent threefold by the learner's step", "same draws",
+        "metrics sent threefold by the learner's step",
+        "same draws",
         twins.alarm and added in alarming(found.checks),
         f"{twins.unexplained_units:,} units unexplained; {added.figure}",
-    )  # fmt: skip
+    )
 
 
-BUGS = (
-    metric_outside_its_bound, noise_for_the_gradient_alone, half_the_noise_of_metrics,
-    metrics_sent_threefold,
-)  # fmt: skip
+BUGS = (metric_outside_its_bound, noise_for_the_gradient_alone, half_the_noise_of_metrics, metrics_sent_threefold)

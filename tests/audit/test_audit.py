@@ -138,10 +138,7 @@ def test_apart_is_as_many_learners_of_dimension_one():
                     if taken and r == 1:
                         learner.observe("canary", Sample(np.zeros((), np.float32), 1.0))
                     sent[taken, r] = decode(learner.finish_round().payload).prefix
-    one = [
-        clip_onto_grid(RawGradient(np.array([3.0 if s else -3.0], np.float32)), terms.grid)
-        for s in second
-    ]
+    one = [clip_onto_grid(RawGradient(np.array([3.0 if s else -3.0], np.float32)), terms.grid) for s in second]
     alone = np.concatenate([gradient.reveal() for gradient in one])
     for r in range(4):
         np.testing.assert_array_equal(sent[True, r] - sent[False, r], alone if r >= 1 else 0)
@@ -228,9 +225,7 @@ def test_cells_are_read_from_the_bytes_of_learners():
     assert sorted(counts) == [0, 2]
     for message, seen in counts.items():
         assert seen.draws == 60_000
-        assert seen.law.std == pytest.approx(
-            terms.noise_std * math.sqrt(message + 1) / terms.grid.step
-        )
+        assert seen.law.std == pytest.approx(terms.noise_std * math.sqrt(message + 1) / terms.grid.step)
         assert cell_fit(seen).p > 1e-6
     with pytest.raises(InputError, match="from 0 to 2"):
         learner_cells(plan, terms, 1000, messages=[3])
@@ -301,14 +296,14 @@ def command(folder: Path, *arguments: str, bug: str = "") -> subprocess.Complete
     program = COMMAND + bug + "cli.main()"
     return subprocess.run(
         [sys.executable, "-c", program, "audit", "--plan", str(path), *arguments],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_the_command_says_what_was_claimed_and_found(tmp_path):
-    done = command(
-        tmp_path, "--runs", "1000", "--draws", "2e4", "--federation", "--out", str(tmp_path / "out")
-    )
+    done = command(tmp_path, "--runs", "1000", "--draws", "2e4", "--federation", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "KEPT" in done.stdout
     assert "cannot see" in done.stdout

@@ -69,6 +69,7 @@ def test_nobody_came_and_too_few_came_is_said():
     units = noise(np.random.default_rng(4), 40)
     checks = group_of(units, np.zeros_like(units), messages={0})
     assert [check.name for check in checks] == [
-        "noise of telemetry's coordinates", "cells of telemetry's coordinates, message 1",
-    ]  # fmt: skip
+        "noise of telemetry's coordinates",
+        "cells of telemetry's coordinates, message 1",
+    ]
     assert "NOT LOOKED AT: 40 draws" in checks[1].figure

@@ -62,13 +62,9 @@ def test_messages_at_round_ends_tell_no_more_than_all_prefixes(name):
 
 def test_several_visits_add_up():
     f = VARIANTS["banded"](T)
-    twice = law_of(
-        f.noising_matrix(), std=3.0, reach=2.0, claim=1.0, participation=Participation(2, 6)
-    )
+    twice = law_of(f.noising_matrix(), std=3.0, reach=2.0, claim=1.0, participation=Participation(2, 6))
     C = np.linalg.inv(f.noising_matrix())
-    np.testing.assert_allclose(
-        twice.expected[0], 2.0 / 3.0 * np.linalg.norm(C[:, 0] + C[:, 6]), rtol=1e-6
-    )
+    np.testing.assert_allclose(twice.expected[0], 2.0 / 3.0 * np.linalg.norm(C[:, 0] + C[:, 6]), rtol=1e-6)
     assert twice.expected.max() <= 2.0 / 3.0 * f.sensitivity((2, 6)) * (1 + 1e-6)
 
 
@@ -179,9 +175,7 @@ def judged(of: Law, runs: int, seed: int, size: float = 1.0, **options):
 @pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (713, 2000)])
 def test_binomial_bounds_are_those_of_scipy(count, total):
     reference = binomtest(count, total).proportion_ci(0.98, method="exact")
-    assert clopper_pearson(count, total, 0.01) == pytest.approx(
-        (reference.low, reference.high), abs=1e-12
-    )
+    assert clopper_pearson(count, total, 0.01) == pytest.approx((reference.low, reference.high), abs=1e-12)
 
 
 def test_epsilon_from_counts_is_that_of_jax_privacy():
@@ -202,9 +196,7 @@ def test_the_bound_on_mu_is_a_bound():
     found = [judged(of, 600, seed, confidence=0.8) for seed in range(200)]
     truth = float(of.expected.max())
     assert sum(f.mu_lower > truth for f in found) <= binom.isf(1e-6, 200, 0.2)
-    assert sum(f.epsilon_lower > epsilon_of(truth, 1e-3) for f in found) <= binom.isf(
-        1e-6, 200, 0.2
-    )
+    assert sum(f.epsilon_lower > epsilon_of(truth, 1e-3) for f in found) <= binom.isf(1e-6, 200, 0.2)
 
 
 def test_many_runs_come_near_the_truth_and_raise_no_alarm():

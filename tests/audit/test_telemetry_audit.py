@@ -58,8 +58,7 @@ def both(metrics=("accuracy",), dim=1, neighbours="replace-one", scale=0.3):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "neighbours"),
-    [(["accuracy"], "replace-one"), (ALL, "replace-one"), (ALL, "zero-out")],
+    ("metrics", "neighbours"), [(["accuracy"], "replace-one"), (ALL, "replace-one"), (ALL, "zero-out")]
 )
 def test_the_whole_vector_uses_the_promise_and_no_more(metrics, neighbours):
     """20,000 runs: mu to about 3%; false alarms as stated by `many_run`."""
@@ -82,10 +81,7 @@ def test_the_reach_by_hand():
 
 
 def test_a_metric_outside_its_bound_is_refused_by_the_guard():
-    with (
-        patch.object(Telemetry, "coordinates", unbounded),
-        pytest.raises(PrivacyError, match="exceeds its bound"),
-    ):
+    with patch.object(Telemetry, "coordinates", unbounded), pytest.raises(PrivacyError, match="exceeds its bound"):
         telemetry_runs(*both(), 1000)
 
 
@@ -166,9 +162,7 @@ def test_cells_of_telemetry_are_looked_at():
 
     with patch.object(LocalRounds, "noisy", even):
         found = telemetry_runs(*both(), 20_000, seed=5)
-    assert {check.name for check in alarming(found.checks)} >= {
-        "cells of telemetry's coordinates, message 1"
-    }
+    assert {check.name for check in alarming(found.checks)} >= {"cells of telemetry's coordinates, message 1"}
 
 
 def test_the_same_draws_flip_every_metric():

@@ -29,41 +29,32 @@ from veilstream.reports.audit_figure import draw_audit
 LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.deployment.learner"
 
 PLANTED = {
-    "noise redrawn after a restart": (
-        1, "not the noise", [patch.object(LocalRounds, "row", redrawn)],
-    ),
-    "a round re-sent with fresh noise": (
-        1, "answered twice", [patch.object(Learner, "_last_release", renoised)],
-    ),
+    "noise redrawn after a restart": (1, "not the noise", [patch.object(LocalRounds, "row", redrawn)]),
+    "a round re-sent with fresh noise": (1, "answered twice", [patch.object(Learner, "_last_release", renoised)]),
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
     "noise row shifted by one": (1, "mu is at least", [patch.object(NoisySum, "noise_type", Late)]),
-    "the same client twice": (
-        1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)],
-    ),
+    "the same client twice": (1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)]),
     "clipping off": (
-        1, "no gradient explains",
-        [patch.object(gradient_types, "clip", unclipped),
-         patch.object(grid, "_square_norm", lambda units, bound: 0)],
+        1,
+        "no gradient explains",
+        [patch.object(gradient_types, "clip", unclipped), patch.object(grid, "_square_norm", lambda units, bound: 0)],
     ),
     "one noise draw per round, raw local steps": (
-        4, "runs: mu is at least", [patch.object(LocalRounds, "noisy", raw_step)],
+        4,
+        "runs: mu is at least",
+        [patch.object(LocalRounds, "noisy", raw_step)],
     ),
-    "float release without the grid": (
-        1, "finer than the grid", [patch(f"{LAW}.grid_for", fine)],
-    ),
+    "float release without the grid": (1, "finer than the grid", [patch(f"{LAW}.grid_for", fine)]),
     "a seed chosen by the operator": (
-        1, "share their noise", [known_secrets(lambda: hashlib.sha256(b"operator").digest())],
+        1,
+        "share their noise",
+        [known_secrets(lambda: hashlib.sha256(b"operator").digest())],
     ),
     "one coordinate without noise": (1, "too little noise", [without_noise(77)]),
     "two coordinates sharing noise": (1, "share their noise", [sharing(11, 100)]),
-    "seeds from a secret of the store and the step": (
-        1, "an epoch repeats the noise", [every_epoch_alike()],
-    ),
-    "seeds of 16 bits": (
-        1, "drawn from too few",
-        [weak_seeds(), patch(f"{LEARNER}.check_generator_once", unguarded)],
-    ),
-}  # fmt: skip
+    "seeds from a secret of the store and the step": (1, "an epoch repeats the noise", [every_epoch_alike()]),
+    "seeds of 16 bits": (1, "drawn from too few", [weak_seeds(), patch(f"{LEARNER}.check_generator_once", unguarded)]),
+}
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -73,9 +64,7 @@ def test_the_audit_says_what_is_wrong(bug, tmp_path):
     with ExitStack() as planted:
         for each in patches:
             planted.enter_context(each)
-        report = audit(
-            plan_of(mechanism, rounds=8, local_steps=tau), runs=4000, coordinates=3000, draws=20_000
-        )
+        report = audit(plan_of(mechanism, rounds=8, local_steps=tau), runs=4000, coordinates=3000, draws=20_000)
     assert any(said in alarm for alarm in report.alarms), report.alarms
     assert report.verdict.startswith("BROKEN")
     json.dumps(report.as_dict(), allow_nan=False)
@@ -115,12 +104,14 @@ def test_a_method_that_chooses_its_own_steps_keeps_its_promise(tau):
         ("mu is at least", [patch(f"{LAW}.calibrate", halved)]),
         (
             "no gradient explains",
-            [patch.object(gradient_types, "clip", normalised_twice_as_long),
-             patch.object(grid, "_square_norm", lambda units, bound: 0)],
+            [
+                patch.object(gradient_types, "clip", normalised_twice_as_long),
+                patch.object(grid, "_square_norm", lambda units, bound: 0),
+            ],
         ),
     ],
     ids=["B_g instead of 2·B_g", "normalised to length two"],
-)  # fmt: skip
+)
 def test_the_audit_says_what_is_wrong_with_such_a_method(said, patches):
     with ExitStack() as planted_bugs:
         for each in patches:
@@ -133,9 +124,7 @@ def test_the_command_takes_such_a_plan(tmp_path):
     path = tmp_path / "auto.toml"
     path.write_text(auto().to_toml())
     asked = ["audit", "--plan", str(path), "--runs", "400", "--draws", "1e4", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "veilstream", *asked], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-m", "veilstream", *asked], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verdict"].startswith("KEPT")
 
@@ -148,10 +137,6 @@ def test_the_audit_sees_float32_under_the_grid():
 
 def test_the_audit_of_a_federation_sees_a_bare_coordinate_on_the_wire():
     with without_noise(2500):
-        report = audit(
-            plan_of(rounds=8), runs=1000, coordinates=3000, draws=20_000, federation=True
-        )
+        report = audit(plan_of(rounds=8), runs=1000, coordinates=3000, draws=20_000, federation=True)
     for name in ("north", "south"):
-        assert any(
-            f"federation, {name}: noise of every coordinate" in alarm for alarm in report.alarms
-        )
+        assert any(f"federation, {name}: noise of every coordinate" in alarm for alarm in report.alarms)

@@ -42,9 +42,7 @@ def axe() -> str:
 
 
 def fetched(name: str) -> Path:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/fetch_npm.py"), name], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/fetch_npm.py"), name], capture_output=True, text=True)
     if done.returncode:
         cannot(done.stderr.strip())
     folders = {"uplot": "src/veilstream/reports/page/vendor", "axe-core": "tests/browser/vendor"}

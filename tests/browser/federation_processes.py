@@ -33,14 +33,24 @@ class Federation:
         with (self.root / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", "veilstream", *words, "--plan", "plan.toml", "--insecure"],
-                cwd=self.root, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+                cwd=self.root,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
 
     def start_server(self) -> None:
         self._start(
-            "server", "server", "--publish", "--out", "run", "--listen",
-            f"127.0.0.1:{self.listen}", "--model-api", f"127.0.0.1:{self.port}",
-        )  # fmt: skip
+            "server",
+            "server",
+            "--publish",
+            "--out",
+            "run",
+            "--listen",
+            f"127.0.0.1:{self.listen}",
+            "--model-api",
+            f"127.0.0.1:{self.port}",
+        )
         until = time.monotonic() + 60
         while True:
             try:
@@ -53,9 +63,18 @@ class Federation:
 
     def start_learner(self, name: str) -> None:
         self._start(
-            name, "learner", "--id", name, "--data", f"plan:{NAMES.index(name)}", "--server",
-            f"127.0.0.1:{self.listen}", "--new-store", "--reply-after", "0.3",
-        )  # fmt: skip
+            name,
+            "learner",
+            "--id",
+            name,
+            "--data",
+            f"plan:{NAMES.index(name)}",
+            "--server",
+            f"127.0.0.1:{self.listen}",
+            "--new-store",
+            "--reply-after",
+            "0.3",
+        )
 
     def kill(self, name: str) -> None:
         process = self.running.pop(name)

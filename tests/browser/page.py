@@ -11,10 +11,7 @@ from typing import Any
 class Page:
     def __init__(self, browser: Any) -> None:
         self.browser = browser
-        self._command(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "light"}],
-        )
+        self._command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
         self.width(1280)
 
     def open(self, path: Path, *, scheme: str = "light", width: int = 1280) -> None:
@@ -25,19 +22,15 @@ class Page:
         """From a server; logs of pages before are dropped."""
         for log in ("browser", "performance"):
             self.browser.get_log(log)
-        self._command(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
-        )
+        self._command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.width(width)
         self.browser.get(url)
         self.run("localStorage.removeItem('veilstream-theme')")
 
     def width(self, pixels: int) -> None:
         self._command(
-            "Emulation.setDeviceMetricsOverride",
-            width=pixels, height=900, deviceScaleFactor=1, mobile=pixels < 500,
-        )  # fmt: skip
+            "Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=pixels < 500
+        )
 
     def _command(self, name: str, **options: Any) -> Any:
         return self.browser.execute_cdp_cmd(name, options)
@@ -57,10 +50,7 @@ class Page:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                if (
-                    self.run("return window.left === undefined && document.readyState")
-                    == "complete"
-                ):
+                if self.run("return window.left === undefined && document.readyState") == "complete":
                     return
             except WebDriverException:  # between two pages there is none
                 pass
@@ -78,9 +68,8 @@ class Page:
         self.run("arguments[0].scrollIntoView({block: 'center'})", self.find(css))
         box = self.run("return arguments[0].getBoundingClientRect().toJSON()", self.find(css))
         self._command(
-            "Input.dispatchMouseEvent", type="mouseMoved",
-            x=box["x"] + x * box["width"], y=box["y"] + y * box["height"],
-        )  # fmt: skip
+            "Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + x * box["width"], y=box["y"] + y * box["height"]
+        )
         self.browser.execute_async_script(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
         )

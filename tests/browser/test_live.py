@@ -52,8 +52,7 @@ def state_of(page) -> str:
 def cells(page, name: str) -> list[str]:
     """A learner's row."""
     found = page.run(
-        "return [...document.querySelectorAll('#results tbody tr')]"
-        ".map(r => [...r.cells].map(c => c.textContent))"
+        "return [...document.querySelectorAll('#results tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
     return next(row for row in found if row[0] == name)
 
@@ -172,9 +171,12 @@ def test_a_simulation_is_drawn_while_it_runs_and_ends_as_its_report(page, librar
     words = ["run", "plan.toml", "--live", "--out", "out"]
     words += [word for change in changes for word in ("--set", change)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "veilstream", *words], cwd=tmp_path, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "veilstream", *words],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     assert process.stderr is not None
     try:
         first = process.stderr.readline()

@@ -29,10 +29,7 @@ def chip(page, name):
 
 def shown(page) -> set[str]:
     """Methods in the read-out below the first chart."""
-    return {
-        node.get_attribute("data-name")
-        for node in page.all("#chart-held-out .readout li[data-name]")
-    }
+    return {node.get_attribute("data-name") for node in page.all("#chart-held-out .readout li[data-name]")}
 
 
 def test_the_page_is_drawn_by_the_library_without_a_complaint_or_a_foreign_request(report, run):
@@ -49,8 +46,7 @@ def test_the_page_is_drawn_by_the_library_without_a_complaint_or_a_foreign_reque
 def test_the_pages_own_policy_lets_nothing_out(report):
     """Even a script that tried could not: asked for another host, the browser refuses."""
     said = report.browser.execute_async_script(
-        "const done = arguments[0];"
-        "fetch('http://127.0.0.1:9/').then(() => done('sent'), () => done('refused'))"
+        "const done = arguments[0];fetch('http://127.0.0.1:9/').then(() => done('sent'), () => done('refused'))"
     )
     assert said == "refused"
     assert any("Content Security Policy" in message for message in report.errors())
@@ -59,9 +55,14 @@ def test_the_pages_own_policy_lets_nothing_out(report):
 def test_sections_say_what_a_run_is_about(report):
     titles = report.texts("h2")
     assert titles == [
-        "What it learns", "Results", "The promise", "Private telemetry", "Noise against signal",
-        "The last audit", "Repeat it",
-    ]  # fmt: skip
+        "What it learns",
+        "Results",
+        "The promise",
+        "Private telemetry",
+        "Noise against signal",
+        "The last audit",
+        "Repeat it",
+    ]
     assert "ε = 2, δ = 10⁻³" in report.find("#promise").text
     assert "≥ ε = 1.830" in report.find("#audit").text
     assert "buffered" in report.find(".hero .what").text
@@ -85,10 +86,7 @@ def test_the_legend_toggles_a_method_in_every_chart(report):
 def test_pointing_at_a_curve_shows_every_seeds_value(report, run, expected):
     """At the right edge: the last round looked at, whose accuracies stand in the table."""
     over = f"{PLOT} .u-over"
-    top = report.run(
-        "const c = document.querySelector(arguments[0]).getBoundingClientRect().height; return c",
-        over,
-    )
+    top = report.run("const c = document.querySelector(arguments[0]).getBoundingClientRect().height; return c", over)
     assert top > 100
     for share in np.linspace(0.02, 0.98, 25):
         report.point_at(over, 0.999, share)
@@ -129,17 +127,14 @@ def test_a_keyboard_reaches_every_value(report, expected):
 
 
 def test_the_command_that_repeats_it_is_copied(report, run):
-    report.browser.execute_cdp_cmd(
-        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]}
-    )
+    report.browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
     command = report.find("#command").text
     assert command == f"veilstream run {run.path.name}/plan.toml --out {run.path.name}-again"
     report.find("#copy").click()
     report.browser.execute_async_script("setTimeout(arguments[0], 100)")
     assert report.find("#copy").text == "Copied"
     area = report.run(
-        "const a = document.createElement('textarea'); document.body.append(a); a.focus();"
-        "a.id = 'pasted'; return a.id"
+        "const a = document.createElement('textarea'); document.body.append(a); a.focus();a.id = 'pasted'; return a.id"
     )
     report.find(f"#{area}").send_keys("\ue009v")  # Ctrl+V
     assert report.run("return document.getElementById('pasted').value") == command
@@ -175,9 +170,7 @@ def test_nothing_is_wider_than_the_screen(page, run, width):
     page.open(run.path / "report.html", width=width)
     assert page.run("return document.documentElement.scrollWidth") <= width
     plot = page.run(f"return document.querySelector('{PLOT}').getBoundingClientRect().width")
-    canvas = page.run(
-        f"return document.querySelector('{PLOT} canvas').getBoundingClientRect().width"
-    )
+    canvas = page.run(f"return document.querySelector('{PLOT} canvas').getBoundingClientRect().width")
     assert 0.9 * plot <= canvas <= plot
     tall = page.run("return [...document.querySelectorAll('.chip')].map(c => c.offsetHeight)")
     assert min(tall) >= 24  # a finger's width, by WCAG 2.2
@@ -292,9 +285,7 @@ def test_a_federations_report_shows_rounds_telemetry_and_learners(page, tmp_path
     (folder / "telemetry.csv").write_text(TELEMETRY)
     write_report(vs.Run(folder))
     page.open(folder / "report.html")
-    assert page.texts("h2") == [
-        "Who took part", "The promise", "Private telemetry", "Rounds", "Repeat it",
-    ]  # fmt: skip
+    assert page.texts("h2") == ["Who took part", "The promise", "Private telemetry", "Rounds", "Repeat it"]
     assert page.find("#headline").text == "6"
     assert page.find("#chart-telemetry-accuracy .readout b").text == "0.8300 ± 0.0500"
     parts = page.texts("#promise summary")
@@ -309,10 +300,11 @@ def test_a_simulations_telemetry_has_a_curve_a_method_and_every_seed(page, run, 
     methods = [name for name in run.summary["methods"] if name in ("tree", "buffered")]
     seeds = run.summary["seeds"]
     rows = ["method,seed,round,metric,estimate,low,high,window,steps,sampling,average"] + [
-        f"{name},{seed},{r},accuracy,{0.5 + 0.2 * m + 0.1 * s},0.4,0.9,4,80,0.05,"
-        "plain mean over steps"
-        for m, name in enumerate(methods) for s, seed in enumerate(seeds) for r in (4, 8, 12)
-    ]  # fmt: skip
+        f"{name},{seed},{r},accuracy,{0.5 + 0.2 * m + 0.1 * s},0.4,0.9,4,80,0.05,plain mean over steps"
+        for m, name in enumerate(methods)
+        for s, seed in enumerate(seeds)
+        for r in (4, 8, 12)
+    ]
     (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
     write_report(vs.Run(tmp_path))
     page.open(tmp_path / "report.html")
@@ -353,8 +345,7 @@ def test_a_large_report_is_small_and_says_how_soon_it_is_there(page, large):
     assert len(page.all(".chip")) == 16
     assert len(page.all("#chart-held-out .readout li[data-name]")) == 16
     toggled = page.run(
-        "const t = performance.now(); document.querySelector('.chip').click();"
-        "return performance.now() - t"
+        "const t = performance.now(); document.querySelector('.chip').click();return performance.now() - t"
     )
     print(json.dumps({"bytes": size, "ready_ms": ready, "toggle_ms": toggled}))
     assert len(page.all("#chart-held-out .readout li[data-name]")) == 15

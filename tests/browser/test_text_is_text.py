@@ -74,17 +74,13 @@ def simulation(request, tmp_path, library):
     named = summary | {"name": f"name {request.param}"}
     (folder / "summary.json").write_text(json.dumps(named))
     described(folder, f"about {request.param}")
-    (folder / "audit.json").write_text(
-        AUDIT.replace("KEPT, as far as messages tell", f"KEPT {request.param}")
-    )
+    (folder / "audit.json").write_text(AUDIT.replace("KEPT, as far as messages tell", f"KEPT {request.param}"))
     return folder, request.param
 
 
 def test_in_a_report_a_comparison_and_a_live_page(page, simulation, tmp_path):
     folder, text = simulation
-    check(
-        page, write_report(vs.Run(folder)), [text, f"name {text}", f"about {text}", f"KEPT {text}"]
-    )
+    check(page, write_report(vs.Run(folder)), [text, f"name {text}", f"about {text}", f"KEPT {text}"])
     assert page.run("return document.title") == f"name {text} · veilstream"
     other = simulated_folder(tmp_path / "other", 2, 2, 12)
     pair = compared_runs([vs.Run(folder), vs.Run(other)])
@@ -93,15 +89,9 @@ def test_in_a_report_a_comparison_and_a_live_page(page, simulation, tmp_path):
     live = LiveState(report_state(vs.Run(folder)), "/live")
     (tmp_path / "live.html").write_bytes(live.html()[1])
     check(page, tmp_path / "live.html", [text, f"name {text}"], live=True)
-    table = {
-        "columns": ["learner"],
-        "rows": [[f"row {text}"]],
-        "note": f"note {text}",
-        "main": None,
-    }
+    table = {"columns": ["learner"], "rows": [[f"row {text}"]], "note": f"note {text}", "main": None}
     page.run(
-        "veilstream.update(arguments[0])",
-        {"title": f"new {text}", "notices": [f"notice {text}"], "results": table},
+        "veilstream.update(arguments[0])", {"title": f"new {text}", "notices": [f"notice {text}"], "results": table}
     )
     shown = visible(page)
     for word in ("new", "notice", "row", "note"):
@@ -123,8 +113,13 @@ def test_in_a_federations_report_and_its_statement(page, library, tmp_path, text
 @pytest.mark.parametrize("text", HOSTILE)
 def test_in_a_learners_own_page(page, tmp_path, text):
     status = {
-        "learner": f"clinic {text}", "state": "waiting", "epoch": 0, "round": 0, "rounds": 6,
-        "refusals": {f"reason {text}": 2}, "local": None,
-    }  # fmt: skip
+        "learner": f"clinic {text}",
+        "state": "waiting",
+        "epoch": 0,
+        "round": 0,
+        "rounds": 6,
+        "refusals": {f"reason {text}": 2},
+        "local": None,
+    }
     (tmp_path / "learner.html").write_text(local_page.page_html(status))
     check(page, tmp_path / "learner.html", [f"clinic {text}", f"reason {text}"])

@@ -12,15 +12,17 @@ from tests.streams.test_mnist import SHAPES, fake_mnist, put
 from veilstream.streams import mnist
 
 OFFLINE = {
-    "https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9",
-    "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "PATH": "",
-}  # fmt: skip
+    "https_proxy": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PATH": "",
+}
 
 
 def data(*arguments, home, **environment):
-    return veilstream(
-        "data", *arguments, env=os.environ | {"VEILSTREAM_DATA": str(home)} | environment
-    )
+    return veilstream("data", *arguments, env=os.environ | {"VEILSTREAM_DATA": str(home)} | environment)
 
 
 def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
@@ -38,9 +40,7 @@ def test_list_says_what_is_known_and_where_it_would_go(tmp_path):
 
 def test_list_shows_licence_and_citation_of_every_data_set(tmp_path):
     rows = json.loads(data("list", "--json", home=tmp_path).stdout)["data"]
-    assert [row["name"] for row in rows] == [
-        "mnist", "electricity", "covertype", "flights", "health"
-    ]  # fmt: skip
+    assert [row["name"] for row in rows] == ["mnist", "electricity", "covertype", "flights", "health"]
     shown = data("list", home=tmp_path).stdout
     for row in rows:
         assert row["state"] == "not here"
@@ -87,9 +87,8 @@ def with_small_files(*arguments):
     code = "from veilstream.streams import mnist; from veilstream.cli import main; "
     code += f"IdxFile = mnist.IdxFile; mnist.FILES = {mnist.FILES!r}; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, "data", *arguments],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "data", *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
 
 
 def test_get_from_a_directory_shows_source_licence_and_place(tmp_path, monkeypatch):

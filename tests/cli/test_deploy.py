@@ -24,9 +24,7 @@ COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
 ENGINES = {"flower-supernode", "flower-superlink"}
 SAME = re.compile(r"^# --- the same in every unit.*?^# --- to here ---$", re.MULTILINE | re.DOTALL)
 
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
-)
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
@@ -112,9 +110,8 @@ def test_the_check_of_options_finds_a_wrong_one():
 
 def exposure(unit: Path) -> float:
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit], capture_output=True, text=True
+    )
     (score,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     return float(score)
 
@@ -167,9 +164,7 @@ def test_units_share_one_list_of_what_is_shut():
 
 
 def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
-    accounts = re.findall(
-        r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE
-    )
+    accounts = re.findall(r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE)
     users = {unit.name: settings(unit)["User"][0] for unit in UNITS}
     assert set(users.values()) == set(accounts)
     carriers = {"veilstream-supernode@.service", "veilstream-flare@.service"}
@@ -229,9 +224,12 @@ def test_locks_have_hashes_and_hold_what_is_needed(lock):
     names = {re.match(r"[\w.-]+", pin)[0] for pin in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {
-        "deploy": ["federation"], "deploy-jax": ["federation", "jax"], "superlink": ["flower"],
-        "carrier-flower": ["flower"], "carrier-flare": ["flare"],
-    }[Path(lock).stem]  # fmt: skip
+        "deploy": ["federation"],
+        "deploy-jax": ["federation", "jax"],
+        "superlink": ["flower"],
+        "carrier-flower": ["flower"],
+        "carrier-flare": ["flare"],
+    }[Path(lock).stem]
     wanted = [] if "carrier" in lock else [*project["dependencies"]]
     wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
     missing = {re.match(r"[\w.-]+", each)[0] for each in wanted} - names
@@ -271,15 +269,10 @@ def test_services_are_shut_and_learners_see_the_server_alone(path):
 
 def test_a_carriers_container_shares_the_folder_of_the_socket_and_nothing_else():
     services = compose(DEPLOY / "compose.flower.yaml")["services"]
-    sources = {
-        name: {volume.split(":")[0] for volume in service["volumes"]}
-        for name, service in services.items()
-    }
+    sources = {name: {volume.split(":")[0] for volume in service["volumes"]} for name, service in services.items()}
     for name in ("north", "south", "west"):
         carrier = f"{name}-supernode"
-        shared = {
-            other: sources[carrier] & sources[other] for other in services if other != carrier
-        }
+        shared = {other: sources[carrier] & sources[other] for other in services if other != carrier}
         assert {other: what for other, what in shared.items() if what} == {name: {f"{name}-socket"}}
         assert services[carrier]["user"] != services[name]["user"]
         assert not [source for source in sources[carrier] if "keys" in source]

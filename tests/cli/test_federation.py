@@ -15,9 +15,7 @@ from veilstream.federation.demo import demo_plan
 
 
 @pytest.mark.parametrize("engine", ["flower", "flare"])
-def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(
-    engine, tmp_path, monkeypatch
-):
+def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(engine, tmp_path, monkeypatch):
     from veilstream.federation import demo
 
     monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
@@ -35,10 +33,7 @@ def test_a_learner_that_dials_needs_to_know_where(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(demo_plan(1, 2).to_toml())
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
-    done = veilstream(
-        "learner", "--id", "a", "--data", "plan:0", "--plan", str(plan), "--new-store",
-        cwd=tmp_path,
-    )  # fmt: skip
+    done = veilstream("learner", "--id", "a", "--data", "plan:0", "--plan", str(plan), "--new-store", cwd=tmp_path)
     assert done.returncode == 2
     assert "--server" in done.stderr
 
@@ -50,9 +45,10 @@ def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_pat
     assert "flwr run app" in done.stdout
     app = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["config"] == {
-        "plan": str(tmp_path / "plan.toml"), "keys": str(tmp_path / "keys/server"),
+        "plan": str(tmp_path / "plan.toml"),
+        "keys": str(tmp_path / "keys/server"),
         "out": str(tmp_path / "runs/federation-demo"),
-    }  # fmt: skip
+    }
     for name in ("serverapp", "clientapp"):
         module, _, attribute = app["components"][name].partition(":")
         assert importlib.util.find_spec(module) is not None
@@ -80,9 +76,21 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     done = veilstream(
-        "learner", "--id", "a", "--plan", str(plan), "--server", "127.0.0.1:8400",
-        "--data", "live", "--learner-api", "127.0.0.1:0", "--reply-after", "3", cwd=tmp_path,
-    )  # fmt: skip
+        "learner",
+        "--id",
+        "a",
+        "--plan",
+        str(plan),
+        "--server",
+        "127.0.0.1:8400",
+        "--data",
+        "live",
+        "--learner-api",
+        "127.0.0.1:0",
+        "--reply-after",
+        "3",
+        cwd=tmp_path,
+    )
     assert done.returncode == 2
     assert "--reply-after = 3.0: expected >= 30 seconds" in done.stderr
     assert not (tmp_path / "a.db").exists()
@@ -116,8 +124,7 @@ def test_a_live_page_needs_an_address_where_it_is_published(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("host", "names", "named"),
-    [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
+    ("host", "names", "named"), [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)]
 )
 def test_learners_are_named_where_nobody_else_listens_or_the_operator_says_so(host, names, named):
     with warnings.catch_warnings():

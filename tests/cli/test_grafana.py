@@ -15,9 +15,7 @@ DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/veilstream-server.json"
 def expressions() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
-    return asked + [
-        v["query"]["query"] for v in dashboard["templating"]["list"] if isinstance(v["query"], dict)
-    ]
+    return asked + [v["query"]["query"] for v in dashboard["templating"]["list"] if isinstance(v["query"], dict)]
 
 
 def named() -> set[str]:
@@ -45,11 +43,7 @@ def test_counters_are_asked_for_as_rates_and_panels_do_not_overlap():
     taken = set()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         at = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
         assert at["x"] + at["w"] <= 24
         assert not cells & taken
         assert panel["description"]

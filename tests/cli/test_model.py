@@ -57,9 +57,17 @@ def here(monkeypatch, capsys):
 
 def command(*more: str) -> list[str]:
     return [
-        "server", "--plan", "plan.toml", "--keys", "keys/server", "--out", "run",
-        "--listen", f"127.0.0.1:{free_port()}", *more,
-    ]  # fmt: skip
+        "server",
+        "--plan",
+        "plan.toml",
+        "--keys",
+        "keys/server",
+        "--out",
+        "run",
+        "--listen",
+        f"127.0.0.1:{free_port()}",
+        *more,
+    ]
 
 
 @contextmanager
@@ -67,8 +75,11 @@ def serving(root):
     """A server on the finished run, once its models can be fetched: process and address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "veilstream", *command("--model-api", "127.0.0.1:0")],
-        cwd=root, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=root,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stderr is not None
         lines = []
@@ -142,18 +153,12 @@ def test_models_stay_and_learners_stay_connected_after_the_last_round(tmp_path, 
     from veilstream.federation.server.coordinator import Coordinator
 
     asked = []
-    monkeypatch.setattr(
-        Coordinator,
-        "after_end",
-        lambda _, transport: asked.append(transport.nodes()),
-        raising=False,
-    )
+    monkeypatch.setattr(Coordinator, "after_end", lambda _, transport: asked.append(transport.nodes()), raising=False)
     world = DirectWorld(tmp_path, plan_of(rounds=2))
     world.port, at, stop = free_port(), ("127.0.0.1", free_port()), threading.Event()
     service = ServerService(
-        world.plan, tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", world.port),
-        model_api=at, task=Plain(),
-    )  # fmt: skip
+        world.plan, tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", world.port), model_api=at, task=Plain()
+    )
     ended = []
     running = threading.Thread(target=lambda: ended.append(service.run(stop=stop)), daemon=True)
     running.start()

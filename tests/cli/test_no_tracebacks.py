@@ -43,9 +43,7 @@ PathFinder.find_spec = classmethod(
 from veilstream.cli import main
 main()
 """
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +193,19 @@ def test_the_command_line_says_it_in_one_line(folder):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"\xff\xfe", b"[]", b"{}", b"null",
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b"null",
         b'{"seeds": [[0, 1]], "block_rounds": "3", "processes": 1}',
         b'{"seeds": [[0, 1]], "block_rounds": 0, "processes": 1}',
         b'{"seeds": [[0]], "block_rounds": 3, "processes": 1}',
         b'{"seeds": [[0, 7]], "block_rounds": 3, "processes": 1}',
         b'{"seeds": 5, "block_rounds": 3, "processes": 1}',
     ],
-)  # fmt: skip
+)
 def test_damaged_seed_batches_are_refused_by_name(content, folder):
     path = folder / "seed_batches.json"
     path.write_bytes(content)

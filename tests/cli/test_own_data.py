@@ -32,9 +32,8 @@ def project(tmp_path, monkeypatch):
 
 def test_a_new_project_checks_and_is_not_written_over(project):
     checked = json.loads(
-        veilstream("data", "check", *sorted((project / "records").iterdir()), "--plan",
-                   "plan.toml", "--json")
-    )  # fmt: skip
+        veilstream("data", "check", *sorted((project / "records").iterdir()), "--plan", "plan.toml", "--json")
+    )
     assert checked["rows"] == checked["used"] == 9000
     assert checked["problems"] == []
     assert Plan.load("plan.toml").learning.rounds <= min(checked["rounds"].values())
@@ -95,9 +94,7 @@ def test_records_that_do_not_last_are_named_before_a_run_begins(project):
     edited(project / "plan.toml", lambda text: text.replace("rounds = 150", "rounds = 270"))
     records = sorted((project / "records").iterdir())
     shown = veilstream("data", "check", *records, "--plan", "plan.toml")
-    says = (
-        r"270 rounds of 10 records, 2700 records at each learner, .*north: 2[34]\d\d.*rounds = 24\d"
-    )
+    says = r"270 rounds of 10 records, 2700 records at each learner, .*north: 2[34]\d\d.*rounds = 24\d"
     assert re.search(says, shown)
     done = command("run", "plan.toml", "--out", "run", "--seeds", "1")
     assert done.returncode == 0, done.stderr
@@ -126,9 +123,10 @@ def test_all_files_are_looked_at_without_a_plan(project):
 
 def test_a_proposal_goes_where_the_new_projects_sample_stood(project):
     path = project / "visits.csv"
-    path.write_text("patient,date,score,well\n" + "".join(
-        f"p{i % 9},2026-01-{i + 1:02d},{i / 2},{'yn'[i % 2]}\n" for i in range(20)
-    ))  # fmt: skip
+    path.write_text(
+        "patient,date,score,well\n"
+        + "".join(f"p{i % 9},2026-01-{i + 1:02d},{i / 2},{'yn'[i % 2]}\n" for i in range(20))
+    )
     veilstream("data", "check", path, "--write", "--plan", "plan.toml")
     written = (project / "plan.toml").read_text()
     assert written.count("[data]") == 1
@@ -161,7 +159,6 @@ def test_a_proposal_holds_names_and_no_values(project):
     written = (project / "new.toml").read_text()
     for private in ("phone", "mail", "c1", "north-", "7.0", "21."):
         assert private not in written.replace(str(path), "")
-    for name in ("hour", "temperature", "channel", "campaign", 'client = "person"',
-                 'label = "answered"'):  # fmt: skip
+    for name in ("hour", "temperature", "channel", "campaign", 'client = "person"', 'label = "answered"'):
         assert name in written
     refused(r"without \[data\]", "data", "check", path, "--write", "--plan", "new.toml")

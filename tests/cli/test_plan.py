@@ -11,17 +11,27 @@ import pytest
 
 from veilstream.mechanisms import MECHANISMS
 
-SMALL = ["--epsilon", "2", "--delta", "1e-3", "--rounds", "25", "--local-steps", "4",
-         "--clip-norm", "1", "--learners", "20", "--dim", "100"]  # fmt: skip
+SMALL = [
+    "--epsilon",
+    "2",
+    "--delta",
+    "1e-3",
+    "--rounds",
+    "25",
+    "--local-steps",
+    "4",
+    "--clip-norm",
+    "1",
+    "--learners",
+    "20",
+    "--dim",
+    "100",
+]
 
 
 def veilstream(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "veilstream", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
+        [sys.executable, "-m", "veilstream", *arguments], capture_output=True, text=True, timeout=120, **options
     )
 
 
@@ -122,18 +132,30 @@ def test_mechanisms_are_ranked_by_the_noise_in_what_is_published():
     import veilstream as vs
 
     done = veilstream(
-        "plan", "--epsilon", "2", "--delta", "1e-3", "--rounds", "60", "--averaging", "3",
-        "--step-size", "0.5", "--learners", "4", "--dim", "9", "--people", "30", "--json",
-    )  # fmt: skip
+        "plan",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-3",
+        "--rounds",
+        "60",
+        "--averaging",
+        "3",
+        "--step-size",
+        "0.5",
+        "--learners",
+        "4",
+        "--dim",
+        "9",
+        "--people",
+        "30",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rows = result["mechanisms"]
-    assert (result["recommended"], result["objective"]) in {
-        ("optimal", "published"), ("buffered", "published"),
-    }  # fmt: skip
-    assert [r["error_published"] for r in rows[1:]] == sorted(
-        r["error_published"] for r in rows[1:]
-    )
+    assert (result["recommended"], result["objective"]) in {("optimal", "published"), ("buffered", "published")}
+    assert [r["error_published"] for r in rows[1:]] == sorted(r["error_published"] for r in rows[1:])
     w = vs.Workload(horizon=60, averaging=3.0)
     tree = next(r for r in rows if r["mechanism"] == "tree")
     f = vs.mechanisms.tree(60)
@@ -148,15 +170,15 @@ def test_mechanisms_are_ranked_by_the_noise_in_what_is_published():
 
 
 def test_a_table_says_what_averaging_would_do_and_when_people_are_too_few():
-    done = veilstream("plan", *SMALL, "--participations", "4", "--separation", "10",
-                      "--people", "20", "--step-size", "0.1")  # fmt: skip
+    done = veilstream(
+        "plan", *SMALL, "--participations", "4", "--separation", "10", "--people", "20", "--step-size", "0.1"
+    )
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "With averaging = 3.0 the noise in what is published would be 0." in text
     assert "too few people" in text
     assert "noise of norm" in text
-    enough = veilstream("plan", *SMALL, "--participations", "4", "--separation", "10",
-                        "--people", "25")  # fmt: skip
+    enough = veilstream("plan", *SMALL, "--participations", "4", "--separation", "10", "--people", "25")
     assert "too few people" not in enough.stdout
 
 
@@ -274,15 +296,19 @@ def test_long_horizons_leave_out_what_would_take_long():
         (["--step-size", "1e308", "--json"], "step_size = 1e+308: expected from 1e-15 to 1e+15"),
         (["--clients-per-step", "0"], "clients_per_step = 0"),
         (["--step-decay", "500"], "step_decay = 500.0: expected"),
-        (["--objective", "published", "--mechanism", "tree"],
-         "--objective = 'published': expected beside --mechanism optimal, buffered, toeplitz"),
+        (
+            ["--objective", "published", "--mechanism", "tree"],
+            "--objective = 'published': expected beside --mechanism optimal, buffered, toeplitz",
+        ),
         (["--objective", "published", "--mechanism", "independent"], "--objective = 'published'"),
         (["--objective", "published", "--mechanism", "banded"], "--objective = 'published'"),
-        (["--objective", "published", "--mechanism", "buffered", "--unbounded"],
-         "--objective = 'published': expected nothing beside --unbounded"),
+        (
+            ["--objective", "published", "--mechanism", "buffered", "--unbounded"],
+            "--objective = 'published': expected nothing beside --unbounded",
+        ),
         (["--unbounded", "--mechanism", "tree"], "mechanism = 'tree': expected buffered or indep"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, tmp_path):
     done = veilstream("plan", *SMALL, *arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -16,9 +16,7 @@ from tests.test_package import SMALL_PLAN
 def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
     plan = tmp_path / "mine.toml"
     plan.write_text(SMALL_PLAN)
-    done = veilstream(
-        "run", str(plan), "--out", str(tmp_path / "out"), "--set", "learning.rounds=8"
-    )
+    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"), "--set", "learning.rounds=8")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("Simulation: its noise comes from seeds and protects no one")
     assert "free: nothing (noise-free)" in done.stderr

@@ -10,23 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.streams.test_datasets import (
-    FLIGHTS,
-    elec,
-    flight,
-    known_small,
-    plots,
-    rand_hie,
-    text,
-)
+from tests.streams.test_datasets import FLIGHTS, elec, flight, known_small, plots, rand_hie, text
 from veilstream.runs.folder import Run
 from veilstream.streams import dataset_tables, datasets
-from veilstream.streams.dataset_tables import (
-    covertype_tables,
-    electricity_tables,
-    flights_tables,
-    health_tables,
-)
+from veilstream.streams.dataset_tables import covertype_tables, electricity_tables, flights_tables, health_tables
 
 CARRIERS = ("UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E")
 
@@ -35,19 +22,19 @@ def use_small_data(folder):
     """In a process of its own: all four data sets in small, already in the user's directory."""
     os.environ["VEILSTREAM_DATA"] = str(Path(folder) / "home")
     dataset_tables._BALANCED_RECORDS = 0
-    flights = [
-        flight(1 + i // 40, 20 * (i % 4 == 0), carrier, i)
-        for carrier in CARRIERS
-        for i in range(960)
-    ]
+    flights = [flight(1 + i // 40, 20 * (i % 4 == 0), carrier, i) for carrier in CARRIERS for i in range(960)]
     contents = {
-        "electricity": elec(1920), "covertype": plots(4 * 960),
-        "flights": text(FLIGHTS, flights), "health": rand_hie(people=160),
-    }  # fmt: skip
+        "electricity": elec(1920),
+        "covertype": plots(4 * 960),
+        "flights": text(FLIGHTS, flights),
+        "health": rand_hie(people=160),
+    }
     makes = {
-        "electricity": electricity_tables, "covertype": covertype_tables,
-        "flights": flights_tables, "health": lambda c: health_tables(c, people=80),
-    }  # fmt: skip
+        "electricity": electricity_tables,
+        "covertype": covertype_tables,
+        "flights": flights_tables,
+        "health": lambda c: health_tables(c, people=80),
+    }
     datasets.DATASETS = known_small(contents, makes)
     for name, content in contents.items():
         (Path(folder) / f"{name}-original.csv").write_bytes(content)
@@ -59,8 +46,12 @@ def reproduce(folder, *arguments):
     code += f"use_small_data({str(folder)!r}); main()"
     return subprocess.run(
         [sys.executable, "-c", code, "reproduce", "streams", "--smoke", *arguments],
-        capture_output=True, text=True, timeout=300, check=True, cwd=Path(__file__).parents[2],
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    ).stdout
 
 
 def test_streams_in_small_show_every_method_beside_what_needs_no_learning(tmp_path):

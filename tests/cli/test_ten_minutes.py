@@ -50,10 +50,7 @@ def walk(folder, monkeypatch, *, rounds=None) -> dict[str, str]:
 
 def held_out_accuracy(folder) -> tuple[float, float]:
     """Of the model that came out, and of the commonest label, on the rows of held-out people."""
-    plan, released = (
-        Plan.load(folder / "plan.toml"),
-        ReleasedModel.load(folder / "federation/model.npz"),
-    )
+    plan, released = (Plan.load(folder / "plan.toml"), ReleasedModel.load(folder / "federation/model.npz"))
     schema, right, labels = schema_of(plan), [], []
     for path in sorted((folder / "records").glob("*.csv")):
         for _, row in open_table(path).rows():
@@ -68,9 +65,7 @@ def held_out_accuracy(folder) -> tuple[float, float]:
 
 def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     said = walk(tmp_path, monkeypatch, rounds=6)
-    assert list(said) == [
-        "data check", "run plan.toml", "plan plan.toml", "federation demo", "model show"
-    ]  # fmt: skip
+    assert list(said) == ["data check", "run plan.toml", "plan plan.toml", "federation demo", "model show"]
     assert "3 learners over direct, 6 rounds" in said["federation demo"]
     assert "3 verified: 180 clients" in said["federation demo"]
     assert "after 6 of 6 rounds" in said["model show"]
@@ -85,11 +80,7 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
         for path in (folder / "federation/learners").glob("*/records.jsonl")
         for line in path.read_text().splitlines()
     }
-    people = {
-        row["person"]
-        for path in (folder / "records").glob("*.csv")
-        for _, row in open_table(path).rows()
-    }
+    people = {row["person"] for path in (folder / "records").glob("*.csv") for _, row in open_table(path).rows()}
     held = {person for person in people if _is_held_out(person, 0.2)}
     assert len(held) > 1000
     assert learned == people - held
@@ -141,14 +132,19 @@ def test_from_a_clone_to_a_figure_of_ones_own_file_takes_ten_commands(tmp_path):
     commands.insert(2, ENVIRONMENT)  # after the change into the clone
     edit = next(i for i, command in enumerate(commands) if "--write" in command) + 1
     environment = os.environ | {
-        "INTERPRETER": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])
-    }  # fmt: skip
+        "INTERPRETER": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]),
+    }
 
     def run(lines: list[str], where: object) -> str:
         done = subprocess.run(
-            ["bash", "-euc", "\n".join(lines)], cwd=str(where), env=environment,
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            ["bash", "-euc", "\n".join(lines)],
+            cwd=str(where),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 

@@ -57,19 +57,18 @@ class SpendsAbsentSteps(OwnDraws):
 
 def plan_of(settings: dict) -> Plan:
     method = {
-        "name": "ours", "mechanism": "buffered", "step_size": parity.STEP_SIZE,
+        "name": "ours",
+        "mechanism": "buffered",
+        "step_size": parity.STEP_SIZE,
         "server_step_size": parity.SERVER_STEP_SIZE,
-    }  # fmt: skip
+    }
     return Plan(
-        learning={
-            "rounds": ROUNDS, "local_steps": TAU, "learners": LEARNERS,
-            "clip_norm": CLIP_NORM,
-        },
+        learning={"rounds": ROUNDS, "local_steps": TAU, "learners": LEARNERS, "clip_norm": CLIP_NORM},
         data={"dim": parity.DIM, **ABSENCES},
         privacy={"epsilon": 4.0, "delta": 1e-5},
         run={"seeds": 1, "first_seed": SEED, "noise": "host", "regret": False},
         methods=[method | settings],
-    )  # fmt: skip
+    )
 
 
 def attendance_of(plan: Plan) -> np.ndarray:
@@ -84,8 +83,7 @@ def deployed_models(plan: Plan, folder: Path, make: type[parity.GivenNoise]) -> 
     task, stream, there = task_of(plan), stream_of(plan), attendance_of(plan)
     names = [str(place) for place in range(LEARNERS)]
     learners = {
-        name: make.at(place)(plan, folder / f"{name}.db", task, create=True)
-        for place, name in enumerate(names)
+        name: make.at(place)(plan, folder / f"{name}.db", task, create=True) for place, name in enumerate(names)
     }
     start = np.asarray(task.init(SEED), np.float32)
     fold = ServerFold(learners["0"].terms, start, names)

@@ -20,10 +20,7 @@ HORIZONS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 100)
 # Twelve of 1..300, drawn once: tests that share them solve each mechanism once.
 horizons = st.sampled_from(np.random.default_rng(12).integers(1, 301, 12).tolist())
 per_mechanism = settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -50,9 +50,7 @@ def project(folder: Path, module: str) -> Path:
         features = text.index("# Columns that predict")
         text = text[:features] + 'encode = "dict_model:encode"\n' + text[text.index("[privacy]") :]
     text = text[: text.rindex("[[methods]]")].replace("averaging = 2.0", "")
-    text = text.replace(
-        "seeds = 3", f'seeds = 1\nfirst_seed = {SEED}\nnoise = "host"\nregret = false'
-    )
+    text = text.replace("seeds = 3", f'seeds = 1\nfirst_seed = {SEED}\nnoise = "host"\nregret = false')
     (folder / "plan.toml").write_text(text)
     return folder / "plan.toml"
 

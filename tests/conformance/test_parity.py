@@ -156,9 +156,7 @@ def simulated(tmp_path_factory):
     return plan, parity.simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"]
 
 
-@pytest.mark.parametrize(
-    "broken", [SlightlyMoreNoise, AnotherRow, AnotherModel, ForgetsClients, None]
-)
+@pytest.mark.parametrize("broken", [SlightlyMoreNoise, AnotherRow, AnotherModel, ForgetsClients, None])
 def test_the_study_finds_a_broken_learner(broken, simulated, tmp_path):
     plan, expected = simulated
     right = parity.deploy(plan, tmp_path / "right", task_of(plan))

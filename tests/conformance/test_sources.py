@@ -71,8 +71,11 @@ def people_who_call(folder: Path, people: list[str]) -> ClientSource:
 
 
 SOURCES: dict[str, Callable[[Path, list[str]], ClientSource]] = {
-    "file": a_file, "table": a_table, "iterator": an_iterator, "live": people_who_call,
-}  # fmt: skip
+    "file": a_file,
+    "table": a_table,
+    "iterator": an_iterator,
+    "live": people_who_call,
+}
 
 
 @pytest.fixture(params=SOURCES)

@@ -22,15 +22,7 @@ from veilstream.learning.cnn import Cnn
 from veilstream.learning.image_features import FEATURES, FeatureSoftmax
 from veilstream.learning.models.linear_dicts import DictLogistic, DictRegression
 from veilstream.learning.models.pytree import PytreeTask
-from veilstream.learning.tasks import (
-    LeastSquares,
-    Logistic,
-    Ripple,
-    Sample,
-    Task,
-    TaskDetails,
-    check_members,
-)
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails, check_members
 from veilstream.records.admission import Admission
 
 
@@ -118,9 +110,7 @@ def torch_convolutions():
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 1)
-        )
+        module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 1))
     example = Sample(np.zeros((1, 6, 6), np.float32), np.zeros(1, np.float32))
     return TorchTask(module, nn.functional.mse_loss, example=example)
 
@@ -135,9 +125,7 @@ CASES = {
     "pytree-mlp": Case(jax_mlp, vectors(6), classes(3)),
     "cnn": Case(Cnn, pixels, classes(10), scale=0.01, heavy=True),
     **{
-        f"features-{name}": Case(
-            lambda name=name: FeatureSoftmax(name), pixels, classes(10), heavy=True
-        )
+        f"features-{name}": Case(lambda name=name: FeatureSoftmax(name), pixels, classes(10), heavy=True)
         for name in FEATURES
     },
     "torch-mlp": Case(torch_mlp, vectors(6), classes(3), double=False),
@@ -294,9 +282,7 @@ def loss_and_gradient(name: str, mapped: str = "") -> Any:
     if mapped == "samples inside":
         both = jax.vmap(jax.vmap(both, in_axes=(None, 0)), in_axes=(0, None))
     if mapped == "models inside":
-        both = jax.vmap(
-            jax.vmap(both, in_axes=(0, None), out_axes=0), in_axes=(None, 0), out_axes=1
-        )
+        both = jax.vmap(jax.vmap(both, in_axes=(0, None), out_axes=0), in_axes=(None, 0), out_axes=1)
     return jax.jit(both)
 
 
@@ -337,11 +323,7 @@ def test_each_sample_is_predicted_for_by_itself(name):
 @every_task
 def test_gradient_of_one_client_ignores_the_others(name):
     """What per-client clipping rests on, whatever the others bring."""
-    x, batch, gradients = (
-        models(name, 2),
-        samples(name, 4),
-        loss_and_gradient(name, "samples inside"),
-    )
+    x, batch, gradients = (models(name, 2), samples(name, 4), loss_and_gradient(name, "samples inside"))
     before = np.asarray(gradients(x, batch)[1])
     hostile = samples(name, 4, seed=9)
     hostile.features[0], hostile.target[0] = batch.features[0], batch.target[0]

@@ -101,9 +101,7 @@ def test_a_learner_follows_as_often_as_its_plan_says_and_not_once_more(path):
     assert verify(path).secrets == 0
 
 
-@pytest.mark.parametrize(
-    ("run", "ended"), [("two", []), ("two", ["zero"]), ("one", ["one"]), ("one", [])]
-)
+@pytest.mark.parametrize(("run", "ended"), [("two", []), ("two", ["zero"]), ("one", ["one"]), ("one", [])])
 def test_a_run_that_is_not_said_to_have_ended_goes_on(path, run, ended):
     with learner_at(path, epochs=3) as learner:
         learner.join("one")
@@ -168,9 +166,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("kind", ["end", "epoch"])
 @pytest.mark.parametrize("moment", ["before", "stored", "witnessed"])
-def test_a_kill_on_the_way_into_the_next_epoch_is_made_good_by_asking_again(
-    path, monkeypatch, kind, moment
-):
+def test_a_kill_on_the_way_into_the_next_epoch_is_made_good_by_asking_again(path, monkeypatch, kind, moment):
     """The server asks again; then it has begun one epoch, and no secret of the old one is left."""
     write, witness = Ledger.write, Ledger.witness
     last: list[str] = []

@@ -91,10 +91,14 @@ def test_a_symbolic_link_is_refused_by_everything_that_opens_a_ledger(ending, st
     link.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
     for use in (
-        lambda: learner_at(store), lambda: learner_at(store, create=True), lambda: inspect(store),
-        lambda: verify(store), lambda: renew_witness(store), lambda: ask_for_epoch(store),
+        lambda: learner_at(store),
+        lambda: learner_at(store, create=True),
+        lambda: inspect(store),
+        lambda: verify(store),
+        lambda: renew_witness(store),
+        lambda: ask_for_epoch(store),
         lambda: begin_again(store),
-    ):  # fmt: skip
+    ):
         with pytest.raises(LedgerError, match=r"is a symbolic link.*give the path of the file"):
             use()
     assert elsewhere.read_bytes() == before
@@ -244,9 +248,10 @@ def test_a_store_that_moved_on_or_was_replaced_stops_a_running_learner(store, tm
 
     backup = contents(tmp_path)
     for harm, said in [
-        (rewound, "moved on without this process"), (ahead, "moved on without this process"),
+        (rewound, "moved on without this process"),
+        (ahead, "moved on without this process"),
         (replaced, "another file has taken its place"),
-    ]:  # fmt: skip
+    ]:
         with learner_at(store) as learner:
             harm(learner.ledger)
             with pytest.raises(LedgerError, match=said):
@@ -307,9 +312,7 @@ def test_clones_with_a_witness_each_are_told_apart_by_the_server_s_next_request(
         assert inspect(other).steps == taken
 
 
-def test_a_snapshot_of_both_files_is_told_by_the_server_and_one_of_the_store_by_the_witness(
-    store, tmp_path
-):
+def test_a_snapshot_of_both_files_is_told_by_the_server_and_one_of_the_store_by_the_witness(store, tmp_path):
     before = contents(tmp_path)
     with learner_at(store) as learner:
         release = run_round(learner, 1)
@@ -394,9 +397,7 @@ def test_a_witness_that_is_not_where_it_was_is_named_with_the_ways_out(elsewhere
     path, witness = elsewhere
     moved = witness.rename(witness.with_name("moved.witness"))
     for use in (learner_at, verify):
-        with pytest.raises(
-            LedgerError, match=r"w\.witness of .* is missing \(where it was"
-        ) as error:
+        with pytest.raises(LedgerError, match=r"w\.witness of .* is missing \(where it was") as error:
             use(path)
         assert "--witness" in str(error.value)
         assert str(error.value).index("mount its device") < str(error.value).index("renew-witness")

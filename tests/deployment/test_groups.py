@@ -95,9 +95,7 @@ def test_a_group_is_one_transaction_and_one_append(tmp_path, monkeypatch):
         learner.begin_round(0, model(0))
         commits, appends, syncs = [], [], []
         write, append, fsync = Ledger.write, Witness.append, os.fsync
-        monkeypatch.setattr(
-            Ledger, "write", lambda s, *a, **k: (commits.append(a), write(s, *a, **k))
-        )
+        monkeypatch.setattr(Ledger, "write", lambda s, *a, **k: (commits.append(a), write(s, *a, **k)))
         monkeypatch.setattr(Witness, "append", lambda s, e: (appends.append(len(e)), append(s, e)))
         monkeypatch.setattr(os, "fsync", lambda h: (syncs.append(h), fsync(h)))
         learner.observe_many(people(0, 520))
@@ -154,9 +152,7 @@ def test_in_a_group_participation_counts_the_steps_before(together, tmp_path):
 
 @pytest.mark.parametrize("point", ["step-computed", "step-stored", "step-witnessed"])
 @pytest.mark.parametrize("visit", [1, 4])
-def test_an_interrupted_group_is_stored_whole_or_not_at_all(
-    point, visit, one_by_one, tmp_path, monkeypatch
-):
+def test_an_interrupted_group_is_stored_whole_or_not_at_all(point, visit, one_by_one, tmp_path, monkeypatch):
     store, left = tmp_path / "s.db", [visit]
     mark = SourceBookmark("source", "behind the group")
 

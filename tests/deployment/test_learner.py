@@ -51,9 +51,7 @@ def model(r: int) -> np.ndarray:
 
 
 def test_a_task_of_another_size_than_the_plan_says_is_refused(tmp_path):
-    with pytest.raises(
-        InputError, match=rf"data\.dim = {D}: expected the 2 parameters of the task"
-    ):
+    with pytest.raises(InputError, match=rf"data\.dim = {D}: expected the 2 parameters of the task"):
         Learner(plan_of(), tmp_path / "s.db", Logistic(2), create=True)
     assert not list(tmp_path.iterdir())
 
@@ -82,11 +80,7 @@ def test_releases_are_the_literal_algorithm_on_the_grid(mechanism, tmp_path, mon
     monkeypatch.setattr(Ledger, "write", recorded)
     with Learner(plan_of(mechanism), tmp_path / "s.db", Logistic(D), create=True) as learner:
         releases = [run_round(learner, r) for r in range(R)]
-        step, std, N = (
-            learner.grid.step,
-            learner.noise_std,
-            learner.terms.mechanism.noising_matrix(),
-        )
+        step, std, N = (learner.grid.step, learner.noise_std, learner.terms.mechanism.noising_matrix())
     secrets = [kept[f"seed/0/{s:010d}"] for s in range(R * TAU)]
     assert len(set(secrets)) == R * TAU
     draws = np.array([fine_row(Row(secret, s), D) for s, secret in enumerate(secrets)])
@@ -147,10 +141,7 @@ def test_noise_alone_is_the_mechanisms_to_half_a_unit(mechanism, tmp_path):
         secrets.append(hashlib.sha256(b"%d" % len(secrets)).digest())
         return secrets[-1]
 
-    with (
-        known_secrets(drawn),
-        Learner(plan_of(mechanism), tmp_path / "s.db", Still(), create=True) as learner,
-    ):
+    with known_secrets(drawn), Learner(plan_of(mechanism), tmp_path / "s.db", Still(), create=True) as learner:
         sent = [prefix_of(run_round(learner, r)) * learner.grid.step for r in range(R)]
         step, std = learner.grid.step, learner.noise_std
         B = np.cumsum(learner.terms.mechanism.noising_matrix(), axis=0)
@@ -219,9 +210,7 @@ def test_what_is_pinned_is_what_is_used(tmp_path):
         np.testing.assert_array_equal(learner.local.model.reveal(), model(0))
 
 
-@pytest.mark.parametrize(
-    "r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)]
-)
+@pytest.mark.parametrize("r", [-1, pytest.param(10**5000, id="huge"), 0.0, True, "0", None, np.zeros(2)])
 def test_rounds_that_are_no_rounds(r, tmp_path):
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         with pytest.raises(InputError):
@@ -234,10 +223,16 @@ def test_rounds_that_are_no_rounds(r, tmp_path):
 
 def test_clients_data_are_refused_or_count_as_zero(tmp_path):
     bad = [
-        Sample(np.zeros(D + 1, np.float32), 1.0), Sample(np.full(D, np.nan), 1.0),
-        Sample(np.full(D, np.inf), 1.0), Sample(np.zeros(D), 7.0), Sample("text", 1.0),
-        Sample(np.zeros(D, complex), 1.0), Sample(np.full(D, 1e30), 1.0), (1,), None,
-    ]  # fmt: skip
+        Sample(np.zeros(D + 1, np.float32), 1.0),
+        Sample(np.full(D, np.nan), 1.0),
+        Sample(np.full(D, np.inf), 1.0),
+        Sample(np.zeros(D), 7.0),
+        Sample("text", 1.0),
+        Sample(np.zeros(D, complex), 1.0),
+        Sample(np.full(D, 1e30), 1.0),
+        (1,),
+        None,
+    ]
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         learner.begin_round(0, model(0))
         for i, sample in enumerate(bad):
@@ -306,15 +301,14 @@ class Still:
 
 def test_a_client_takes_part_as_often_as_the_plan_says_and_no_oftener(tmp_path):
     plan = Plan(
-        learning={"rounds": R, "local_steps": TAU, "learners": 1}, data={"dim": D},
+        learning={"rounds": R, "local_steps": TAU, "learners": 1},
+        data={"dim": D},
         privacy={"epsilon": 4.0, "delta": 1e-3, "participations": 2, "min_separation": 4},
         methods=[{"name": "ours", "mechanism": "toeplitz", "step_size": 0.1}],
-    )  # fmt: skip
+    )
     with Learner(plan, tmp_path / "s.db", Still(), create=True) as learner:
         assert learner.guarantee.participation.times == 2
-        once, _ = vs.calibrate(
-            vs.Budget(4.0, 1e-3), vs.mechanisms.toeplitz(R * TAU), 1.0, accounting="exact"
-        )
+        once, _ = vs.calibrate(vs.Budget(4.0, 1e-3), vs.mechanisms.toeplitz(R * TAU), 1.0, accounting="exact")
         assert learner.noise_std > once  # two visits cost noise
         steps = []
         for r in range(R):
@@ -469,10 +463,7 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
             patch.setattr("veilstream.deployment.ledger.crash_points.reached", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("a", client(0, 0))
-        for call in (
-            lambda: learner.observe("b", client(0, 1)),
-            learner.finish_round,
-        ):
+        for call in (lambda: learner.observe("b", client(0, 1)), learner.finish_round):
             with pytest.raises(PrivacyError, match="half-way"):
                 call()
     with Learner(plan_of(), store, Still(), create=True) as learner:
@@ -483,12 +474,16 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
 @pytest.mark.parametrize(
     "gradient",
     [
-        lambda z, s: 1 / 0, lambda z, s: np.full(D, np.inf, np.float32), lambda z, s: None,
-        lambda z, s: np.zeros(D + 1, np.float32), lambda z, s: "text",
-        lambda z, s: np.full(D, 1e300), lambda z, s: np.zeros(D, complex),
+        lambda z, s: 1 / 0,
+        lambda z, s: np.full(D, np.inf, np.float32),
+        lambda z, s: None,
+        lambda z, s: np.zeros(D + 1, np.float32),
+        lambda z, s: "text",
+        lambda z, s: np.full(D, 1e300),
+        lambda z, s: np.zeros(D, complex),
         lambda z, s: np.full(D, 1e-45, np.float32),
     ],
-)  # fmt: skip
+)
 def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_path, monkeypatch):
     sent = []
     for i, task in enumerate([Still(gradient), Still()]):
@@ -560,23 +555,17 @@ def test_a_client_who_comes_twice_at_once_is_taken_once(tmp_path):
     slow, answers = Slow(), []
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         learner.begin_round(0, model(0))
-        first = threading.Thread(
-            target=lambda: answers.append(learner.observe("alice", Sample(slow, 1.0)))
-        )
+        first = threading.Thread(target=lambda: answers.append(learner.observe("alice", Sample(slow, 1.0))))
         first.start()
         assert slow.asked.wait(10)
-        second = threading.Thread(
-            target=lambda: answers.append(learner.observe("alice", client(0, 0)))
-        )
+        second = threading.Thread(target=lambda: answers.append(learner.observe("alice", client(0, 0))))
         second.start()
         slow.goes_on.set()
         first.join(10)
         second.join(10)
         assert answers == [Answer.TAKEN, Answer.TAKEN]
         assert learner.clients_wanted == TAU - 1
-        threads = [
-            threading.Thread(target=lambda i=i: _tried(learner, f"client {i}")) for i in range(8)
-        ]
+        threads = [threading.Thread(target=lambda i=i: _tried(learner, f"client {i}")) for i in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

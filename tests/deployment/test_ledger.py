@@ -13,12 +13,7 @@ import pytest
 
 from veilstream.deployment.ledger.database import SCHEMA
 from veilstream.deployment.ledger.inspect import inspect, verify
-from veilstream.deployment.ledger.rescue import (
-    ask_for_epoch,
-    begin_again,
-    holds_secrets,
-    renew_witness,
-)
+from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, holds_secrets, renew_witness
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import ENTRY_BYTES
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy

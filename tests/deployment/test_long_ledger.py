@@ -88,9 +88,7 @@ def test_packed_or_not_a_ledger_knows_the_same(tmp_path, small_segments, monkeyp
             (record.kind, {key: value for key, value in record.body.items() if key != "before"})
             for record in ours.records()
         ]
-        for number, (record, (kind, body)) in enumerate(
-            zip(theirs.records(), stripped, strict=True)
-        ):
+        for number, (record, (kind, body)) in enumerate(zip(theirs.records(), stripped, strict=True)):
             there = {key: value for key, value in record.body.items() if key not in ("tag",)}
             assert (number, kind) == (record.number, record.kind)
             if number and kind != "step":  # the keys of tags differ, and so do the tags
@@ -100,9 +98,7 @@ def test_packed_or_not_a_ledger_knows_the_same(tmp_path, small_segments, monkeyp
             assert ledger.visit(ledger.keyed(b"1 0")) == (1, 0, 1)
             assert ledger.visit(ledger.keyed(b"1 4")) is None
     keep = ("epoch", "round", "rounds", "pinned", "steps", "clients", "acknowledged", "secrets")
-    assert [getattr(verify(packed), name) for name in keep] == [
-        getattr(inspect(plain), name) for name in keep
-    ]
+    assert [getattr(verify(packed), name) for name in keep] == [getattr(inspect(plain), name) for name in keep]
     assert (inspect(packed).round, inspect(packed).steps, inspect(packed).clients) == (2, 4, 16)
 
 
@@ -136,9 +132,7 @@ def test_every_message_of_every_epoch_is_known_and_no_other(tmp_path, small_segm
     ],
 )
 @pytest.mark.parametrize("opened", [Ledger, inspect, verify])
-def test_an_opening_notices_what_is_changed_however_old(
-    tmp_path, small_segments, statement, said, opened
-):
+def test_an_opening_notices_what_is_changed_however_old(tmp_path, small_segments, statement, said, opened):
     path = tmp_path / "s.db"
     long_ledger(path)
     verify(path)
@@ -159,9 +153,7 @@ def test_a_visit_moved_to_another_client_is_noticed(tmp_path, small_segments):
         Ledger(path)
 
 
-def test_verify_finds_a_summary_that_was_false_when_it_was_written(
-    tmp_path, small_segments, monkeypatch
-):
+def test_verify_finds_a_summary_that_was_false_when_it_was_written(tmp_path, small_segments, monkeypatch):
     """Its links and segments agree, so only what the records themselves say tells it."""
     from veilstream.deployment.ledger.chain import Chain
 

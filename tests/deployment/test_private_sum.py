@@ -64,9 +64,11 @@ def test_payloads_are_the_literal_sums(name, kind, secrets):
         total += wide * min(1.0, 1.0 / max(np.linalg.norm(wide), 1e-300))
         assert (message.round, message.steps, message.grid) == (step, step + 1, private.grid.step)
         np.testing.assert_allclose(
-            message.prefix * message.grid, total + noise[step], rtol=0,
+            message.prefix * message.grid,
+            total + noise[step],
+            rtol=0,
             atol=private.grid.step * (step + 1.5) + 1e-6 * (step + 1),
-        )  # fmt: skip
+        )
 
 
 def test_the_noise_is_drawn_anew_and_nothing_else_changes_a_payload():
@@ -91,10 +93,19 @@ def test_what_the_promise_says_of_it():
 @pytest.mark.parametrize(
     "bad",
     [
-        np.zeros(D + 1), np.zeros((1, D)), np.zeros(()), np.zeros(D, int), np.zeros(D, complex),
-        np.zeros(D, np.float16), np.zeros(D, object), "text", None, [[1.0]], np.zeros(D, bool),
+        np.zeros(D + 1),
+        np.zeros((1, D)),
+        np.zeros(()),
+        np.zeros(D, int),
+        np.zeros(D, complex),
+        np.zeros(D, np.float16),
+        np.zeros(D, object),
+        "text",
+        None,
+        [[1.0]],
+        np.zeros(D, bool),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_gradient_is_refused_and_uses_nothing_up(bad, secrets):
     private = sum_of()
     with pytest.raises(InputError, match=rf"gradient = .*expected float32 or float64 .*\({D},\)"):
@@ -147,9 +158,7 @@ except Exception as error:
 
 def test_a_forked_process_is_refused_and_its_parent_is_not():
     """For real, where nothing has threads; the child has the same state and the same sum."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
     said = sorted(done.stdout.splitlines())
     assert len(said) == 2
     assert re.match(r"child PrivacyError .*another process.*nothing was released", said[0])

@@ -22,9 +22,8 @@ TAG = "alice-of-the-test"
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
 
 
 def with_locals(error: BaseException) -> str:

@@ -114,17 +114,13 @@ def visits_of(store) -> Counter[bytes]:
 
 @pytest.fixture(autouse=True)
 def same_draws(monkeypatch):
-    monkeypatch.setattr(
-        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same")
-    )
+    monkeypatch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(plan, records, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same")
-        )
+        patch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
         return go_on(plan, tmp_path_factory.mktemp("whole") / "s.db", records)
 
 
@@ -137,9 +133,7 @@ def test_a_simulation_and_a_learner_use_every_visit(plan, records, undisturbed, 
 
 
 @pytest.mark.parametrize("point", [p for p in CRASH_POINTS if p != "acknowledged"])
-def test_killed_again_and_again_every_visit_counts_once(
-    point, plan, records, undisturbed, tmp_path, monkeypatch
-):
+def test_killed_again_and_again_every_visit_counts_once(point, plan, records, undisturbed, tmp_path, monkeypatch):
     """At every 7th visit of each place between two writes; messages are those of a calm run."""
     store, lives, sealed = tmp_path / "s.db", 0, []
     while True:

@@ -20,9 +20,23 @@ from veilstream.records.client_names import normal_form
 COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
 SPELLINGS = [COMPOSED, DECOMPOSED, f"  {COMPOSED}", f"{DECOMPOSED}\t\n", f"\u00a0{COMPOSED}\u2003"]
 NO_TAGS = [
-    "", " ", "\t\r\n", "\u00a0\u2003", b"", "x" * (LONGEST_TAG + 1), 7, None, ["x"],
-    "ann\0", "\0ann", "ann\x1blee", "ann\nlee", "ann\x7f", "ann\x85lee", "\ud800",
-]  # fmt: skip
+    "",
+    " ",
+    "\t\r\n",
+    "\u00a0\u2003",
+    b"",
+    "x" * (LONGEST_TAG + 1),
+    7,
+    None,
+    ["x"],
+    "ann\0",
+    "\0ann",
+    "ann\x1blee",
+    "ann\nlee",
+    "ann\x7f",
+    "ann\x85lee",
+    "\ud800",
+]
 
 
 @given(some.text(some.characters(exclude_categories=("Cc", "Cs")), max_size=20))

@@ -28,8 +28,7 @@ LIST = ROOT / "docs/blocks-not-run.md"
 LANGUAGES = {"python", "py", "sh", "toml", "text"}
 """text is what a program prints, or a drawing; all others are code."""
 
-PYTHON_HERE = ("in-python", "new-mechanism", "workloads", "algorithm-by-hand", "theory", "learner",
-               "choose-epsilon")  # fmt: skip
+PYTHON_HERE = ("in-python", "new-mechanism", "workloads", "algorithm-by-hand", "theory", "learner", "choose-epsilon")
 PYTHON_ELSEWHERE = {
     "docs/models-jax.md": "tests/learning/models/test_pytree.py",
     "docs/models-pytorch.md": "tests/learning/models/test_torch_model.py",
@@ -50,10 +49,7 @@ CODE = [block for page in PAGES for block in blocks(page)]
 def listed() -> dict[tuple[str, str], str]:
     """Blocks of the list by page and first line: why each does not run, and what is run instead."""
     row = re.compile(r"^\| (\S+\.md) \| (`+) ?(.*?) ?\2 \| (.*) \| (.*) \|$", re.MULTILINE)
-    return {
-        (page, line): f"{why} | {instead}"
-        for page, _, line, why, instead in row.findall(LIST.read_text("utf-8"))
-    }
+    return {(page, line): f"{why} | {instead}" for page, _, line, why, instead in row.findall(LIST.read_text("utf-8"))}
 
 
 def is_listed(block: Block) -> bool:
@@ -145,9 +141,7 @@ def whole_plan(text: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "block",
-    [b for b in CODE if b.language == "toml"],
-    ids=lambda b: f"{b.page}: {b.first_line}"[:60],
+    "block", [b for b in CODE if b.language == "toml"], ids=lambda b: f"{b.page}: {b.first_line}"[:60]
 )
 def test_toml_is_a_plan_or_a_part_of_one(block):
     whole_plan(block.text)
@@ -188,12 +182,12 @@ case "$1" in new) sed -i.before "s/^rounds = 150/rounds = 6/" "$2/plan.toml" ;; 
 def shell(script: str, where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PATH": f"{where.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path), **more,
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **more,
+    }
     return subprocess.run(
-        ["bash", "-euc", script], cwd=where, env=environment, capture_output=True, text=True,
-        timeout=600,
-    )  # fmt: skip
+        ["bash", "-euc", script], cwd=where, env=environment, capture_output=True, text=True, timeout=600
+    )
 
 
 @pytest.mark.process
@@ -297,5 +291,6 @@ def test_the_check_of_sentences_finds_a_wrong_option():
     with pytest.raises(AssertionError, match="no command"):
         options_of(["serve"])
     assert commands("veilstream run plan.toml --out x   # why\n../run new a && cd a\n") == [
-        "run plan.toml --out x", "new a",
-    ]  # fmt: skip
+        "run plan.toml --out x",
+        "new a",
+    ]

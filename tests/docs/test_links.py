@@ -17,16 +17,15 @@ SKIPPED = {".venv", ".git", "node_modules", "build", "dist", "runs"}
 def files_of_the_repository(*suffixes: str) -> list[Path]:
     """Those that git knows or would know, else all; never an environment's."""
     done = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
     listed = done.stdout.splitlines() if done.returncode == 0 else []
     found = [ROOT / name for name in listed] or list(ROOT.rglob("*"))
     return sorted(
-        path for path in found
-        if path.suffix in suffixes and path.is_file()
-        and not SKIPPED & set(path.relative_to(ROOT).parts)
-    )  # fmt: skip
+        path
+        for path in found
+        if path.suffix in suffixes and path.is_file() and not SKIPPED & set(path.relative_to(ROOT).parts)
+    )
 
 
 MARKDOWN = files_of_the_repository(".md")
@@ -68,16 +67,12 @@ def test_the_check_finds_a_file_and_a_heading_that_are_not_there():
     page = ROOT / "docs/glossary.md"
     text = "# Words that are ours\n[a](none.md) [b](#words-that-are-ours) [c](#none) "
     text += "[d](privacy.md#none) [e](privacy.md#noise-by-itself) [f](https://host.example/x)"
-    assert [each.partition(":")[0] for each in broken(page, text)] == [
-        "none.md", "#none", "privacy.md#none",
-    ]  # fmt: skip
+    assert [each.partition(":")[0] for each in broken(page, text)] == ["none.md", "#none", "privacy.md#none"]
 
 
 def test_anchors_are_those_of_code_hosts():
     """Examples as GitHub renders them."""
-    made = anchors(
-        "# A: b, c\n## `x` and [y](z)\n## ε = 2 on\n## Again\n## Again\n```\n# no\n```\n"
-    )
+    made = anchors("# A: b, c\n## `x` and [y](z)\n## ε = 2 on\n## Again\n## Again\n```\n# no\n```\n")
     assert made == {"a-b-c", "x-and-y", "ε--2-on", "again", "again-1"}
 
 
@@ -87,9 +82,7 @@ def test_pages_that_code_and_errors_name_exist(folder):
     for path in files_of_the_repository(".py", ".toml", ".yaml", ".service", ".sh", ""):
         if path.relative_to(ROOT).parts[0] != folder:
             continue
-        named = re.findall(
-            r"\bdocs/[\w./-]+\.(?:md|png|svg|ipynb)\b", path.read_text("utf-8", "replace")
-        )
+        named = re.findall(r"\bdocs/[\w./-]+\.(?:md|png|svg|ipynb)\b", path.read_text("utf-8", "replace"))
         gone = [name for name in named if not (ROOT / name).exists()]
         if gone:
             missing[name_of(path)] = gone

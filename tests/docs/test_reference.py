@@ -18,10 +18,7 @@ from veilstream.plans.schema import Table
 DOCS = ROOT / "docs"
 
 
-MADE = {
-    "docs/reference_pages.py": ("PAGES", "DOCS"),
-    "docs/draw_pictures.py": ("PICTURES", "HERE"),
-}
+MADE = {"docs/reference_pages.py": ("PAGES", "DOCS"), "docs/draw_pictures.py": ("PICTURES", "HERE")}
 
 
 @pytest.mark.parametrize("script", MADE)
@@ -104,11 +101,7 @@ def test_exit_codes_are_those_of_the_command_line():
     assert {"0", "4", "130"} <= codes
 
 
-PATHS = {
-    "PERSON_PATH": PERSON_PATH,
-    "path": LIVE,
-    "f\"{path.rstrip('/')}/events\"": f"{LIVE}/events",
-}
+PATHS = {"PERSON_PATH": PERSON_PATH, "path": LIVE, "f\"{path.rstrip('/')}/events\"": f"{LIVE}/events"}
 """Routes whose path is no literal."""
 
 

@@ -25,13 +25,14 @@ NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `./run docs --build DIR` makes it; its notebooks run in real kernels."""
     out = tmp_path_factory.mktemp("site")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs/build_site.py"), "--build", str(out)],
-        capture_output=True, text=True, timeout=600, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return out
 
@@ -47,13 +48,7 @@ class Loaded(HTMLParser):
         given = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
             self.found.append(given.get("src") or "")
-        elif tag == "link" and given.get("rel") not in (
-            "canonical",
-            "index",
-            "search",
-            "next",
-            "prev",
-        ):
+        elif tag == "link" and given.get("rel") not in ("canonical", "index", "search", "next", "prev"):
             self.found.append(given.get("href") or "")
         elif tag == "object":
             self.found.append(given.get("data") or "")
@@ -88,10 +83,25 @@ def test_the_check_finds_what_comes_from_elsewhere():
 
 def test_names_of_the_design_have_their_docstrings_on_the_site(site):
     api = (site / "api.html").read_text(encoding="utf-8")
-    names = ["Budget", "calibrate", "decode", "Learner", "Learner.begin_round", "PrivateSum", "Run",
-             "run", "mechanisms.toeplitz", "mechanisms.optimal", "mechanisms.Workload",
-             "mechanisms.Factorization.max_error", "tasks.Logistic", "models.PytreeTask",
-             "streams.TableSource", "theory.dynamic_regret_bound", "audit.audit"]  # fmt: skip
+    names = [
+        "Budget",
+        "calibrate",
+        "decode",
+        "Learner",
+        "Learner.begin_round",
+        "PrivateSum",
+        "Run",
+        "run",
+        "mechanisms.toeplitz",
+        "mechanisms.optimal",
+        "mechanisms.Workload",
+        "mechanisms.Factorization.max_error",
+        "tasks.Logistic",
+        "models.PytreeTask",
+        "streams.TableSource",
+        "theory.dynamic_regret_bound",
+        "audit.audit",
+    ]
     for name in names:
         assert f'id="veilstream.{name}"' in api, name
 

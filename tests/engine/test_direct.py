@@ -19,22 +19,11 @@ pytest.importorskip("grpc")
 
 import grpc
 
-from tests.support.direct import (
-    DirectWorld,
-    RawStream,
-    dated_certificate,
-    refusal,
-    tls_listener,
-)
+from tests.support.direct import DirectWorld, RawStream, dated_certificate, refusal, tls_listener
 from tests.support.federation import DIM, Lines, plan_of, seeds_by_name, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.direct import DirectServer, certificates, wire
-from veilstream.federation.keys.identity import (
-    add_learner,
-    make_keys,
-    remove_learner,
-    renew_learner,
-)
+from veilstream.federation.keys.identity import add_learner, make_keys, remove_learner, renew_learner
 from veilstream.federation.protocol.transport import Failure
 
 
@@ -141,8 +130,7 @@ def test_a_silent_learner_holds_nobody_up_beyond_the_deadline(tmp_path):
         over.set()
     assert coordinator.finished
     assert took < 15.0  # three deadlines of one second; a request's own patience is 5.2 s
-    assert any("c: no answer within 1 s" in note or "node c: no answer" in note
-               for note in world.notes)  # fmt: skip
+    assert any("c: no answer within 1 s" in note or "node c: no answer" in note for note in world.notes)
     rows = (tmp_path / "run/rounds.csv").read_text().splitlines()[1:]
     assert [row.split(",")[2:] for row in rows] == [["2", "c"]] * 3
 
@@ -317,11 +305,28 @@ def test_the_second_learners_process_ends_with_7(world, tmp_path):
     world.connect("a", echo)
     connected(world, "a")
     done = subprocess.run(
-        [sys.executable, "-m", "veilstream", "learner", "--plan", "plan.toml",
-         "--keys", "keys/learners/a", "--server", f"127.0.0.1:{world.port}",
-         "--data", "plan:0", "--store", "second.db", "--new-store"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "veilstream",
+            "learner",
+            "--plan",
+            "plan.toml",
+            "--keys",
+            "keys/learners/a",
+            "--server",
+            f"127.0.0.1:{world.port}",
+            "--data",
+            "plan:0",
+            "--store",
+            "second.db",
+            "--new-store",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 7, done.stderr
     assert "a learner called 'a' is already connected" in done.stderr
     assert "Traceback" not in done.stderr
@@ -464,9 +469,7 @@ def test_plaintext_on_the_servers_port_ends_nobody(world):
     assert all(node.online for node in world.nodes.values())
 
 
-def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(
-    world, tmp_path, learner_log
-):
+def test_once_enrolled_a_learner_waits_for_a_server_that_it_cannot_trust_now(world, tmp_path, learner_log):
     keys = tmp_path / "learner/a"
     make_keys(tmp_path / "other", ["127.0.0.1"], ["a"])
     shutil.copytree(tmp_path / "other/learners/a", keys)
@@ -545,9 +548,7 @@ def test_a_learner_warns_of_its_certificates_end_once_a_day(world, learner_log):
     assert "this learner's certificate ends on 20" in line
 
 
-@pytest.mark.parametrize(
-    ("begins", "ends", "words"), [(-20, -10, "has expired"), (10, 20, "is not valid yet")]
-)
+@pytest.mark.parametrize(("begins", "ends", "words"), [(-20, -10, "has expired"), (10, 20, "is not valid yet")])
 def test_a_learner_names_the_dates_of_the_servers_certificate(world, begins, ends, words):
     keys = world.root / "keys"
     dated_certificate(keys, begins, ends)

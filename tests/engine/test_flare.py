@@ -70,9 +70,7 @@ class Federation:
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.world = stack.enter_context(World(root / "learners", PLAN, NAMES))
         self.keys = root / "learners/keys"
-        flare = support.Federation(
-            root, self.keys, NAMES, DIM, first_account=FIRST_ACCOUNT, hostile=("server", "b")
-        )
+        flare = support.Federation(root, self.keys, NAMES, DIM, first_account=FIRST_ACCOUNT, hostile=("server", "b"))
         self.flare = flare.processes
         self.world.socket = self.flare.socket
         self.world.start_all()
@@ -154,9 +152,7 @@ def test_a_new_name_of_the_server_is_added_to_its_certificate(keys):
 
     provision(keys, "fl.example.org", 8400)
     pem = (keys / "flare/server/startup/server.crt").read_bytes()
-    found = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
+    found = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert found.value.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert [str(ip) for ip in found.value.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
 
@@ -188,9 +184,8 @@ def test_insecure_is_loopback_only(keys, tmp_path):
 def imported(module: str, *path: Path) -> set[str]:
     code = f"import sys; sys.path[:0] = {[str(p) for p in path]}; import {module}\n"
     out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code + "print(*sys.modules)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", code + "print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
     return set(out.stdout.split())
 
 
@@ -229,10 +224,7 @@ class Session:
         return [{"client_name": n, "status": self.sites[n]} for n in names if self.sites[n]]
 
     def list_jobs(self, name_prefix):
-        return [
-            {"job_name": name, "job_id": f"id of {name}", "status": status}
-            for name, status in self.jobs.items()
-        ]
+        return [{"job_name": name, "job_id": f"id of {name}", "status": status} for name, status in self.jobs.items()]
 
     def submit_job(self, path):
         self.submitted.append(Path(path).name)
@@ -406,8 +398,10 @@ def test_a_job_that_brings_any_code_reads_no_file_of_a_learner(federation, tmp_p
     kit = federation.keys / "server/flare"
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SUBMIT, ADMIN, str(kit), str(tmp_path)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert out.returncode == 0, out
     wait_for((home / "job-answers").exists, 40.0)
     check(json.loads((home / "job-answers").read_text()), federation)
@@ -433,8 +427,7 @@ def server(flare: LocalFlare) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "victims",
-    [worker, *(pytest.param(v, marks=pytest.mark.slow) for v in (server_job, site, server))],
+    "victims", [worker, *(pytest.param(v, marks=pytest.mark.slow) for v in (server_job, site, server))]
 )
 def test_a_killed_process_costs_seconds_and_no_round(federation, victims):
     federation.rounds(1)
@@ -478,9 +471,15 @@ def test_a_local_account_reads_no_file_of_a_learner_through_the_sites_listener(f
     python, environment = interpreter(local := FIRST_ACCOUNT + 50)
     out = subprocess.run(
         [str(python), "-W", "ignore", str(script), json.dumps(orders(federation) | {"port": port})],
-        env=os.environ | environment, user=local, group=local, extra_groups=[],
-        cwd="/", capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env=os.environ | environment,
+        user=local,
+        group=local,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     check(json.loads(out.stdout.partition("RESULT ")[2]), federation)
 
 

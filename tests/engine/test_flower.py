@@ -21,12 +21,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from studies.parity import GivenNoise, parity_plan, simulate
-from veilstream.federation.flower.app_folder import write_app
-from veilstream.federation.flower.local import LocalFlower, socket_folder
 
 from tests.support.flower import ACCOUNT, as_account, open_folder, reachable_python
 from veilstream.deployment.terms import Terms
+from veilstream.federation.flower.app_folder import write_app
 from veilstream.federation.flower.carrier_socket import CarrierSocket
+from veilstream.federation.flower.local import LocalFlower, socket_folder
 from veilstream.federation.keys.identity import LearnerKeys, make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol import frames
@@ -88,9 +88,7 @@ def federation(tmp_path_factory):
         (root / "secrets").mkdir(mode=0o700)
         (root / "secrets/records.csv").write_text(SECRET)
         python = reachable_python(root)
-        flower = LocalFlower(
-            root / "flower", root / "keys", NAMES, other_accounts=python is not None, python=python
-        )
+        flower = LocalFlower(root / "flower", root / "keys", NAMES, other_accounts=python is not None, python=python)
         stack.callback(flower.close)
         server_keys = root / "server-keys"
         (root / "keys/server").rename(server_keys)
@@ -104,9 +102,8 @@ def federation(tmp_path_factory):
             stack.callback(daemon.close)
             folder = socket_folder(root / "sockets" / name, flower.accounts[name])
             carrier = carriers[name] = CarrierSocket(
-                daemon.handle, folder / "s", dim=int(learner.settings["d"]),
-                trust_own_account=python is None,
-            )  # fmt: skip
+                daemon.handle, folder / "s", dim=int(learner.settings["d"]), trust_own_account=python is None
+            )
             stack.callback(carrier.close)
             carrier.start()
             sockets[name] = carrier.path
@@ -117,9 +114,7 @@ def federation(tmp_path_factory):
         write_app(app, plan=root / "plan.toml", keys=server_keys, out=root / "run")
         for name in NAMES:
             flower.start_supernode(name, sockets[name])
-        yield Federation(
-            root, flower, sockets, carriers, daemons, app, plan, expected, python is not None
-        )
+        yield Federation(root, flower, sockets, carriers, daemons, app, plan, expected, python is not None)
 
 
 def test_models_equal_the_simulations_although_a_supernode_and_the_run_end(federation):
@@ -244,8 +239,9 @@ def write_hostile_app(federation: Federation) -> Path:
     text = HOSTILE.format(
         targets=[str(target) for target in targets],
         sockets=[str(path) for path in federation.sockets.values()],
-        pid=os.getpid(), out=str(root / "run/found.json"),
-    )  # fmt: skip
+        pid=os.getpid(),
+        out=str(root / "run/found.json"),
+    )
     app = root / "hostile"
     (app / "hostile").mkdir(parents=True)
     (app / "hostile/__init__.py").write_text("")
@@ -296,9 +292,11 @@ def test_a_local_account_reads_nothing_and_does_not_reach_the_socket(federation)
     if not federation.separate:
         pytest.skip("needs root, and a Python that other accounts can start")
     for name in NAMES:
-        for path in (federation.root / name / "s.db",
-                     federation.root / "keys/learners" / name / "identity.key",
-                     federation.root / "flower" / name / "node.key"):  # fmt: skip
+        for path in (
+            federation.root / name / "s.db",
+            federation.root / "keys/learners" / name / "identity.key",
+            federation.root / "flower" / name / "node.key",
+        ):
             assert path.exists()
             assert as_account(["/bin/cat", str(path)], ACCOUNT + 500).returncode != 0
         at = str(federation.sockets[name])
@@ -325,9 +323,8 @@ def test_it_runs_in_flowers_simulation(tmp_path_factory):
         (root / "plan.toml").write_text(plan.to_toml())
         python = reachable_python(root)
         flower = LocalFlower(
-            root / "flower", root / "keys", [], other_accounts=python is not None, python=python,
-            simulation=True,
-        )  # fmt: skip
+            root / "flower", root / "keys", [], other_accounts=python is not None, python=python, simulation=True
+        )
         stack.callback(flower.close)
         server_keys = root / "server-keys"
         shutil.copytree(root / "keys/server", server_keys)
@@ -338,15 +335,20 @@ def test_it_runs_in_flowers_simulation(tmp_path_factory):
             daemon = Daemon(learner, keys, PlanSource(plan, place))
             stack.callback(daemon.close)
             carrier = CarrierSocket(
-                daemon.handle, folder / f"{place}.sock", dim=int(learner.settings["d"]),
+                daemon.handle,
+                folder / f"{place}.sock",
+                dim=int(learner.settings["d"]),
                 trust_own_account=python is None,
-            )  # fmt: skip
+            )
             stack.callback(carrier.close)
             carrier.start()
         write_app(
-            root / "app", plan=root / "plan.toml", keys=flower.give_to_server(server_keys),
-            out=flower.give_to_server(root / "run"), sockets=folder,
-        )  # fmt: skip
+            root / "app",
+            plan=root / "plan.toml",
+            keys=flower.give_to_server(server_keys),
+            out=flower.give_to_server(root / "run"),
+            sockets=folder,
+        )
         flower.start()
         run = flower.submit(root / "app", "--federation-config", "num-supernodes=2")
         until = time.monotonic() + 180.0

@@ -73,11 +73,7 @@ def ask(world, r: int, **changes) -> Reply:
 def test_an_absent_reply_says_nothing_else_and_has_one_form(tmp_path):
     """Whether the file is empty, refused or of people who came before."""
     replies = []
-    unusable = [
-        [],
-        [{"person": "x", "y": "perhaps"}] * 30,
-        rows_of(PEOPLE[:2]) + rows_of(PEOPLE[:2]) * 9,
-    ]
+    unusable = [[], [{"person": "x", "y": "perhaps"}] * 30, rows_of(PEOPLE[:2]) + rows_of(PEOPLE[:2]) * 9]
     for kind, rows in enumerate(unusable):
         with World(tmp_path / str(kind), plan_of(learners=1), names=("a",)) as world:
             world.start("a", source=source_of(rows))
@@ -228,10 +224,7 @@ def test_scores_are_prequential_and_beside_their_baselines():
     score = Score()
     for target in (0.0, 0.5, 1.0):
         score.take(0.5, target, classifies=False)
-    errors = {
-        "model": (0.25 + 0 + 0.25) / 3, "mean": (0 + 0.25 + 0.5625) / 3,
-        "no_change": (0 + 0.25 + 0.25) / 3,
-    }  # fmt: skip
+    errors = {"model": (0.25 + 0 + 0.25) / 3, "mean": (0 + 0.25 + 0.5625) / 3, "no_change": (0 + 0.25 + 0.25) / 3}
     assert score.shown(classifies=False, unit=25.0) == pytest.approx(
         {name: 25 * np.sqrt(e) for name, e in errors.items()}
     )
@@ -251,8 +244,7 @@ def test_a_file_that_is_asked_for_its_end_must_be_one(tmp_path):
 
     World(tmp_path, plan_of(learners=1), names=("a",)).close()
     service = LearnerService(
-        plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "plan:0", None,
-        end_with_file=True,
-    )  # fmt: skip
+        plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "plan:0", None, end_with_file=True
+    )
     with pytest.raises(InputError, match="a file as --data"):
         service.run()

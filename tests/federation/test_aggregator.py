@@ -13,13 +13,7 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.aggregator import MessageStore, PartialSums
 from veilstream.federation.direct.branch import pack, unpack
-from veilstream.federation.keys.identity import (
-    AggregatorKeys,
-    LearnerKeys,
-    ServerKeys,
-    add_aggregator,
-    make_keys,
-)
+from veilstream.federation.keys.identity import AggregatorKeys, LearnerKeys, ServerKeys, add_aggregator, make_keys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
 from veilstream.federation.protocol.messages import Reply, Request, Sum, digest
@@ -66,9 +60,7 @@ class Side:
 
     def ask(self, name: str) -> bytes:
         asked = self.fold.announce(name)
-        data = Request("round", "run", name, "1", asked.round, asked.accepted, body=b"x").sign(
-            self.server.identity
-        )
+        data = Request("round", "run", name, "1", asked.round, asked.accepted, body=b"x").sign(self.server.identity)
         own = AggregatorKeys.load(self.keys / "aggregators/g")
         self.sums.ask(Request.read(data, own.server), digest(data))
         return data
@@ -113,9 +105,7 @@ def test_sums_give_the_same_bits_as_messages_whoever_is_away_or_killed(side, ter
         side.fold.close_round()
         side.restart()
         assert side.fold.x.tobytes() == direct.x.tobytes()
-    assert {n: s.accepted for n, s in side.fold.seats.items()} == {
-        n: s.accepted for n, s in direct.seats.items()
-    }
+    assert {n: s.accepted for n, s in side.fold.seats.items()} == {n: s.accepted for n, s in direct.seats.items()}
 
 
 def test_a_server_that_forgot_a_round_gets_the_same_sum_again(side, terms):
@@ -174,11 +164,7 @@ def test_a_lost_store_is_named_and_a_seat_that_is_reset_begins_anew(side, tmp_pa
 
 @pytest.mark.parametrize(
     ("change", "error"),
-    [
-        ({"round": 1}, ProtocolError),
-        ({"epoch": 1}, OtherEpoch),
-        ({"base": (0, "0" * 64)}, ProtocolError),
-    ],
+    [({"round": 1}, ProtocolError), ({"epoch": 1}, OtherEpoch), ({"base": (0, "0" * 64)}, ProtocolError)],
 )
 def test_a_sum_of_which_one_part_begins_elsewhere_counts_for_nobody(side, change, error):
     said = side.round(*NAMES)

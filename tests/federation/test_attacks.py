@@ -78,8 +78,7 @@ class Between(Stage):
     def said_sum(self) -> Sum:
         messages = {name: decode(reply.body) for name, reply in self.summed.items()}
         parts = tuple(
-            Part(name, m.epoch, m.round, m.hash, self.server.fold.seats[name].accepted)
-            for name, m in messages.items()
+            Part(name, m.epoch, m.round, m.hash, self.server.fold.seats[name].accepted) for name, m in messages.items()
         )
         total = np.full(DIM, 1000 * len(parts), "<i8").tobytes()
         return Sum("g", self.server.run, parts, total)
@@ -110,9 +109,7 @@ def side(tmp_path):
 
 
 @pytest.mark.parametrize("hashed", ["\ud800", "x\n9,a,0,0,forged", ""])
-def test_a_sum_whose_hashes_are_other_texts_neither_ends_the_server_nor_reaches_its_files(
-    between, hashed
-):
+def test_a_sum_whose_hashes_are_other_texts_neither_ends_the_server_nor_reaches_its_files(between, hashed):
     server, lies = between.begin(), iter([True])
     honest = between.said_sum
 
@@ -169,9 +166,7 @@ def test_an_aggregator_that_sends_without_end_fills_no_memory(tmp_path):
     make_keys(tmp_path / "keys", ["127.0.0.1"], NAMES)
     add_aggregator(tmp_path / "keys", "g", ["127.0.0.1"], NAMES)
     inbox = Inbox()
-    server = DirectServer(
-        tmp_path / "keys/server", ("127.0.0.1", 0), dim=DIM, insecure=True, inbox=inbox
-    )
+    server = DirectServer(tmp_path / "keys/server", ("127.0.0.1", 0), dim=DIM, insecure=True, inbox=inbox)
     server.start()
     frame = SUM + pack([("parts", b"[]"), ("sum", b"s" * 1000)])
     stop = threading.Event()
@@ -182,9 +177,7 @@ def test_an_aggregator_that_sends_without_end_fills_no_memory(tmp_path):
 
     try:
         channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-        call = channel.stream_stream(wire.PATH)(
-            flood(), metadata=((wire.AGGREGATOR, "g"), (wire.INSTANCE, "i"))
-        )
+        call = channel.stream_stream(wire.PATH)(flood(), metadata=((wire.AGGREGATOR, "g"), (wire.INSTANCE, "i")))
         assert next(call) == wire.WELCOME
         time.sleep(1.0)
         assert 0 < inbox.waiting < 200
@@ -204,11 +197,16 @@ def test_two_aggregators_do_not_write_to_one_store(tmp_path):
     stop = threading.Event()
     services = [
         AggregatorService(
-            plan_of(), tmp_path / "keys/aggregators/g", tmp_path / "store", ("127.0.0.1", 0),
-            ("127.0.0.1", 1), insecure=True, task=Plain(),
+            plan_of(),
+            tmp_path / "keys/aggregators/g",
+            tmp_path / "store",
+            ("127.0.0.1", 0),
+            ("127.0.0.1", 1),
+            insecure=True,
+            task=Plain(),
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     first = threading.Thread(target=services[0].run, args=(stop,))
     first.start()
     try:
@@ -263,9 +261,13 @@ def test_learners_behind_an_aggregator_hear_of_the_end_and_destroy_their_secrets
             probe.bind(("127.0.0.1", 0))
             world.port = probe.getsockname()[1]
         service = AggregatorService(
-            plan, tmp_path / "keys/aggregators/g", tmp_path / "g.store",
-            ("127.0.0.1", world.port), ("127.0.0.1", server_port), task=Plain(),
-        )  # fmt: skip
+            plan,
+            tmp_path / "keys/aggregators/g",
+            tmp_path / "g.store",
+            ("127.0.0.1", world.port),
+            ("127.0.0.1", server_port),
+            task=Plain(),
+        )
         thread = threading.Thread(target=service.run, args=(stop,))
         thread.start()
         try:
@@ -318,9 +320,7 @@ def stage(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_an_increment_is_left_out_as_it_was_counted_though_its_learner_began_an_epoch_since(
-    tmp_path, on_disk
-):
+def test_an_increment_is_left_out_as_it_was_counted_though_its_learner_began_an_epoch_since(tmp_path, on_disk):
     terms = Terms.of(plan_of(learning={"model_norm_cap": 1.0}), DIM)
     file = MessageFile(tmp_path / "messages.bin", DIM, create=True)
     kept = {name: Slots(file, i) for i, name in enumerate("ab")} if on_disk else None
@@ -345,9 +345,7 @@ def test_an_increment_is_left_out_as_it_was_counted_though_its_learner_began_an_
     np.testing.assert_array_equal(fold.x, expected)
 
 
-def test_a_message_that_cannot_be_written_counts_not_at_all_and_is_taken_later(
-    tmp_path, monkeypatch
-):
+def test_a_message_that_cannot_be_written_counts_not_at_all_and_is_taken_later(tmp_path, monkeypatch):
     terms = Terms.of(plan_of(learners=1), DIM)
     file = MessageFile(tmp_path / "messages.bin", DIM, create=True)
     fold = ServerFold(terms, X0, "a", kept={"a": Slots(file, 0)})
@@ -394,9 +392,8 @@ def test_an_enrolment_that_someone_kept_does_not_lead_a_learner_into_another_run
 
         def enrol(run: str, follows: tuple[str, ...], age_s: int) -> Reply:
             request = Request(
-                "enrol", run, "a", "1", settings=daemon.learner.settings, follows=follows,
-                time=int(time.time()) - age_s,
-            ).sign(server)  # fmt: skip
+                "enrol", run, "a", "1", settings=daemon.learner.settings, follows=follows, time=int(time.time()) - age_s
+            ).sign(server)
             return Reply.read(daemon.handle(request), world.keys_of("a").identity.public)
 
         assert enrol("one", (), 0).kind == "enrolled"
@@ -484,9 +481,7 @@ def test_strangers_who_connect_leave_the_server_files_to_write_its_checkpoint(tm
     make_keys(tmp_path / "keys", ["127.0.0.1"], NAMES)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 600
     command = [sys.executable, "-c", textwrap.dedent(FILES), str(tmp_path / "keys")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         port = int(server.stdout.readline())

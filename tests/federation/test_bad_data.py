@@ -38,9 +38,17 @@ class Beside:
 
     def service(self, **options) -> LearnerService:
         return LearnerService(
-            self.plan, self.root / "keys/learners/a", self.store, str(self.file), None, "flower",
-            new_store=True, trust_engine=True, socket=self.root / "s", **options,
-        )  # fmt: skip
+            self.plan,
+            self.root / "keys/learners/a",
+            self.store,
+            str(self.file),
+            None,
+            "flower",
+            new_store=True,
+            trust_engine=True,
+            socket=self.root / "s",
+            **options,
+        )
 
     def write(self, content: str | bytes) -> Beside:
         self.file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -154,10 +162,7 @@ def test_bytes_that_are_no_text(beside):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            lambda text: text.replace("x1,x2", "x1,x1", 1),
-            "among columns 4, 5 of 8 a name is there twice: rename one",
-        ),
+        (lambda text: text.replace("x1,x2", "x1,x1", 1), "among columns 4, 5 of 8 a name is there twice: rename one"),
         (lambda text: text.replace("x1,x2", "x1,temp", 1), "columns x2, which the plan names"),
         (lambda text: "".join(text.splitlines(keepends=True)[1:]), "columns person, y, x0"),
         (lambda text: "", "a header with the columns' names"),
@@ -175,9 +180,7 @@ def test_a_file_without_header_shows_no_cell_of_its_first_record(beside, caplog)
     with caplog.at_level(logging.DEBUG), pytest.raises(InputError) as told:
         beside.service().run()
     for cell in rows[0].values():
-        assert f"{cell}" not in str(told.value).replace("'records.csv'", "") + caplog.text or (
-            len(str(cell)) < 4
-        )
+        assert f"{cell}" not in str(told.value).replace("'records.csv'", "") + caplog.text or (len(str(cell)) < 4)
     assert "has 8 columns, and 0 of the 8 that the plan names" in str(told.value)
 
 
@@ -222,10 +225,19 @@ def test_the_command_ends_with_code_2_and_no_traceback(beside):
     plan = beside.root / "plan.toml"
     plan.write_text(beside.plan.to_toml())
     done = veilstream(
-        "learner", "--plan", str(plan), "--keys", str(beside.root / "keys/learners/a"),
-        "--store", str(beside.store), "--new-store", "--data", str(beside.file),
-        "--server", "127.0.0.1:1",
-    )  # fmt: skip
+        "learner",
+        "--plan",
+        str(plan),
+        "--keys",
+        str(beside.root / "keys/learners/a"),
+        "--store",
+        str(beside.store),
+        "--new-store",
+        "--data",
+        str(beside.file),
+        "--server",
+        "127.0.0.1:1",
+    )
     assert done.returncode == 2
     assert "40 in y: the label is none of the plan's" in done.stderr
     assert "Traceback" not in done.stderr
@@ -250,9 +262,7 @@ def test_the_same_records_in_another_form_give_the_same_release(change, tmp_path
     from tests.support.known_secrets import NamedRounds
     from veilstream.deployment.learner import Learner
 
-    monkeypatch.setattr(
-        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same")
-    )
+    monkeypatch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
     bodies = []
     for name, content in (("usual", csv_of), ("other", change)):
         (tmp_path / name).mkdir()

@@ -66,9 +66,13 @@ def opened(folder):
 
 def ask_as(uid: int, path: Path, content: str = REQUEST.decode()) -> bytes:
     done = subprocess.run(
-        ["/usr/bin/python3", "-c", ASK, str(path), content], user=uid, group=uid, extra_groups=[],
-        capture_output=True, timeout=20,
-    )  # fmt: skip
+        ["/usr/bin/python3", "-c", ASK, str(path), content],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        capture_output=True,
+        timeout=20,
+    )
     return done.stdout
 
 
@@ -102,9 +106,7 @@ def test_another_account_is_answered_if_its_group_may_enter(opened, folder):
 
 
 @ROOT_ONLY
-def test_root_is_answered_by_a_daemon_of_another_account_which_says_what_that_means(
-    opened, monkeypatch
-):
+def test_root_is_answered_by_a_daemon_of_another_account_which_says_what_that_means(opened, monkeypatch):
     side = opened(trusted=False)
     monkeypatch.setattr(carrier_socket.os, "geteuid", lambda: OTHER)
     assert frames.ask(side.path, REQUEST, 5.0) == b"re: " + REQUEST
@@ -233,11 +235,27 @@ def test_the_learner_serves_its_socket_and_starts_no_engine(tmp_path):
     (tmp_path / "plan.toml").write_text(demo_plan(1, 3).to_toml())
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "veilstream", "learner", "--plan", "plan.toml",
-             "--id", "north", "--data", "plan:0", "--new-store", "--engine", "flower",
-             "--socket", "north.sock"],
-            cwd=tmp_path, stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "veilstream",
+                "learner",
+                "--plan",
+                "plan.toml",
+                "--id",
+                "north",
+                "--data",
+                "plan:0",
+                "--new-store",
+                "--engine",
+                "flower",
+                "--socket",
+                "north.sock",
+            ],
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+        )
     try:
         wait_for((tmp_path / "north.sock").exists, 30.0)
         with pytest.raises(OSError, match=CLOSED):

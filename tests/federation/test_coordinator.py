@@ -9,16 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.federation import (
-    DIM,
-    Plain,
-    World,
-    plan_of,
-    rows_of,
-    seeds_by_name,
-    source_of,
-    wait_for,
-)
+from tests.support.federation import DIM, Plain, World, plan_of, rows_of, seeds_by_name, source_of, wait_for
 from veilstream.deployment import terms
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
@@ -169,9 +160,7 @@ def test_a_late_reply_is_made_good_by_the_next(tmp_path):
         prefixes = {n: s.prefix.copy() for n, s in coordinator.fold.seats.items()}
         world.close()
         total = sum(p * coordinator.terms.grid.step for p in prefixes.values())
-        np.testing.assert_allclose(
-            finished(world), -0.2 * np.asarray(total) / 3, rtol=1e-6, atol=1e-7
-        )
+        np.testing.assert_allclose(finished(world), -0.2 * np.asarray(total) / 3, rtol=1e-6, atol=1e-7)
 
 
 def test_a_learner_killed_and_started_again_repeats_its_bytes(world):
@@ -212,9 +201,7 @@ def others(count: int = 60):
 
 
 @pytest.mark.parametrize("rounds_before", [0, 2])
-def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_again(
-    rounds_before, tmp_path
-):
+def test_a_learner_that_begins_another_epoch_while_the_server_runs_is_asked_again(rounds_before, tmp_path):
     plan = plan_of(rounds=30)
     with World(tmp_path, plan).start_all() as world:
         coordinator = world.coordinator()
@@ -334,9 +321,12 @@ def test_a_replayed_old_request_seals_nothing(world):
 )
 def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, changed):
     learning = dataclasses.asdict(world.plan.learning) | changed
-    other = dataclasses.replace(world.plan, learning=Plan.parse(world.plan.to_toml(), {
-        f"learning.{k}": v for k, v in learning.items() if v is not None
-    }).learning)  # fmt: skip
+    other = dataclasses.replace(
+        world.plan,
+        learning=Plan.parse(
+            world.plan.to_toml(), {f"learning.{k}": v for k, v in learning.items() if v is not None}
+        ).learning,
+    )
     world.start("a")
     world.start("b", plan=other)
     world.start("c")
@@ -405,13 +395,19 @@ def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
     assert differences(settings, Terms.of(plan_of(), DIM).settings) == {}  # it knows no task
     assert list(differences(settings, settings | {"digest": "0"})) == ["digest"]
     changes = [
-        {"learning": {"ridge": 0.5}}, {"learning": {"task": "least_squares"}},
-        {"method": {"averaging": 3.0}}, {"method": {"step_decay": 0.5}},
-        {"method": {"server_step_size": 1.0}}, {"method": {"epsilon": 3.0}},
-        {"learning": {"model_norm_cap": 5.0}}, {"learners": 2},
-        {"method": {"momentum": 0.5}}, {"method": {"forgetting": 0.99}},
-        {"method": {"newest_weight": 0.1}}, {"method": {"interior_weight": 0.5}},
-    ]  # fmt: skip
+        {"learning": {"ridge": 0.5}},
+        {"learning": {"task": "least_squares"}},
+        {"method": {"averaging": 3.0}},
+        {"method": {"step_decay": 0.5}},
+        {"method": {"server_step_size": 1.0}},
+        {"method": {"epsilon": 3.0}},
+        {"learning": {"model_norm_cap": 5.0}},
+        {"learners": 2},
+        {"method": {"momentum": 0.5}},
+        {"method": {"forgetting": 0.99}},
+        {"method": {"newest_weight": 0.1}},
+        {"method": {"interior_weight": 0.5}},
+    ]
     for change in changes:
         other = Terms.of(plan_of(**change), DIM).settings
         assert other["digest"] != settings["digest"], change
@@ -492,9 +488,7 @@ def test_a_second_learner_with_the_same_name_is_refused_and_the_first_goes_on(tm
         twin.start("a")
         from veilstream.federation.loopback import Loopback
 
-        transport = Loopback(
-            {name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")}
-        )
+        transport = Loopback({name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")})
         coordinator = world.coordinator()
         coordinator.go(transport)
         twin.close()
@@ -537,9 +531,7 @@ def test_an_old_request_that_is_sent_again_gets_the_same_bytes_or_nothing(world)
     daemon = world.start("a")
     keys = ServerKeys.load(world.root / "keys/server")
     x = np.zeros(DIM, "<f4").tobytes()
-    requests = [
-        Request("round", "run", "a", "n", r, None, body=x).sign(keys.identity) for r in range(3)
-    ]
+    requests = [Request("round", "run", "a", "n", r, None, body=x).sign(keys.identity) for r in range(3)]
     replies = [daemon.handle(request) for request in requests]
     assert daemon.handle(requests[2]) == replies[2]
     for old in requests[:2]:

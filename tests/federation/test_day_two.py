@@ -15,15 +15,7 @@ import pytest
 pytest.importorskip("grpc")
 
 from tests.support.direct import DirectWorld
-from tests.support.federation import (
-    DIM,
-    Plain,
-    csv_of,
-    plan_of,
-    rows_of,
-    table_plan_of,
-    wait_for,
-)
+from tests.support.federation import DIM, Plain, csv_of, plan_of, rows_of, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys, make_keys
@@ -114,9 +106,7 @@ def one(world):
     return daemon
 
 
-@pytest.mark.parametrize(
-    "request_", [{"run": "run-2"}, {"run": "run-1", "learner": "b"}], ids=["run", "learner"]
-)
+@pytest.mark.parametrize("request_", [{"run": "run-2"}, {"run": "run-1", "learner": "b"}], ids=["run", "learner"])
 def test_an_end_that_is_not_this_learners_ends_nothing(world, one, request_):
     assert say(world, one, kind="end", **request_).kind == "refusal"
     assert where(one) == (0, 1, False)
@@ -133,9 +123,7 @@ def test_an_end_before_the_horizon_costs_rounds_and_nothing_else(world, one):
         reply = say(world, one, kind="end", run="run-1")
         assert (reply.kind, reply.facts) == ("ended", {"epoch": 0, "round": 1})
     x = np.ones(DIM, "<f4").tobytes()
-    assert (
-        say(world, one, kind="round", run="run-1", learner="a", round=1, body=x).kind == "refusal"
-    )
+    assert say(world, one, kind="round", run="run-1", learner="a", round=1, body=x).kind == "refusal"
     assert one.learner.sealed_release() == before
     assert one.learner.ledger.names("seed/") == []
 
@@ -209,12 +197,17 @@ def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
         at = free.getsockname()
     learners = [
         LearnerService(
-            plan, tmp_path / "keys/learners" / name, tmp_path / f"{name}.db",
-            data_of(tmp_path / f"{name}.csv", 12), at, task=Plain(), new_store=True,
+            plan,
+            tmp_path / "keys/learners" / name,
+            tmp_path / f"{name}.db",
+            data_of(tmp_path / f"{name}.csv", 12),
+            at,
+            task=Plain(),
+            new_store=True,
             exit_when_done=True,
         )
         for name in names
-    ]  # fmt: skip
+    ]
     stop = threading.Event()
     threads = [threading.Thread(target=learner.run, args=(stop,)) for learner in learners]
     for thread in threads:
@@ -223,9 +216,8 @@ def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
         folder, runs = tmp_path / "runs/small", []
         for next_run in (False, True):
             service = ServerService(
-                plan, tmp_path / "keys/server", folder, at, task=Plain(), exit_when_done=True,
-                next_run=next_run,
-            )  # fmt: skip
+                plan, tmp_path / "keys/server", folder, at, task=Plain(), exit_when_done=True, next_run=next_run
+            )
             runs.append(service.run())
         for thread in threads:
             thread.join(10.0)
@@ -300,8 +292,7 @@ def test_a_server_starts_from_another_servers_model_api(tmp_path, plan):
     run = partial(Coordinator, later, keys=ServerKeys.load(keys), folder=tmp_path / "later")
     begun = run(x0=opening.x0, start=opening.start)
     said = json.loads((tmp_path / "later/start.json").read_text())
-    assert said == {"start": start["start"], "run": earlier.run, "round": 0,
-                    "sha256": model_sha256(model)}  # fmt: skip
+    assert said == {"start": start["start"], "run": earlier.run, "round": 0, "sha256": model_sha256(model)}
     again = open_run(tmp_path / "later", later, Plain(), next_run=False)  # nobody answers any more
     resumed = run(x0=again.x0, start=again.start)
     assert resumed.run == begun.run

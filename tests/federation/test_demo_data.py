@@ -49,10 +49,7 @@ SITES = ("North Side", "south")
 
 def rows(count=40):
     """Two sites, latest day first; one row that cannot be used."""
-    made = [
-        {"site": SITES[i % 2], "who": f"p{i}", "day": count - i, "x": i / 8, "y": 3.5 * i}
-        for i in range(count)
-    ]
+    made = [{"site": SITES[i % 2], "who": f"p{i}", "day": count - i, "x": i / 8, "y": 3.5 * i} for i in range(count)]
     made[7]["y"] = None
     return made
 
@@ -100,8 +97,7 @@ def test_a_learner_reads_back_what_the_simulation_has(here):
         open_source(path, plan, data.names[place]).serve(
             0,
             lambda clients, into=taken: [
-                into.append(offered.sample) or Answer.TAKEN
-                for offered in islice(clients, 6 - len(into))
+                into.append(offered.sample) or Answer.TAKEN for offered in islice(clients, 6 - len(into))
             ],
             lambda of=taken: 6 - len(of),
         )
@@ -115,14 +111,10 @@ def test_a_database_is_dealt_as_files(here):
         base.execute("CREATE TABLE visits (site, who, day, x, y)")
         base.executemany("INSERT INTO visits VALUES (:site, :who, :day, :x, :y)", rows())
     base.close()
-    text = PLAN.replace(
-        'source = "all.csv"', 'source = "all.sqlite"\nquery = "SELECT * FROM visits"'
-    )
+    text = PLAN.replace('source = "all.csv"', 'source = "all.sqlite"\nquery = "SELECT * FROM visits"')
     _, files = dealt(Plan.parse(text), here / "b")
     _, expected = dealt(Plan.parse(PLAN), here / "a")
-    assert [[row["who"] for row in file] for file in files] == [
-        [row["who"] for row in file] for file in expected
-    ]
+    assert [[row["who"] for row in file] for file in files] == [[row["who"] for row in file] for file in expected]
     assert files[0][0]["x"] == float(expected[0][0]["x"])
 
 

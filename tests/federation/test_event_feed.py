@@ -33,8 +33,9 @@ def test_a_reader_who_comes_back_is_told_what_it_missed_and_no_more():
     assert feed.since(feed.last_id) == []
 
 
-@pytest.mark.parametrize("name", ["", "x", "x-1", "-1", "{p}-", "{p}--1", "{p}-6", "{p}-1e3",
-                                  "{p}-²", "{p}-" + "9" * 30, "{p}-٣"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["", "x", "x-1", "-1", "{p}-", "{p}--1", "{p}-6", "{p}-1e3", "{p}-²", "{p}-" + "9" * 30, "{p}-٣"]
+)
 def test_whoever_names_no_event_of_this_process_begins_anew(name):
     feed = EventFeed()
     for n in range(5):
@@ -94,9 +95,8 @@ class Serving:
         own = (lambda: self.server.port) if local else None
         self.live = LiveRoutes(self.page, "/live", own_port=own, limits=limits)
         self.server = AsgiServer(
-            Starlette(routes=self.live.routes), ("127.0.0.1", 0), option="--test",
-            limits=Limits(answer_s=answer_s),
-        )  # fmt: skip
+            Starlette(routes=self.live.routes), ("127.0.0.1", 0), option="--test", limits=Limits(answer_s=answer_s)
+        )
         self.open: list[http.client.HTTPConnection] = []
 
     def ask(self, path: str = "/live", **headers: str):

@@ -43,9 +43,7 @@ def test_a_private_key_that_others_can_read_is_refused_with_the_command(tmp_path
 def test_a_second_server_in_one_folder_ends_at_once_and_names_the_first(tmp_path):
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     first = RunLock(tmp_path / "run")
-    service = ServerService(
-        plan_of(), tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", 0), task=Plain()
-    )
+    service = ServerService(plan_of(), tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", 0), task=Plain())
     with pytest.raises(RunBusy, match=f"held by process {os.getpid()}: a run has one server"):
         service.run()
     assert RunBusy.exit_code == 6

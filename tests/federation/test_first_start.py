@@ -21,18 +21,26 @@ def place(tmp_path):
 
 def test_without_new_store_a_missing_store_is_an_error_with_its_way_out(place):
     done = veilstream(
-        "learner", "--plan", "plan.toml", "--keys", "keys/learners/north", "--data", "plan:0",
-        "--server", "127.0.0.1:1", "--store", "unmounted/north.db", cwd=place,
-    )  # fmt: skip
+        "learner",
+        "--plan",
+        "plan.toml",
+        "--keys",
+        "keys/learners/north",
+        "--data",
+        "plan:0",
+        "--server",
+        "127.0.0.1:1",
+        "--store",
+        "unmounted/north.db",
+        cwd=place,
+    )
     assert done.returncode == 2  # a unit does not try again
     assert "unmounted/north.db" in done.stderr
     assert "--new-store" in done.stderr
     assert not (place / "unmounted").exists()
 
 
-def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know(
-    place, monkeypatch, caplog
-):
+def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know(place, monkeypatch, caplog):
     class Reached(Exception):
         pass
 
@@ -44,9 +52,7 @@ def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know
 
     def start(**more):
         caplog.clear()
-        learner = LearnerService(
-            plan_of(), keys, store, "plan:0", ("127.0.0.1", 1), "flower", task=Still(), **more
-        )
+        learner = LearnerService(plan_of(), keys, store, "plan:0", ("127.0.0.1", 1), "flower", task=Still(), **more)
         try:
             learner.run()
         except Reached:

@@ -34,11 +34,7 @@ def message(prefix, round_: int = 0, epoch: int = 0, grid: float = TERMS.grid.st
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(*[st.none() | st.integers(-(2**19), 2**19)] * len(NAMES)), min_size=1, max_size=6
-    )
-)
+@given(st.lists(st.tuples(*[st.none() | st.integers(-(2**19), 2**19)] * len(NAMES)), min_size=1, max_size=6))
 def test_whoever_answers_and_whenever_the_model_is_what_the_last_prefixes_say(rounds):
     """Weights stay 1/n, and a message makes good all that were lost before it."""
     fold = fold_of()
@@ -49,9 +45,7 @@ def test_whoever_answers_and_whenever_the_model_is_what_the_last_prefixes_say(ro
                 assert fold.accept(name, message(prefix, fold.announce(name).round))
                 last[name] = prefix
         closed = fold.close_round()
-        assert set(closed.accepted) == {
-            n for n, p in zip(NAMES, sent, strict=True) if p is not None
-        }
+        assert set(closed.accepted) == {n for n, p in zip(NAMES, sent, strict=True) if p is not None}
         assert set(closed.missing) == set(NAMES) - set(closed.accepted)
     size = TERMS.method.step_size * TERMS.method.server_step_size
     expected = -size * sum(last.values()) * TERMS.grid.step / len(NAMES)
@@ -61,8 +55,7 @@ def test_whoever_answers_and_whenever_the_model_is_what_the_last_prefixes_say(ro
 
 def test_the_first_two_models_by_hand_with_decay_averaging_and_a_ball():
     terms = dataclasses.replace(
-        terms_of(step_size=0.5, server_step_size=2.0, step_decay=1.0, averaging=1.0),
-        projection_radius=1.0,
+        terms_of(step_size=0.5, server_step_size=2.0, step_decay=1.0, averaging=1.0), projection_radius=1.0
     )
     fold = fold_of(terms)
     unit = round(1.0 / terms.grid.step)  # one, in units of the grid
@@ -91,11 +84,13 @@ def test_momentum_and_forgetting_by_hand():
     start = np.full(DIM, 2.0, np.float32)
     fold = ServerFold(terms, start, NAMES)
     unit = round(1.0 / terms.grid.step)
-    for r, (prefix, velocity, x) in enumerate([
-        (3, 1.0, 1.0),  # m = 1: x = 2 + 0.9·0 - 1
-        (3, 0.5, 0.6),  # m = 0.5: x = 2 + 0.9·(1 - 2) - 0.5
-        (0, -0.75, 1.49),  # m = 0.25 - 1: x = 2 + 0.9·(0.6 - 2) + 0.75
-    ]):  # fmt: skip
+    for r, (prefix, velocity, x) in enumerate(
+        [
+            (3, 1.0, 1.0),  # m = 1: x = 2 + 0.9·0 - 1
+            (3, 0.5, 0.6),  # m = 0.5: x = 2 + 0.9·(1 - 2) - 0.5
+            (0, -0.75, 1.49),  # m = 0.25 - 1: x = 2 + 0.9·(0.6 - 2) + 0.75
+        ]
+    ):
         fold.accept("a", message(prefix * unit, r))
         fold.close_round()
         np.testing.assert_allclose(fold.velocity, velocity, atol=1e-12)
@@ -126,9 +121,7 @@ def test_a_message_counts_once_and_another_for_the_same_round_is_refused():
     assert fold.missing == ("b", "c")
 
 
-@pytest.mark.parametrize(
-    "wrong", [message(1, 1), message(1, grid=2 * TERMS.grid.step), message(1)[:-8]]
-)
+@pytest.mark.parametrize("wrong", [message(1, 1), message(1, grid=2 * TERMS.grid.step), message(1)[:-8]])
 def test_what_was_not_asked_for_is_refused_and_changes_nothing(wrong):
     fold = fold_of()
     with pytest.raises((ProtocolError, InputError)):
@@ -170,9 +163,13 @@ def test_a_fold_resumed_between_rounds_goes_on_to_the_same_numbers():
                 fold.accept(name, message(prefix, r))
             fold.close_round()
         parts = ServerFold.resumed(
-            parts.terms, parts.round, parts.x, parts.average, dict(parts.seats),
+            parts.terms,
+            parts.round,
+            parts.x,
+            parts.average,
+            dict(parts.seats),
             memory=ServerMemory(start, parts.velocity),
-        )  # fmt: skip
+        )
     np.testing.assert_array_equal(whole.x, parts.x)
     np.testing.assert_array_equal(whole.published, parts.published)
     assert (whole.x != whole.average).any()

@@ -53,9 +53,12 @@ class Puppet:
 
     def facts(self) -> dict:
         return {
-            "epoch": self.epoch, "round": self.round, "daemon": self.name,
-            "settings": self.terms.settings, "time": int(time.time()),
-        }  # fmt: skip
+            "epoch": self.epoch,
+            "round": self.round,
+            "daemon": self.name,
+            "settings": self.terms.settings,
+            "time": int(time.time()),
+        }
 
     def enrol(self, raw: bytes) -> bytes:
         return Reply("enrolled", self.name, digest(raw), self.facts()).sign(self.identity)
@@ -84,10 +87,7 @@ class Stage:
         make_keys(root / "keys", ["127.0.0.1"], list(NAMES))
         self.keys = ServerKeys.load(root / "keys/server")
         self.terms = Terms.of(plan, DIM)
-        self.puppets = {
-            n: Puppet(n, LearnerKeys.load(root / "keys/learners" / n).identity, self.terms)
-            for n in NAMES
-        }
+        self.puppets = {n: Puppet(n, LearnerKeys.load(root / "keys/learners" / n).identity, self.terms) for n in NAMES}
         self.inbox = Inbox()
         self.notes = Lines("veilstream.federation.server.coordinator")
 
@@ -141,17 +141,18 @@ def signed(identity: PrivateKey, text: str, body: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("field", ["epoch", "round"])
-@pytest.mark.parametrize(
-    "said", ["Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "9" * 5000]
-)
+@pytest.mark.parametrize("said", ["Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "9" * 5000])
 def test_an_enrolment_with_a_number_that_cannot_be_is_refused_counted_and_named(stage, field, said):
     evil = stage.puppets["a"]
 
     def enrol(raw: bytes) -> bytes:
         head = {
-            "kind": "enrolled", "learner": "a", "answers": digest(raw),
-            "facts": evil.facts() | {field: "HERE"}, "body": hashlib.sha256(b"").hexdigest(),
-        }  # fmt: skip
+            "kind": "enrolled",
+            "learner": "a",
+            "answers": digest(raw),
+            "facts": evil.facts() | {field: "HERE"},
+            "body": hashlib.sha256(b"").hexdigest(),
+        }
         return signed(evil.identity, json.dumps(head).replace('"HERE"', said))
 
     evil.enrol = enrol
@@ -166,9 +167,27 @@ def test_two_thousand_damaged_and_signed_messages_do_not_end_the_server(stage):
     rng = random.Random(13)
     evil = stage.puppets["a"]
     values = [
-        None, True, -1, 0, 3, 2**31, 2**32 - 1, 2**32, 2**80, 1.5, 1e308, "", "a", "x" * 3000,
-        ACTS, [], [[]], {}, {"a": {"b": [1]}}, ["a", 1],
-    ]  # fmt: skip
+        None,
+        True,
+        -1,
+        0,
+        3,
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**80,
+        1.5,
+        1e308,
+        "",
+        "a",
+        "x" * 3000,
+        ACTS,
+        [],
+        [[]],
+        {},
+        {"a": {"b": [1]}},
+        ["a", 1],
+    ]
     sent = 0
 
     def damage(honest: bytes) -> bytes:
@@ -237,9 +256,7 @@ def test_a_learner_that_refuses_for_ever_does_not_end_a_server_that_has_begun(tm
     server = stage.coordinator()
     server.go(stage, until=1, look=until(10.0))
     evil = stage.puppets["a"]
-    evil.handle = lambda raw, _: Reply("refusal", "a", digest(raw), {"why": ACTS}).sign(
-        evil.identity
-    )
+    evil.handle = lambda raw, _: Reply("refusal", "a", digest(raw), {"why": ACTS}).sign(evil.identity)
     with pytest.raises(TimeoutError):
         server.go(stage, look=until(1.0))
     assert sum("waiting: 1 of 3 learners cannot take part" in note for note in stage.notes) == 1
@@ -251,9 +268,7 @@ def test_a_learner_that_refuses_for_ever_does_not_end_a_server_that_has_begun(tm
 
 
 @pytest.mark.parametrize("units", [10**14, -(10**14), 2**63 - 1, -(2**63)])
-def test_a_prefix_that_noise_cannot_make_is_refused_with_the_bound_and_the_run_goes_on(
-    stage, units
-):
+def test_a_prefix_that_noise_cannot_make_is_refused_with_the_bound_and_the_run_goes_on(stage, units):
     evil = stage.puppets["a"]
 
     def release(raw: bytes, request: Request) -> bytes:
@@ -476,9 +491,7 @@ def test_an_old_request_does_not_bind_a_learner_to_a_run_that_is_over(tmp_path):
         assert "signed 720" in why(old)
         assert "check both clocks" in why(old)
         assert "s ago" in why(Request("round", "over", "a", "n", 0, None, body=x, time=now - 7200))
-        assert "s ahead" in why(
-            Request("enrol", "over", "", "n", settings=settings, time=2**32 - 1)
-        )
+        assert "s ahead" in why(Request("enrol", "over", "", "n", settings=settings, time=2**32 - 1))
         assert "an enrolment of 'b'" in why(Request("enrol", "new", "b", "n", settings=settings))
         assert learner.run is None
         assert why(Request("enrol", "new", "a", "n", settings=settings)) == ""
@@ -493,9 +506,7 @@ def test_an_old_request_does_not_bind_a_learner_to_a_run_that_is_over(tmp_path):
 
 def test_what_peers_say_cannot_act_on_a_terminal_and_ends(stage):
     evil = stage.puppets["a"]
-    evil.handle = lambda raw, _: Reply(
-        "refusal", "a", digest(raw), {"why": ACTS + "x" * 1900}
-    ).sign(evil.identity)
+    evil.handle = lambda raw, _: Reply("refusal", "a", digest(raw), {"why": ACTS + "x" * 1900}).sign(evil.identity)
     stage.went_on()
     told = [note for note in stage.notes if "learner a refuses" in note]
     assert told
@@ -522,12 +533,18 @@ def test_a_servers_words_cannot_act_on_a_learners_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("said", "seen"),
     [
-        ("north", "north"), ("grün ü 漢", "grün ü 漢"), ("a\nb", r"a\nb"), ("\x1b[0m", r"\x1b[0m"),
-        ("\u202eabc", r"\u202eabc"), ("\ud800", r"\ud800"), ("\u2028", r"\u2028"),
-        ("x" * 200, "x" * 200), ("x" * 201, "x" * 197 + "..."),
+        ("north", "north"),
+        ("grün ü 漢", "grün ü 漢"),
+        ("a\nb", r"a\nb"),
+        ("\x1b[0m", r"\x1b[0m"),
+        ("\u202eabc", r"\u202eabc"),
+        ("\ud800", r"\ud800"),
+        ("\u2028", r"\u2028"),
+        ("x" * 200, "x" * 200),
+        ("x" * 201, "x" * 197 + "..."),
         ("\0" * 300, r"\x00" * 49 + "\\..."),
     ],
-)  # fmt: skip
+)
 def test_shown_escapes_and_cuts(said, seen):
     assert shown(said) == seen
     assert len(shown(said)) <= 200

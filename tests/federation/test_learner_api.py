@@ -34,15 +34,19 @@ class Served:
     """A learner whom people call, its API, and a server that asks for rounds when told to."""
 
     def __init__(
-        self, root: Path, limits: Limits | None = None, rounds: int = 6, plan: Plan | None = None,
-        min_clients: int = 0, taken_within_s: float = 0.3, capacity: int = CAPACITY,
-    ) -> None:  # fmt: skip
+        self,
+        root: Path,
+        limits: Limits | None = None,
+        rounds: int = 6,
+        plan: Plan | None = None,
+        min_clients: int = 0,
+        taken_within_s: float = 0.3,
+        capacity: int = CAPACITY,
+    ) -> None:
         self.source = LiveSource(5.0, capacity)
         plan = plan_of(rounds=rounds, learners=1) if plan is None else plan
         self.world = World(root, plan, names=("a",))
-        self.daemon = self.world.start(
-            "a", source=self.source, replies="when done", min_clients=min_clients
-        )
+        self.daemon = self.world.start("a", source=self.source, replies="when done", min_clients=min_clients)
         more = {} if limits is None else {"limits": limits}
         more["taken_within_s"] = taken_within_s
         self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
@@ -54,9 +58,7 @@ class Served:
         if self._going is not None:
             self._going.join(10)
         self._going = threading.Thread(
-            target=self._coordinator.go,
-            args=(self.world.transport(), self._coordinator.round + 1),
-            daemon=True,
+            target=self._coordinator.go, args=(self.world.transport(), self._coordinator.round + 1), daemon=True
         )
         self._going.start()
         if now:
@@ -121,14 +123,26 @@ def test_without_the_token_nothing_is_answered_and_no_step_is_used(tmp_path):
     with served(tmp_path) as here:
         here.fill_round("known", "u")
         here.open_round()
-        wrong = [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x",
-                 f"Basic {TOKEN}", TOKEN, "Bearer é"]  # fmt: skip
+        wrong = [
+            None,
+            "",
+            "Bearer",
+            "Bearer ",
+            f"Bearer {TOKEN[:-1]}",
+            f"Bearer {TOKEN}x",
+            f"Basic {TOKEN}",
+            TOKEN,
+            "Bearer é",
+        ]
         answers = set()
         for shown in wrong:
             for path, body in (
-                ("/observe", {**ROW, "tag": "known"}), ("/observe", {**ROW, "tag": "new"}),
-                ("/observe", {"tag": "known"}), ("/predict", FEATURES), ("/none", {}),
-            ):  # fmt: skip
+                ("/observe", {**ROW, "tag": "known"}),
+                ("/observe", {**ROW, "tag": "new"}),
+                ("/observe", {"tag": "known"}),
+                ("/predict", FEATURES),
+                ("/none", {}),
+            ):
                 status, answer = here.post(path, body, Authorization=shown)
                 assert status == 401
                 answers.add(json.dumps(answer))
@@ -180,14 +194,27 @@ def test_a_form_that_a_page_may_send_without_asking_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        b"not json", b"[]", b"", b"[" * 5000, b"\xff", {}, {"features": ["x"]},
-        {**ROW, "target": 7}, {**ROW, "tag": 5.5}, {**ROW, "tag": None}, {**ROW, "tag": " "},
-        {**ROW, "tag": ["t"]}, {**ROW, "features": None}, {**ROW, "features": [1]},
-        {**ROW, "features": [1e300] * DIM}, {**ROW, "features": [10**400] * DIM},
-        {**ROW, "more": 1}, b'{"tag": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
+        b"not json",
+        b"[]",
+        b"",
+        b"[" * 5000,
+        b"\xff",
+        {},
+        {"features": ["x"]},
+        {**ROW, "target": 7},
+        {**ROW, "tag": 5.5},
+        {**ROW, "tag": None},
+        {**ROW, "tag": " "},
+        {**ROW, "tag": ["t"]},
+        {**ROW, "features": None},
+        {**ROW, "features": [1]},
+        {**ROW, "features": [1e300] * DIM},
+        {**ROW, "features": [10**400] * DIM},
+        {**ROW, "more": 1},
+        b'{"tag": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
     ],
     ids=range(18),
-)  # fmt: skip
+)
 def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(bad, tmp_path):
     """And the round goes on: no type of anything ends it."""
     with served(tmp_path) as here:
@@ -237,9 +264,7 @@ def test_records_wait_across_rounds_and_none_is_taken_twice_or_told_so_early(tmp
     """Five people before any round, two a round: the answer comes with the last one's round."""
     with served(tmp_path, taken_within_s=20.0) as here:
         told: list[tuple[int, dict]] = []
-        calling = threading.Thread(
-            target=lambda: told.append(here.post("/observe", rows("a", "b", "c", "d", "e")))
-        )
+        calling = threading.Thread(target=lambda: told.append(here.post("/observe", rows("a", "b", "c", "d", "e"))))
         calling.start()
         wait_for(lambda: here.source.waiting == 5)
         for r in range(2):
@@ -280,8 +305,7 @@ def test_who_waits_when_the_epoch_ends_is_told_so(tmp_path):
     with served(tmp_path, rounds=1, taken_within_s=20.0) as here:
         told: list[tuple[int, dict]] = []
         calling = [
-            threading.Thread(target=lambda t=t: told.append(here.post("/observe", rows(*t))))
-            for t in ("ab", "cd")
+            threading.Thread(target=lambda t=t: told.append(here.post("/observe", rows(*t)))) for t in ("ab", "cd")
         ]
         for thread in calling:
             thread.start()
@@ -308,9 +332,7 @@ def test_a_round_is_begun_when_enough_people_wait_and_spends_nothing_before(tmp_
         here.open_round(now=False)
         told: list[tuple[int, dict]] = []
         calling = [
-            threading.Thread(
-                target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "tag": tag}))
-            )
+            threading.Thread(target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "tag": tag})))
             for tag in ("a", "a", "b")
         ]
         for thread in calling[:2]:  # one person, twice
@@ -365,9 +387,10 @@ def test_a_request_has_a_deadline_however_its_bytes_trickle(part, tmp_path):
     with served(tmp_path, limits=limits) as here:
         host = f"Host: 127.0.0.1:{here.port}\r\n"
         start = {
-            "nothing": b"", "head": b"POST /observe HTTP/1.1\r\n",
+            "nothing": b"",
+            "head": b"POST /observe HTTP/1.1\r\n",
             "body": f"POST /observe HTTP/1.1\r\n{host}{head}Content-Length: 99\r\n\r\n".encode(),
-        }[part]  # fmt: skip
+        }[part]
         with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
             raw.sendall(start)
             ended = threading.Event()
@@ -493,9 +516,7 @@ def test_refusals_are_counted_and_logged_without_what_was_sent(tmp_path, caplog)
         assert "secret" not in caplog.text
 
 
-def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(
-    tmp_path, monkeypatch
-):
+def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(tmp_path, monkeypatch):
     """The server answers from the moment that it is made."""
     from veilstream.federation.learner import learner_api
 
@@ -561,9 +582,8 @@ def test_a_token_file_is_no_link(tmp_path):
 def test_the_service_shows_a_new_token_once_and_keeps_it(tmp_path, caplog):
     with served(tmp_path) as here, caplog.at_level(logging.INFO):
         service = LearnerService(
-            here.world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
-            ("127.0.0.1", 1),
-        )  # fmt: skip
+            here.world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "live", ("127.0.0.1", 1)
+        )
         for number in range(2):
             caplog.clear()
             api = service._api(here.daemon, here.source, ("127.0.0.1", 0))

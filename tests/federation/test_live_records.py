@@ -14,16 +14,7 @@ from veilstream.deployment.ledger.inspect import inspect
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.records.admission import Admission
-from veilstream.records.schema import (
-    EACH_ROW,
-    Categorical,
-    Hashed,
-    Label,
-    Numeric,
-    RecordSchema,
-    Refusal,
-    is_missing,
-)
+from veilstream.records.schema import EACH_ROW, Categorical, Hashed, Label, Numeric, RecordSchema, Refusal, is_missing
 
 SCHEMA = RecordSchema(
     client="person",
@@ -104,9 +95,7 @@ def test_a_field_that_is_not_there_is_named_and_more_fields_are_not_looked_at():
     records().observation({"client": "ann", "record": more})
 
 
-NO_CLIENTS = [
-    True, False, None, [], ["ann"], {}, {"a": 1}, "", " ", "ann\0", "a\x07b", 1.5, "NA", "null",
-]  # fmt: skip
+NO_CLIENTS = [True, False, None, [], ["ann"], {}, {"a": 1}, "", " ", "ann\0", "a\x07b", 1.5, "NA", "null"]
 
 
 @pytest.mark.parametrize("client", NO_CLIENTS, ids=map(str, range(len(NO_CLIENTS))))
@@ -134,10 +123,7 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
         ({"client": "a", "record": RECORD, "target": 1}, "target: expected nothing beside record"),
         ({"client": "a", "record": [1]}, "record: expected an object"),
         ({"client": "a"}, "record: expected an object of the plan's fields by name"),
-        (
-            {"client": "a", "features": [1]},
-            "expected 8 numbers in features, and one of -1.0, 1.0 as",
-        ),
+        ({"client": "a", "features": [1]}, "expected 8 numbers in features, and one of -1.0, 1.0 as"),
     ],
 )
 def test_what_does_not_go_together_is_refused(said, why):
@@ -203,9 +189,7 @@ def test_the_api_takes_and_predicts_by_named_fields_and_counts_what_it_refuses(t
         here.open_round()
         bad = row("ann", "secret-label")
         status, answer = here.post("/observe", bad)
-        assert (status, answer["why"]) == (
-            422, "record.y: the label is none of the plan's; expected one of no, yes"
-        )  # fmt: skip
+        assert (status, answer["why"]) == (422, "record.y: the label is none of the plan's; expected one of no, yes")
         outside = row("ann")
         outside["record"]["x0"] = 99.0
         assert here.post("/observe", outside) == (200, {"answer": "taken"})
@@ -215,8 +199,9 @@ def test_the_api_takes_and_predicts_by_named_fields_and_counts_what_it_refuses(t
         assert (status, answer["why"][:31]) == (400, "field 'client' stands twice in ")
         asked = {"record": dict.fromkeys(FEATURES, 0.5)}
         assert here.post("/predict", asked)[1] in (
-            {"prediction": 1.0, "label": "yes"}, {"prediction": -1.0, "label": "no"}
-        )  # fmt: skip
+            {"prediction": 1.0, "label": "yes"},
+            {"prediction": -1.0, "label": "no"},
+        )
         status, answer = here.post("/predict", {"record": {"x0": 0.5}})
         assert (status, answer["why"][:10]) == (422, "record.x1:")
         shown = account.as_dict()
@@ -243,9 +228,10 @@ def test_own_code_encodes_what_callers_send(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     plan = table_plan_of(
-        learners=1, learning={"task": "mine:make_task"},
+        learners=1,
+        learning={"task": "mine:make_task"},
         data={"encode": "mine:encode", "features": (), "label": "y", "bias": True},
-    )  # fmt: skip
+    )
     with served(tmp_path, plan=plan) as here:
         here.open_round()
         said = {"client": "ann", "record": {"pixels": [0.1] * DIM, "y": "yes"}}
@@ -255,8 +241,7 @@ def test_own_code_encodes_what_callers_send(tmp_path, monkeypatch):
             422,
             {
                 "answer": "refused",
-                "why": "record: data.encode gave features of another shape than the task's; "
-                "expected fields person",
+                "why": "record: data.encode gave features of another shape than the task's; expected fields person",
             },
         )
         said["record"] = {"pixels": ["secret"]}

@@ -19,11 +19,7 @@ from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.http.page_access import LINK_S, SESSION_S, PageAccess, page_link
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.local_page import page_html
-from veilstream.federation.learner.prequential_score import (
-    RECENT_RECORDS,
-    Score,
-    ScoreHistory,
-)
+from veilstream.federation.learner.prequential_score import RECENT_RECORDS, Score, ScoreHistory
 from veilstream.federation.learner.score_plot import score_svg
 from veilstream.records.schema import Refusal
 
@@ -65,9 +61,14 @@ def test_a_link_opens_the_page_once_and_leaves_a_cookie_for_it_alone(tmp_path):
         assert here.ask("GET", "/page", headers=shown)[0] == 200
         assert here.ask("GET", "/page", headers={"Cookie": cookie[:-1]})[0] == 401
         for method, other in (
-            ("GET", "/status"), ("POST", "/page"), ("POST", "/page/link"), ("POST", "/observe"),
-            ("POST", "/predict"), ("GET", "/page/"), ("GET", "/page/link"),
-        ):  # fmt: skip
+            ("GET", "/status"),
+            ("POST", "/page"),
+            ("POST", "/page/link"),
+            ("POST", "/observe"),
+            ("POST", "/predict"),
+            ("GET", "/page/"),
+            ("GET", "/page/link"),
+        ):
             assert here.ask(method, other, b"{}", {**KEPT, **shown, "Authorization": ""})[0] == 401
 
 
@@ -136,10 +137,16 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
         said = " ".join(page.text)
         assert "epoch 0, 1 of 6 rounds sealed" in said
         for words in (
-            "records used 2 ", "steps without a client 0", "y: unknown label 1", "rounds 5",
-            "places for people, one a step 10", "<b>fewer</b> wait", "record 1",
-            "gradients that were clipped 0.0%", "since the start, 2 records",
-        ):  # fmt: skip
+            "records used 2 ",
+            "steps without a client 0",
+            "y: unknown label 1",
+            "rounds 5",
+            "places for people, one a step 10",
+            "<b>fewer</b> wait",
+            "record 1",
+            "gradients that were clipped 0.0%",
+            "since the start, 2 records",
+        ):
             assert words in re.sub(r" +", " ", said), words
         assert status["local"]["places_left"] == 10
         assert status["local"]["refused"] == {"y: unknown label": 1}
@@ -171,9 +178,14 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
 
 def test_a_page_without_an_account_says_so():
     status = {
-        "learner": "<a>", "state": "waiting", "epoch": 0, "round": 0, "rounds": 6,
-        "refusals": {"<i>": 2}, "local": None,
-    }  # fmt: skip
+        "learner": "<a>",
+        "state": "waiting",
+        "epoch": 0,
+        "round": 0,
+        "rounds": 6,
+        "refusals": {"<i>": 2},
+        "local": None,
+    }
     page = Text(page_html(status))
     assert "Nothing is counted" in " ".join(page.text)
     assert "i" not in page.tags
@@ -262,9 +274,7 @@ def test_the_figure_has_three_lines_at_the_places_that_the_numbers_say():
     assert [heights[i] for i in order] == sorted(heights, reverse=True)
     assert "model 1;" in svg.get("aria-label")
     assert score_svg(points[:1], "accuracy") == ""
-    numbers = [
-        {"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)
-    ]
+    numbers = [{"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)]
     ElementTree.fromstring(score_svg(numbers, "root mean squared error"))
 
 

@@ -61,13 +61,25 @@ def signed(head, body: bytes = b"") -> bytes:
 
 NO_BODY = hashlib.sha256(b"").hexdigest()
 ROUND = {
-    "kind": "round", "run": "", "learner": "", "nonce": "", "round": 0, "acknowledged": None,
-    "settings": {}, "time": 0, "follows": [], "epoch": 0, "body": NO_BODY,
-}  # fmt: skip
+    "kind": "round",
+    "run": "",
+    "learner": "",
+    "nonce": "",
+    "round": 0,
+    "acknowledged": None,
+    "settings": {},
+    "time": 0,
+    "follows": [],
+    "epoch": 0,
+    "body": NO_BODY,
+}
 ENROLLED = {
-    "kind": "enrolled", "learner": "north", "answers": "ab", "body": NO_BODY,
+    "kind": "enrolled",
+    "learner": "north",
+    "answers": "ab",
+    "body": NO_BODY,
     "facts": {"epoch": 0, "round": 0, "daemon": "d", "settings": {}, "time": 1},
-}  # fmt: skip
+}
 
 
 def test_the_forms_that_the_next_tests_damage_are_read():
@@ -78,16 +90,38 @@ def test_the_forms_that_the_next_tests_damage_are_read():
 @pytest.mark.parametrize(
     "change",
     [
-        {"kind": "other"}, {"kind": []}, {"run": 1}, {"run": "x" * 201}, {"learner": "x" * 64},
-        {"nonce": "x" * 65}, {"nonce": None}, {"round": -1}, {"round": True}, {"round": 2**32},
-        {"round": 1.0}, {"round": "3"}, {"acknowledged": [1]}, {"acknowledged": [1, 2]},
-        {"acknowledged": ["1", "ab"]}, {"acknowledged": {"0": 1}}, {"settings": []}, {"time": 1.5},
-        {"body": "0" * 64}, {"body": 3}, {"more": 1}, {"follows": "run"}, {"follows": [1]},
-        {"follows": ["x" * 201]}, {"follows": None}, {"epoch": -1}, {"epoch": None},
-        {"acknowledged": [1, "ab"]}, {"acknowledged": [1, "\ud800" * 64]},
+        {"kind": "other"},
+        {"kind": []},
+        {"run": 1},
+        {"run": "x" * 201},
+        {"learner": "x" * 64},
+        {"nonce": "x" * 65},
+        {"nonce": None},
+        {"round": -1},
+        {"round": True},
+        {"round": 2**32},
+        {"round": 1.0},
+        {"round": "3"},
+        {"acknowledged": [1]},
+        {"acknowledged": [1, 2]},
+        {"acknowledged": ["1", "ab"]},
+        {"acknowledged": {"0": 1}},
+        {"settings": []},
+        {"time": 1.5},
+        {"body": "0" * 64},
+        {"body": 3},
+        {"more": 1},
+        {"follows": "run"},
+        {"follows": [1]},
+        {"follows": ["x" * 201]},
+        {"follows": None},
+        {"epoch": -1},
+        {"epoch": None},
+        {"acknowledged": [1, "ab"]},
+        {"acknowledged": [1, "\ud800" * 64]},
         {"acknowledged": [1, "A" * 64]},
     ],
-)  # fmt: skip
+)
 def test_a_signed_request_of_unknown_form_is_refused_too(change):
     with pytest.raises(ProtocolError):
         Request.read(signed(ROUND | change), KEY.public)
@@ -101,9 +135,9 @@ def test_a_signed_request_without_one_of_its_fields_is_refused(name):
 
 @pytest.mark.parametrize("name", ["epoch", "round", "time"])
 @pytest.mark.parametrize(
-    "said", ["Infinity", "-Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "1.0",
-             "null", "[]", "9" * 5000],
-)  # fmt: skip
+    "said",
+    ["Infinity", "-Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "1.0", "null", "[]", "9" * 5000],
+)
 def test_only_whole_numbers_below_two_to_32_are_read(name, said):
     facts = json.dumps(ENROLLED["facts"] | {name: "here"}).replace('"here"', said)
     text = json.dumps(ENROLLED | {"facts": "there"}).replace('"there"', facts)
@@ -114,17 +148,28 @@ def test_only_whole_numbers_below_two_to_32_are_read(name, said):
 @pytest.mark.parametrize(
     "head",
     [
-        "[]", '"text"', "{}", "null", "", "{", "[" * 60_000, "\x00", '{"kind": "release"}',
-        json.dumps(ENROLLED | {"facts": {}}), json.dumps(ENROLLED | {"facts": None}),
-        json.dumps(ENROLLED | {"kind": "release"}), json.dumps(ENROLLED | {"kind": ["enrolled"]}),
+        "[]",
+        '"text"',
+        "{}",
+        "null",
+        "",
+        "{",
+        "[" * 60_000,
+        "\x00",
+        '{"kind": "release"}',
+        json.dumps(ENROLLED | {"facts": {}}),
+        json.dumps(ENROLLED | {"facts": None}),
+        json.dumps(ENROLLED | {"kind": "release"}),
+        json.dumps(ENROLLED | {"kind": ["enrolled"]}),
         json.dumps(ENROLLED | {"kind": "refusal", "facts": {"why": "x" * 2001}}),
         json.dumps(ENROLLED | {"kind": "refusal", "facts": {"why": 3}}),
-        json.dumps(ENROLLED | {"learner": 3}), json.dumps(ENROLLED | {"answers": "x" * 65}),
+        json.dumps(ENROLLED | {"learner": 3}),
+        json.dumps(ENROLLED | {"answers": "x" * 65}),
         json.dumps(ENROLLED)[:-1] + ', "kind": "enrolled"}',
         json.dumps(ENROLLED | {"facts": ENROLLED["facts"] | {"more": 1}}),
         json.dumps(ENROLLED | {"facts": ENROLLED["facts"] | {"settings": {"a": "x" * 70_000}}}),
     ],
-)  # fmt: skip
+)
 def test_a_signed_reply_of_unknown_form_is_refused_too(head):
     with pytest.raises(ProtocolError):
         Reply.read(signed(head), KEY.public)

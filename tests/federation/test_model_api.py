@@ -36,9 +36,13 @@ def world(tmp_path_factory):
         tls = (keys / "tls.pem", keys / "tls.key")
         api = ModelApi(coordinator, world.plan, ("127.0.0.1", 0), tls, metrics=metrics)
         yield SimpleNamespace(
-            coordinator=coordinator, api=api, plan=world.plan, ca=keys / "ca.pem",
-            url=f"https://127.0.0.1:{api.port}", run=world.root / "run",
-        )  # fmt: skip
+            coordinator=coordinator,
+            api=api,
+            plan=world.plan,
+            ca=keys / "ca.pem",
+            url=f"https://127.0.0.1:{api.port}",
+            run=world.root / "run",
+        )
         api.close()
 
 
@@ -82,9 +86,19 @@ def test_a_model_is_raw_numbers_or_one_file_where_that_is_asked_for(world):
 
 
 @pytest.mark.parametrize(
-    "path", ["/model/4", "/model/x", "/", "/model/99999999999", "/model/2.exe", "/model/²",
-             "/model/latest/npz", "/model/-1", "/../plan.toml"],
-)  # fmt: skip
+    "path",
+    [
+        "/model/4",
+        "/model/x",
+        "/",
+        "/model/99999999999",
+        "/model/2.exe",
+        "/model/²",
+        "/model/latest/npz",
+        "/model/-1",
+        "/../plan.toml",
+    ],
+)
 def test_what_is_not_there_is_404(path, world):
     status, _, body = get(world, path.replace("²", "%C2%B2"))
     assert (status, set(json.loads(body))) == (404, {"error"})
@@ -195,12 +209,7 @@ def test_rounds_are_timed_from_one_to_the_next(world):
 
 
 def test_a_model_is_fetched_over_a_checked_connection(world):
-    for url in (
-        world.url,
-        f"{world.url}/",
-        f"{world.url}/model/latest",
-        f"{world.url}/model/3.f32",
-    ):
+    for url in (world.url, f"{world.url}/", f"{world.url}/model/latest", f"{world.url}/model/3.f32"):
         model = fetch_model(url, ca=world.ca)
         np.testing.assert_array_equal(model.model, world.coordinator.models.read(3))
         check_plan(model, world.plan)
@@ -223,9 +232,19 @@ def test_a_server_that_nobody_vouches_for_is_refused(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://fl.example.org:8480", "fl.example.org:8480", "https://", "ftp://x", "https://x:y",
-            "https://x/other", "https://x/model/9/9", "https://u:p@x/", "https://x/model/../y"],
-)  # fmt: skip
+    "url",
+    [
+        "http://fl.example.org:8480",
+        "fl.example.org:8480",
+        "https://",
+        "ftp://x",
+        "https://x:y",
+        "https://x/other",
+        "https://x/model/9/9",
+        "https://u:p@x/",
+        "https://x/model/../y",
+    ],
+)
 def test_addresses_that_cannot_be_are_refused_before_anything_is_sent(url):
     with pytest.raises(InputError, match="URL"):
         fetch_model(url)
@@ -260,8 +279,7 @@ def test_a_file_holds_what_was_fetched_and_nothing_else_is_taken_for_one(world, 
     packed, other = tmp_path / "packed.npz", tmp_path / "other.npz"
     np.savez_compressed(packed, model=np.zeros(10**6, np.float32))
     np.savez(other, model=np.zeros(3))
-    damaged = [b"", b"no", whole[:-30], whole[: len(whole) // 2], packed.read_bytes(),
-               other.read_bytes()]  # fmt: skip
+    damaged = [b"", b"no", whole[:-30], whole[: len(whole) // 2], packed.read_bytes(), other.read_bytes()]
     for data in damaged:
         with pytest.raises(InputError, match="model fetch"):
             ReleasedModel.from_bytes(data, "x")
@@ -284,9 +302,7 @@ def test_the_models_of_a_run_have_the_mode_of_its_other_files(world):
 def large_model(limits: Limits):
     """A server with a model of 10 MB, whose answers do not fit into a socket's buffers."""
     numbers = np.random.default_rng(0).standard_normal(2_500_000).astype(np.float32)
-    terms = SimpleNamespace(
-        rounds=1, dim=len(numbers), guarantee=SimpleNamespace(as_dict=lambda: {"epsilon": 1.0})
-    )
+    terms = SimpleNamespace(rounds=1, dim=len(numbers), guarantee=SimpleNamespace(as_dict=lambda: {"epsilon": 1.0}))
     models = SimpleNamespace(read=lambda _: numbers)
     coordinator = SimpleNamespace(run="large", round=1, terms=terms, models=models)
     api = ModelApi(coordinator, plan_of(), ("127.0.0.1", 0), limits=limits)

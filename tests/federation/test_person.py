@@ -40,13 +40,7 @@ def test_a_program_with_the_token_is_told_who_was_used_and_who_was_not(tmp_path)
         assert here.post("/person", {"client": "nobody"})[1]["used"] is False
         assert here.post("/person", {"client": f" {WHO} "})[1]["used"] is True  # one spelling
         assert here.post("/person", {"client": WHO.lower()})[1]["used"] is False
-        for wrong in (
-            {"client": ""},
-            {"client": "a\nb"},
-            {"client": 7},
-            {},
-            {"client": "a", "b": 1},
-        ):
+        for wrong in ({"client": ""}, {"client": "a\nb"}, {"client": 7}, {}, {"client": "a", "b": 1}):
             status, answer = here.post("/person", wrong)
             assert (status, answer["answer"]) == (422, "refused")
 
@@ -57,10 +51,7 @@ def test_without_the_token_the_answer_is_the_same_for_everyone(tmp_path):
         here.fill_round(WHO, "other")
         cookie = cookie_of(here)
         for shown in (None, "Bearer x", f"Bearer {TOKEN[:-1]}"):
-            answers = {
-                json.dumps(here.post("/person", {"client": c}, Authorization=shown))
-                for c in (WHO, "nobody")
-            }
+            answers = {json.dumps(here.post("/person", {"client": c}, Authorization=shown)) for c in (WHO, "nobody")}
             assert len(answers) == 1
             assert "401" in answers.pop()
         told = set()
@@ -101,9 +92,15 @@ def test_the_form_answers_without_repeating_the_tag_and_nothing_logs_it(tmp_path
 
 
 @pytest.mark.parametrize(
-    "changes", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"},
-                {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}],
-)  # fmt: skip
+    "changes",
+    [
+        {"Origin": "https://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
 def test_another_sites_page_cannot_ask(changes, tmp_path):
     with served(tmp_path) as here:
         here.fill_round(WHO, "other")
@@ -114,10 +111,15 @@ def test_another_sites_page_cannot_ask(changes, tmp_path):
 
 @pytest.mark.parametrize(
     ("body", "kind", "status"),
-    [(b"client=a", FORM, 400), (b"client=a&client=b&token=c", FORM, 400), (b"\xff", FORM, 400),
-     (b"client=%ff&token=c", FORM, 400), (b"client=a&token=" + b"x" * 20_000, FORM, 413),
-     (b"{}", KEPT | {"Authorization": ""}, 415)],
-)  # fmt: skip
+    [
+        (b"client=a", FORM, 400),
+        (b"client=a&client=b&token=c", FORM, 400),
+        (b"\xff", FORM, 400),
+        (b"client=%ff&token=c", FORM, 400),
+        (b"client=a&token=" + b"x" * 20_000, FORM, 413),
+        (b"{}", KEPT | {"Authorization": ""}, 415),
+    ],
+)
 def test_what_is_no_form_is_refused(body, kind, status, tmp_path):
     with served(tmp_path) as here:
         assert here.ask("POST", "/page/person", body, {**kind, **cookie_of(here)})[0] == status

@@ -94,9 +94,7 @@ def test_work_that_takes_longer_leaves_at_a_whole_slot_and_is_logged(tmp_path, c
     assert "--reply-after more than 33 seconds" in first.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("done", "due"), [(0.0, 31.0), (31.0, 31.0), (31.001, 32.0), (32.0, 32.0), (40.5, 41.0)]
-)
+@pytest.mark.parametrize(("done", "due"), [(0.0, 31.0), (31.0, 31.0), (31.001, 32.0), (32.0, 32.0), (40.5, 41.0)])
 def test_due_times_are_the_schedule_or_whole_slots_later(done, due):
     assert ReplyTimes(31.0).due(100.0, 100.0 + done) == pytest.approx(100.0 + due)
 
@@ -183,9 +181,15 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
 def test_answering_when_full_says_what_is_visible(tmp_path, caplog):
     World(tmp_path, plan_of(learners=1), names=("a",))
     service = LearnerService(
-        plan_of(learners=1), tmp_path / "keys/learners/a", tmp_path / "a.db", "live",
-        ("127.0.0.1", 1), engine="none", reply_when_full=True, new_store=True,
-    )  # fmt: skip
+        plan_of(learners=1),
+        tmp_path / "keys/learners/a",
+        tmp_path / "a.db",
+        "live",
+        ("127.0.0.1", 1),
+        engine="none",
+        reply_when_full=True,
+        new_store=True,
+    )
     with pytest.raises(InputError, match="engine"):
         service.run()
     warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]

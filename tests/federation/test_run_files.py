@@ -90,12 +90,8 @@ def cut_after(count: int, monkeypatch, keep: float) -> list[str]:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(
-    "method", [{}, {"averaging": 1.0}, {"momentum": 0.5, "forgetting": 0.9, "newest_weight": 0.5}]
-)
-def test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits(
-    tmp_path, monkeypatch, method, keep
-):
+@pytest.mark.parametrize("method", [{}, {"averaging": 1.0}, {"momentum": 0.5, "forgetting": 0.9, "newest_weight": 0.5}])
+def test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits(tmp_path, monkeypatch, method, keep):
     whole = World(tmp_path / "whole", method)
     with monkeypatch.context() as patch:
         done = cut_after(10**9, patch, keep)

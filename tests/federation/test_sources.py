@@ -41,9 +41,7 @@ def test_a_plans_stream_is_the_simulations(tmp_path):
 def test_a_file_of_a_plan_without_columns_leads_to_the_check(tmp_path):
     """The order of columns means nothing: a plan says what they are."""
     (tmp_path / "d.csv").write_text("tag,target,x,y\na,1,0.5,2\n")
-    with pytest.raises(
-        InputError, match=r"data\.kind = 'synthetic': expected \"table\".*data check"
-    ):
+    with pytest.raises(InputError, match=r"data\.kind = 'synthetic': expected \"table\".*data check"):
         open_source(str(tmp_path / "d.csv"), plan_of())
 
 
@@ -63,8 +61,7 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
         keys = ServerKeys.load(world.root / "keys/server")
         x = np.zeros(DIM, "<f4").tobytes()
         replies = [
-            daemon.handle(Request("round", "r", "a", "n", r, None, body=x).sign(keys.identity))
-            for r in range(3)
+            daemon.handle(Request("round", "r", "a", "n", r, None, body=x).sign(keys.identity)) for r in range(3)
         ]
         public = world.keys_of("a").identity.public
         assert [Reply.read(reply, public).kind for reply in replies] == ["release"] * 3

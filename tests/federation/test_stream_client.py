@@ -133,9 +133,8 @@ def test_the_service_tells_its_stream_that_the_run_is_over(tmp_path):
         world.transport()
         daemon = world.start("a")
         service = LearnerService(
-            world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "plan:0",
-            ("127.0.0.1", world.port),
-        )  # fmt: skip
+            world.plan, tmp_path / "keys/learners/a", tmp_path / "a.db", "plan:0", ("127.0.0.1", world.port)
+        )
         node = service._node(daemon, daemon.learner)
         assert not node._client._run_over()
         daemon.dismissed = True

@@ -61,9 +61,7 @@ def test_a_federations_folder_has_its_estimates(tmp_path):
     B = terms.mechanism.decoder_matrix()
     width = 2 * int(0.15 / terms.grid.step) * terms.grid.step  # what 0.3 is on the grid
     sd = terms.noise_std * np.sqrt(3 * ((B[11] - B[5]) ** 2).sum()) / (18 * width)
-    for row, last, factor, zero in zip(
-        estimates[-3:], latest, (1, 1, 2), (0.5, 0.5, 0), strict=True
-    ):
+    for row, last, factor, zero in zip(estimates[-3:], latest, (1, 1, 2), (0.5, 0.5, 0), strict=True):
         i = [*plan.telemetry.metrics].index(row["metric"])
         expected = zero + factor * told[3:, i].sum() / (18 * width)
         assert float(row["estimate"]) == pytest.approx(expected, rel=1e-6)
@@ -230,9 +228,7 @@ def test_an_old_copy_that_is_taken_in_again_has_noise_of_its_own():
     added = np.linalg.norm(B[4]) + np.linalg.norm(B[6] - B[4])
     assert terms.noise_std * apart <= noise.deviation(0, 4)
     assert noise.deviation(0, 4) == pytest.approx(terms.noise_std * added, rel=1e-5)
-    assert noise.deviation(2, 4) == pytest.approx(
-        terms.noise_std * np.linalg.norm(B[6] - B[4]), rel=1e-5
-    )
+    assert noise.deviation(2, 4) == pytest.approx(terms.noise_std * np.linalg.norm(B[6] - B[4]), rel=1e-5)
 
 
 def test_learners_and_server_must_agree_on_it():

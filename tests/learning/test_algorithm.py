@@ -13,14 +13,7 @@ import pytest
 
 from veilstream.errors import InputError
 from veilstream.learning import algorithm
-from veilstream.learning.algorithm import (
-    LARGE,
-    StepRule,
-    local_round,
-    local_step,
-    moved,
-    server_update,
-)
+from veilstream.learning.algorithm import LARGE, StepRule, local_round, local_step, moved, server_update
 from veilstream.learning.tasks import LeastSquares, Sample
 
 DIM = 5
@@ -150,9 +143,14 @@ def test_one_client_moves_the_mean_by_at_most_twice_the_bound_over_the_clients(c
         pull = rng.standard_normal(DIM).astype(np.float32)
         means = []
         for features, target, present in (
-            (pull, 1e4, 1), (pull, -1e4, 1), (pull, 1e4, 0), (1e30 * pull, 1, 1),
-            (np.nan * pull, 1, 1), (pull, np.inf, 0), (1e-3 * pull, 0, 1),
-        ):  # fmt: skip
+            (pull, 1e4, 1),
+            (pull, -1e4, 1),
+            (pull, 1e4, 0),
+            (1e30 * pull, 1, 1),
+            (np.nan * pull, 1, 1),
+            (pull, np.inf, 0),
+            (1e-3 * pull, 0, 1),
+        ):
             here.features[0], here.target[0], here.present[0] = features, target, present
             means.append(quiet_step(bound, here, z))
         moves = [np.linalg.norm(a - b) for a in means for b in means]
@@ -268,13 +266,7 @@ def lowered(dim: int, steps: int):
 
 @pytest.mark.parametrize(
     ("dim", "steps", "loops"),
-    [
-        (LARGE - 1, 3, True),
-        (LARGE, 3, False),
-        (LARGE, 4, False),
-        (LARGE, 5, True),
-        (LARGE - 1, 1, False),
-    ],
+    [(LARGE - 1, 3, True), (LARGE, 3, False), (LARGE, 4, False), (LARGE, 5, True), (LARGE - 1, 1, False)],
 )
 def test_large_models_with_few_steps_and_single_steps_have_no_loop(dim, steps, loops):
     program, _, _ = lowered(dim, steps)

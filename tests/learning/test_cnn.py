@@ -110,9 +110,7 @@ def compiler_loss(x, sample):
     p = layers(x)
     maps = sample.features.reshape(1, 28, 28, 1).astype(x.dtype) / 255.0
     for kernel, bias in ((p.w1, p.b1), (p.w2, p.b2)):
-        maps = jax.lax.conv_general_dilated(
-            maps, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        maps = jax.lax.conv_general_dilated(maps, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         maps = jnp.where(maps + bias > 0.0, maps + bias, 0.0)
         window = (1, 2, 2, 1)
         maps = jax.lax.reduce_window(maps, -jnp.inf, jax.lax.max, window, window, "VALID")
@@ -189,10 +187,17 @@ def test_loss_and_gradient_equal_the_same_network_in_pytorch(model):
     torch = pytest.importorskip("torch")
     x, nn = model(), torch.nn
     module = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(800, 64), nn.ReLU(), nn.Linear(64, 10),
-    ).double()  # fmt: skip
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(800, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    ).double()
     parameters = list(module.parameters())
     assert sum(p.numel() for p in parameters) == TASK.dim
 
@@ -261,9 +266,7 @@ def test_learners_that_share_a_model_equal_learners_with_copies():
     """Two of the learners have one model, two another."""
     one, other = (compiled()(x, pictures()) for x in (anywhere(), start()))
     copies = np.array([anywhere(), start(), anywhere(), start()])
-    expected = [
-        np.concatenate([a[:1], b[1:2], a[2:3], b[3:]]) for a, b in zip(one, other, strict=True)
-    ]
+    expected = [np.concatenate([a[:1], b[1:2], a[2:3], b[3:]]) for a, b in zip(one, other, strict=True)]
     assert_same(compiled(learners_share=False)(copies, pictures()), expected)
 
 

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from veilstream.errors import UnknownName
-from veilstream.learning.image_features import (
-    FEATURES,
-    FeatureSoftmax,
-    edge_features,
-    random_features,
-)
+from veilstream.learning.image_features import FEATURES, FeatureSoftmax, edge_features, random_features
 from veilstream.learning.tasks import Sample
 
 every_kind = pytest.mark.parametrize("name", FEATURES)

@@ -35,9 +35,7 @@ class Drawn(Plain):
 
     def host_gradient(self, z, sample):
         kept = np.random.default_rng().random(self.dim) < 0.5
-        return super().host_gradient(z, sample) * kept + np.float32(
-            np.random.default_rng().random()
-        )
+        return super().host_gradient(z, sample) * kept + np.float32(np.random.default_rng().random())
 
 
 class OneLate(Plain):

@@ -134,9 +134,15 @@ def test_decimal_commas():
 
 
 cells = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
-    st.binary(max_size=4), st.lists(st.integers(), max_size=2), st.just(object()),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=4),
+    st.lists(st.integers(), max_size=2),
+    st.just(object()),
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -32,9 +32,7 @@ def gradient(x, a, y, ridge=0.0):
 
 def scipy_minimum(a, y, ridge=0.0):
     start = np.zeros(a.shape[1])
-    found = minimize(
-        loss, start, (a, y, ridge), "BFGS", jac=gradient, options={"gtol": 1e-9, "maxiter": 5000}
-    )
+    found = minimize(loss, start, (a, y, ridge), "BFGS", jac=gradient, options={"gtol": 1e-9, "maxiter": 5000})
     return found.fun, found.x
 
 
@@ -77,8 +75,7 @@ def random_labels(rng, *shape):
 
 
 @pytest.mark.parametrize(
-    ("samples", "dim", "ridge"),
-    [(60, 5, 0.0), (40, 1, 0.0), (30, 6, 0.1), (12, 20, 0.05), (8, 8, 1.0), (1, 3, 0.3)],
+    ("samples", "dim", "ridge"), [(60, 5, 0.0), (40, 1, 0.0), (30, 6, 0.1), (12, 20, 0.05), (8, 8, 1.0), (1, 3, 0.3)]
 )
 def test_logistic_optimum_equals_scipy(samples, dim, ridge):
     rng = np.random.default_rng(samples)
@@ -200,11 +197,7 @@ def test_each_verdict_is_reached_by_the_linear_program_alone():
         "overlapping": [[1.0, 0.0], [-1.0, 1.0], [0.0, -1.0]],
     }
     free = {kind: optima._separated_rows(np.array(z))[0].tolist() for kind, z in cases.items()}
-    assert free == {
-        "separable": [True] * 3,
-        "quasi": [False, False, True],
-        "overlapping": [False] * 3,
-    }
+    assert free == {"separable": [True] * 3, "quasi": [False, False, True], "overlapping": [False] * 3}
 
 
 def test_a_sample_far_on_the_right_side_does_not_hide_the_minimum():
@@ -362,9 +355,7 @@ def in_chunks(a, y, size=7):
     return chunks
 
 
-@pytest.mark.parametrize(
-    ("samples", "dim", "ridge"), [(200, 4, 0.0), (60, 5, 0.1), (6, 10, 0.2), (300, 1, 0.0)]
-)
+@pytest.mark.parametrize(("samples", "dim", "ridge"), [(200, 4, 0.0), (60, 5, 0.1), (6, 10, 0.2), (300, 1, 0.0)])
 def test_offline_logistic_optimum_equals_scipy(samples, dim, ridge):
     rng = np.random.default_rng(samples + dim)
     a, y = rng.standard_normal((samples, dim)), random_labels(rng, samples)
@@ -407,9 +398,7 @@ def test_offline_minimum_is_proved_beside_far_samples_and_dead_features():
     a, y = rng.standard_normal((400, 3)), random_labels(rng, 400)
     value, x = scipy_minimum(a, y)
     far = np.vstack([a, 1e4 * x[None]])
-    optimum = offline_logistic_optimum(
-        in_chunks(np.hstack([far, np.zeros((401, 2))]), np.append(y, 1.0)), 5
-    )
+    optimum = offline_logistic_optimum(in_chunks(np.hstack([far, np.zeros((401, 2))]), np.append(y, 1.0)), 5)
     assert optimum.attained
     assert optimum.value == pytest.approx(400 / 401 * value, abs=1e-10)
     np.testing.assert_array_equal(optimum.minimiser[3:], 0.0)
@@ -464,10 +453,7 @@ def test_dynamic_regret_is_the_double_sum_of_the_paper():
     learners, rounds, steps = 3, 4, 5
     losses, best = rng.random((learners, rounds, steps)), rng.random(rounds)
     expected = sum(
-        (losses[i, r, t] - best[r]) / learners
-        for i in range(learners)
-        for r in range(rounds)
-        for t in range(steps)
+        (losses[i, r, t] - best[r]) / learners for i in range(learners) for r in range(rounds) for t in range(steps)
     )
     found = dynamic_regret(losses.mean(axis=(0, 2)), best, local_steps=steps)
     assert found.cumulative[-1] == pytest.approx(expected)

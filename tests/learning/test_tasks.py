@@ -66,12 +66,7 @@ def test_traced_clipping_holds_for_extreme_numbers(bound):
     rng = np.random.default_rng(7)
     exponents = np.concatenate([rng.uniform(-44, 38.5, 200), np.full(20, 38.5), np.full(20, -44)])
     vectors = [np.array([1e38, 1, 1e-30]), np.full(100, 1e38), np.array([3.4e38, -3.4e38])]
-    vectors += [
-        np.array([1e-45, 0, 1e-40]),
-        np.zeros(3),
-        np.array([8.6e37]),
-        np.array([1e20, 1e-20]),
-    ]
+    vectors += [np.array([1e-45, 0, 1e-40]), np.zeros(3), np.array([8.6e37]), np.array([1e20, 1e-20])]
     for _ in range(40):
         size = int(rng.integers(1, 12))
         vectors.append(rng.choice([-1, 1], size) * 10 ** rng.choice(exponents, size))

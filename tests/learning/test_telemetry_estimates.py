@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 import veilstream as vs
-from veilstream.learning.telemetry_estimates import (
-    NORMAL_95,
-    OVER_CLIENTS,
-    OVER_STEPS,
-    RoundNoise,
-    TelemetrySums,
-)
+from veilstream.learning.telemetry_estimates import NORMAL_95, OVER_CLIENTS, OVER_STEPS, RoundNoise, TelemetrySums
 from veilstream.privacy.telemetry import Telemetry
 
 ACCURACY = Telemetry(("accuracy",), 0.3)
@@ -166,8 +160,7 @@ def test_bars_of_a_ratio_are_those_of_drawn_ratios(right):
     half = found.high - found.estimate
     assert half / NORMAL_95 == pytest.approx(ratios.std(), rel=0.05)
     halves = [
-        of_window([s, 0.0, p], std)["accuracy"].high - r
-        for (s, p), r in zip(draws[:2000], ratios[:2000], strict=True)
+        of_window([s, 0.0, p], std)["accuracy"].high - r for (s, p), r in zip(draws[:2000], ratios[:2000], strict=True)
     ]
     assert abs((np.abs(ratios[:2000] - right) <= halves).mean() - 0.95) < 0.02
 

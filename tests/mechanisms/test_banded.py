@@ -140,9 +140,7 @@ def test_overlapping_coefficients_are_a_local_optimum():
 @pytest.mark.parametrize(("T", "part"), [(1000, (20, 16)), (1000, (4, 32)), (400, (10, 4))])
 def test_the_chosen_number_of_bands_has_the_least_error(T, part):
     chosen = m.banded(T, participation=part)
-    tried = {
-        b: m.banded(T, bands=b, participation=part).mean_error(part) for b in (2, 4, 8, 16, 32, 64)
-    }
+    tried = {b: m.banded(T, bands=b, participation=part).mean_error(part) for b in (2, 4, 8, 16, 32, 64)}
     assert chosen.mean_error(part) <= min(tried.values()) * (1 + 1e-9)
     assert chosen.mean_error(part) < 0.99 * m.banded(T, bands=8).mean_error(part)
 
@@ -204,9 +202,7 @@ def test_a_plan_has_bands_tuned_for_its_people():
     usual = prepare(plain, plain.methods[0])
     part = (5, 8)
     tuned = m.banded(100, participation=part)
-    np.testing.assert_array_equal(
-        prepared.factorization.noising_matrix(), tuned.noising_matrix()
-    )  # the same mechanism
+    np.testing.assert_array_equal(prepared.factorization.noising_matrix(), tuned.noising_matrix())  # the same mechanism
     assert prepared.noise_std**2 * prepared.factorization.row_norms_squared().mean() < (
         usual.noise_std**2 * usual.factorization.row_norms_squared().mean()
     )
@@ -214,8 +210,7 @@ def test_a_plan_has_bands_tuned_for_its_people():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"privacy.participations": 1, "privacy.min_separation": 1}, {"methods.0.averaging": 3.0}],
+    "change", [{"privacy.participations": 1, "privacy.min_separation": 1}, {"methods.0.averaging": 3.0}]
 )
 def test_what_banded_cannot_be_made_for_is_refused(change):
     text = PLAN

@@ -66,8 +66,7 @@ def test_dense_matrices_are_refused_for_long_horizons():
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"std": 0}, {"std": float("nan")}, {"std": 1e-20}, {"std": 1e16}, {"dim": 0}, {"dim": 2.5}],
+    "bad", [{"std": 0}, {"std": float("nan")}, {"std": 1e-20}, {"std": 1e16}, {"dim": 0}, {"dim": 2.5}]
 )
 def test_bad_noise_arguments_are_refused(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
@@ -91,8 +90,7 @@ def test_std_is_rounded_up_never_down():
 def test_std_scales_the_noise(std):
     f = m.tree(16)
     one = np.array(list(f.noise(std=1.0, dim=50, seed=4)))
-    np.testing.assert_allclose(list(f.noise(std=std, dim=50, seed=4)), std * one, rtol=2e-6,
-                               atol=1e-6 * std)  # fmt: skip
+    np.testing.assert_allclose(list(f.noise(std=std, dim=50, seed=4)), std * one, rtol=2e-6, atol=1e-6 * std)
 
 
 def test_memory_is_state_plus_block_plus_three_vectors():
@@ -138,20 +136,12 @@ def test_interrupted_block_makes_the_stream_unusable_not_wrong():
 
 def test_nothing_that_the_guarantee_rests_on_can_be_written_to():
     f = m.toeplitz_normalised(32)
-    for array in (f.column_norms_squared(), f.row_norms_squared(), *f.program.matrices,
-                  f.program.row_scale):  # fmt: skip
+    for array in (f.column_norms_squared(), f.row_norms_squared(), *f.program.matrices, f.program.row_scale):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
 
 
-@pytest.mark.parametrize(
-    "C",
-    [
-        1e-40 * np.eye(3),
-        1e46 * np.eye(3),
-        np.eye(90) - 3 * np.eye(90, k=-1),
-    ],
-)
+@pytest.mark.parametrize("C", [1e-40 * np.eye(3), 1e46 * np.eye(3), np.eye(90) - 3 * np.eye(90, k=-1)])
 def test_matrices_that_float32_cannot_run_are_refused(C):
     with pytest.raises(InputError, match="mechanism"):
         vs.calibrate(vs.Budget(1.0, 1e-6), m.from_strategy_matrix("extreme", C), 1.0)
@@ -170,8 +160,7 @@ def test_odd_names_and_objects_are_refused_clearly():
 
 def test_numpy_integers_are_integers():
     np.testing.assert_array_equal(
-        list(m.tree(4).noise(dim=np.int64(3), seed=np.int64(3))),
-        list(m.tree(4).noise(dim=3, seed=3)),
+        list(m.tree(4).noise(dim=np.int64(3), seed=np.int64(3))), list(m.tree(4).noise(dim=3, seed=3))
     )
     part = m.Participation(np.int8(20), np.int8(50))
     assert type(part.times) is int

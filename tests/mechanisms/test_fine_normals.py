@@ -32,10 +32,7 @@ SAMPLES = 2_000_000
 def errors(row, read, dim: int, coordinates, draws: np.ndarray) -> list[float]:
     """Of float64 draws, exactly."""
     with mpmath.workdps(60):
-        return [
-            float(abs(mpmath.mpf(float(draws[i])) - row_words.draw(read, dim, i)))
-            for i in coordinates
-        ]
+        return [float(abs(mpmath.mpf(float(draws[i])) - row_words.draw(read, dim, i))) for i in coordinates]
 
 
 # --- every draw lies where it should --------------------------------------------------------------
@@ -69,9 +66,7 @@ def test_std_scales_a_draw_and_its_error():
     assert slices == [slice(0, dim)]
     read = row_words.cipher(SECRET, 3)
     with mpmath.workdps(60):
-        found = [
-            float(abs(float(z) - std * row_words.draw(read, dim, i))) for i, z in enumerate(out)
-        ]
+        found = [float(abs(float(z) - std * row_words.draw(read, dim, i))) for i, z in enumerate(out)]
     assert max(found) < std * DRAW_ERROR / 4
 
 
@@ -82,10 +77,7 @@ class Scripted:
         high = [word >> 32 for word in radius + angle]
         low = [word % 2**32 for word in radius + angle]
         pairs = len(radius)
-        self._streams = [
-            np.array(high, "<u4").tobytes() + bytes(4 * 32 + pairs),
-            np.array(low, "<u4").tobytes(),
-        ]
+        self._streams = [np.array(high, "<u4").tobytes() + bytes(4 * 32 + pairs), np.array(low, "<u4").tobytes()]
         self._further = further
 
     def read(self, stream: int, start: int, count: int) -> bytes:
@@ -146,8 +138,7 @@ def test_the_deepest_tails_and_the_smallest_radii_are_exact_too(zeros, end):
     bits = int.from_bytes(bytes([end]) * zeros + rest, "big")
     words = [bits >> (64 * (5 - k)) & (2**64 - 1) for k in range(6)]
     further = b"".join(
-        word.to_bytes(8, "little") + hashlib.sha256(b"%d" % k).digest()[:8]
-        for k, word in enumerate(words[1:])
+        word.to_bytes(8, "little") + hashlib.sha256(b"%d" % k).digest()[:8] for k, word in enumerate(words[1:])
     )
     row = Scripted([words[0]], [0x2345_6789_ABCD_EF01], {0: further})
     draws = fine_row(row, 2)
@@ -163,9 +154,7 @@ def test_a_draw_without_any_bits_is_refused_where_it_would_be_used():
     row = Scripted([0], [0], {0: bytes(80)})
     assert list(enclosures(row, 2, 0)) == []
     assert math.isnan(nearest_float(row, 2, 0))
-    noise = GridNoise(
-        independent(2).with_block_length(1).program, std=1.0, grid=grid_for(1.0, 1.0), dim=2
-    )
+    noise = GridNoise(independent(2).with_block_length(1).program, std=1.0, grid=grid_for(1.0, 1.0), dim=2)
     with pytest.raises(PrivacyError, match="range"):
         noise.step(row)
 

@@ -44,7 +44,4 @@ def test_blocks_past_the_horizon_are_refused_or_nan():
 
 def test_is_marked_for_simulation_only():
     assert JaxNoise.simulation_only
-    assert (
-        "Simulation only"
-        in __import__("veilstream.mechanisms.jax_noise").mechanisms.jax_noise.__doc__
-    )
+    assert "Simulation only" in __import__("veilstream.mechanisms.jax_noise").mechanisms.jax_noise.__doc__

@@ -42,18 +42,14 @@ def test_rounds_objective_is_certified_too(T):
     assert f.duality_gap <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("T", "mean", "largest"), [(4, 1.71854, 1.75860), (1024, 8.73470, 8.77027)]
-)
+@pytest.mark.parametrize(("T", "mean", "largest"), [(4, 1.71854, 1.75860), (1024, 8.73470, 8.77027)])
 def test_values_of_an_independent_implementation(T, mean, largest):
     assert m.optimal(T).mean_error() == pytest.approx(mean, abs=1e-5)
     assert m.optimal(T, objective="max").max_error() == pytest.approx(largest, abs=1e-5)
 
 
 # PAPER-NOTES 15; at T = 2 the value is the square of the golden ratio.
-@pytest.mark.parametrize(
-    ("T", "total"), [(2, (3 + 5**0.5) / 2), (8, 17.8662), (100, 499.744), (1000, 8690.97)]
-)
+@pytest.mark.parametrize(("T", "total"), [(2, (3 + 5**0.5) / 2), (8, 17.8662), (100, 499.744), (1000, 8690.97)])
 def test_frobenius_norms_of_an_independent_implementation(T, total):
     assert m.optimal(T).mean_error() * T == pytest.approx(total, rel=3e-6)
 

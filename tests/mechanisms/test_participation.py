@@ -107,9 +107,7 @@ def test_more_participation_never_costs_less():
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize(
-    "value", [(0, 1), (1, 0), (2.5, 1), (1, -2), (3, 10), (1, 99), "twice", (1, 2, 3)]
-)
+@pytest.mark.parametrize("value", [(0, 1), (1, 0), (2.5, 1), (1, -2), (3, 10), (1, 99), "twice", (1, 2, 3)])
 def test_impossible_participation_is_refused(value):
     with pytest.raises(InputError, match="participation"):
         m.tree(12).sensitivity(value)
@@ -181,9 +179,7 @@ def test_noise_without_an_end_knows_people_who_return():
     assert report.value == pytest.approx(np.linalg.norm(C[:, [0, 50, 100]].sum(axis=1)), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("times", "apart"), [(1, 1), (64, 3), (65, 1), (65, 3), (200, 7), (500, 1)]
-)
+@pytest.mark.parametrize(("times", "apart"), [(1, 1), (64, 3), (65, 1), (65, 3), (200, 7), (500, 1)])
 def test_many_left_most_columns_are_summed_as_one_by_one(times, apart):
     c = np.exp(-0.01 * np.arange(500.0))
     expected = np.zeros(500)

@@ -14,15 +14,7 @@ from scipy import stats
 
 from veilstream.errors import InputError
 from veilstream.mechanisms import normals
-from veilstream.mechanisms.keystream import (
-    DRAWS,
-    FINE,
-    FURTHER,
-    NoiseKey,
-    Row,
-    fresh_secret,
-    open_row,
-)
+from veilstream.mechanisms.keystream import DRAWS, FINE, FURTHER, NoiseKey, Row, fresh_secret, open_row
 from veilstream.mechanisms.normals import TILE, NormalTiles, fill_normals
 
 SAMPLES = 4_000_000
@@ -205,9 +197,7 @@ def test_radius_keeps_the_resolution_of_its_word_everywhere():
     out = np.empty(2 * pairs, np.float32)
     NormalTiles().fill(_Scripted(np.concatenate([words, np.zeros(pairs + 32)]), fine), out)
     effective = np.float32(words).astype(np.float64) + fine
-    exact = np.where(
-        effective < 2**31, np.log(effective / 2**32), np.log1p(-((2**32 - effective) / 2**32))
-    )
+    exact = np.where(effective < 2**31, np.log(effective / 2**32), np.log1p(-((2**32 - effective) / 2**32)))
     # First order in byte/word, which is at most 2^-9.
     np.testing.assert_allclose(out[:pairs], np.sqrt(-2 * exact), rtol=1.5e-6)
     near_one = words > 2**31

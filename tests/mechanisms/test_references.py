@@ -15,9 +15,14 @@ HORIZONS = (1, 2, 3, 4, 5, 13, 64, 100, 1000, 1023, 1024, 1025)
 
 def square_root_coefficients(T: int) -> np.ndarray:
     """h(j) of eq-exmp-iii, from binomials: h(j) = C(2j, j) / 4^j."""
-    return np.array([float(math.comb(2 * j, j) * 2 ** (64 - 2 * j)) / 2.0**64 if j < 33 else
-                     math.exp(math.lgamma(j + 0.5) - math.lgamma(j + 1)) / math.sqrt(math.pi)
-                     for j in range(T)])  # fmt: skip
+    return np.array(
+        [
+            float(math.comb(2 * j, j) * 2 ** (64 - 2 * j)) / 2.0**64
+            if j < 33
+            else math.exp(math.lgamma(j + 0.5) - math.lgamma(j + 1)) / math.sqrt(math.pi)
+            for j in range(T)
+        ]
+    )
 
 
 def least_squares_error(C: np.ndarray) -> np.ndarray:
@@ -60,22 +65,15 @@ def test_tree_counts_binary_digits(T):
 def test_tree_of_the_paper():
     """The matrices of eq-bc at T = 4, without the nodes that no prefix uses."""
     f = m.tree(4)
-    np.testing.assert_array_equal(
-        f.strategy_matrix(), [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]]
-    )
-    np.testing.assert_array_equal(
-        f.decoder_matrix(), [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
-    )
+    np.testing.assert_array_equal(f.strategy_matrix(), [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(f.decoder_matrix(), [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
 
 
 @pytest.mark.parametrize("T", HORIZONS)
 def test_online_tree_has_honakers_variances(T):
     """A node of level v is estimated with variance 2^v / (2^(v+1) - 1)."""
     f = m.tree_online(T)
-    variance = [
-        sum(2.0**v / (2.0 ** (v + 1) - 1) for v in range(20) if step >> v & 1)
-        for step in range(1, T + 1)
-    ]
+    variance = [sum(2.0**v / (2.0 ** (v + 1) - 1) for v in range(20) if step >> v & 1) for step in range(1, T + 1)]
     assert f.sensitivity() ** 2 == pytest.approx(math.floor(math.log2(T)) + 1, rel=1e-12)
     np.testing.assert_allclose(f.row_norms_squared(), variance, rtol=1e-6)
     assert f.released_sensitivity() <= f.sensitivity() * (1 + 1e-7)
@@ -154,9 +152,8 @@ def test_errors_of_an_independent_implementation(name, T, largest, mean):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("independent", 2002), ("tree", 59.26), ("tree_full", 14.04), ("toeplitz", 12.562),
-     ("optimal", 11.442)],
-)  # fmt: skip
+    [("independent", 2002), ("tree", 59.26), ("tree_full", 14.04), ("toeplitz", 12.562), ("optimal", 11.442)],
+)
 def test_round_end_errors_of_an_independent_implementation(name, expected):
     digits = 0.5 * 10.0 ** -len(str(expected).partition(".")[2])
     assert m.build(name, 4000).round_error(4) == pytest.approx(expected, abs=1.01 * digits)

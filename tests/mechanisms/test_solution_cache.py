@@ -48,12 +48,14 @@ def test_damaged_file_is_rebuilt_with_a_notice(damage, cache):
         (other,) = set(cache.iterdir()) - {path}
         path.write_bytes(other.read_bytes())
     else:
-        path.write_bytes({
-            "empty": b"",
-            "short": content[: len(content) // 2],
-            "flipped": content[:900] + bytes([content[900] ^ 1]) + content[901:],
-            "text": b"not a cache file",
-        }[damage])  # fmt: skip
+        path.write_bytes(
+            {
+                "empty": b"",
+                "short": content[: len(content) // 2],
+                "flipped": content[:900] + bytes([content[900] ^ 1]) + content[901:],
+                "text": b"not a cache file",
+            }[damage]
+        )
     with pytest.warns(CacheNotice, match="damaged"):
         again = m.optimal(30)
     assert again.mean_error() == good.mean_error()
@@ -158,7 +160,5 @@ def test_solving_has_one_thread(cache):
 
     seen = []
     recipe = {"mechanism": "made-up", "version": 1, "horizon": 4}
-    solution_cache.load_or_solve(
-        recipe, {"a": 1}, lambda: seen.append(threads()) or {"a": np.zeros(1)}
-    )
+    solution_cache.load_or_solve(recipe, {"a": 1}, lambda: seen.append(threads()) or {"a": np.zeros(1)})
     assert seen == [{1}]

@@ -133,18 +133,14 @@ class TestDoubling:
         for start, length in ((0, 8), (8, 16), (24, 32)):
             span = slice(start, start + length)
             inside[span, span] = True
-            np.testing.assert_allclose(
-                C[span, span], m.buffered(length, 3).strategy_matrix(), atol=1e-6
-            )
+            np.testing.assert_allclose(C[span, span], m.buffered(length, 3).strategy_matrix(), atol=1e-6)
         assert (C[~inside] == 0).all()
         assert f.sensitivity() == pytest.approx(1.0, rel=1e-6)
 
     def test_what_it_does_does_not_depend_on_the_horizon(self):
         short = m.doubling(100, first=16, buffers=3).with_block_length(4)
         long = m.doubling(400, first=16, buffers=3).with_block_length(4)
-        np.testing.assert_array_equal(
-            short.noise(dim=2, seed=1).take(100), long.noise(dim=2, seed=1).take(100)
-        )
+        np.testing.assert_array_equal(short.noise(dim=2, seed=1).take(100), long.noise(dim=2, seed=1).take(100))
 
     def test_epochs_may_grow_faster(self):
         C = m.doubling(50, first=4, growth=4, buffers=2).strategy_matrix()
@@ -205,8 +201,7 @@ class TestPlans:
         sensitivity = prepare(plan, plan.methods[0]).factorization.sensitivity()
         assert sensitivity**2 == pytest.approx(closed_form(0.9), rel=1e-5)
 
-    @pytest.mark.parametrize("method", [{"mechanism": "optimal"},
-                                        {"mechanism": "buffered", "forgetting": 0.9}])  # fmt: skip
+    @pytest.mark.parametrize("method", [{"mechanism": "optimal"}, {"mechanism": "buffered", "forgetting": 0.9}])
     def test_a_mechanism_that_needs_an_end_is_refused(self, method):
         with pytest.raises(vs.errors.InputError, match=r"methods\[0\]\.mechanism.*needs an end"):
             plan_of(**method)

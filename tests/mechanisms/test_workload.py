@@ -25,10 +25,8 @@ WORKLOADS = {
     "exponential": {"newest_weight": 0.1},
     "momentum": {"momentum": 0.9, "local_steps": 2},
     "forgetting": {"forgetting": 0.9, "local_steps": 2},
-    "all": {
-        "momentum": 0.5, "forgetting": 0.95, "averaging": 2.0, "step_decay": 0.3, "local_steps": 4,
-    },
-}  # fmt: skip
+    "all": {"momentum": 0.5, "forgetting": 0.95, "averaging": 2.0, "step_decay": 0.3, "local_steps": 4},
+}
 
 
 def workload(name: str, T: int = 48) -> m.Workload:
@@ -66,9 +64,7 @@ def dense(w: m.Workload) -> tuple[np.ndarray, np.ndarray]:
 def weighted_rows(w: m.Workload) -> tuple[np.ndarray, float]:
     """Rows of all that counts, each times the root of its weight, and the total weight."""
     published, by_step = dense(w)
-    hidden = (
-        by_step if w.averages else np.delete(by_step, np.s_[w.local_steps - 1 :: w.local_steps], 0)
-    )
+    hidden = by_step if w.averages else np.delete(by_step, np.s_[w.local_steps - 1 :: w.local_steps], 0)
     rows = np.vstack([published, np.sqrt(w.interior_weight) * hidden])
     return rows, len(published) + w.interior_weight * len(hidden)
 
@@ -113,8 +109,7 @@ def test_the_error_is_that_of_explicit_matrices(name, mechanism):
     N, scale = f.noising_matrix(), f.sensitivity() ** 2
     variance = ((published @ N) ** 2).sum(axis=1) * scale
     np.testing.assert_allclose(error.variance, variance, rtol=1e-9)
-    np.testing.assert_allclose(error.unpublished, ((by_step @ N) ** 2).sum(axis=1) * scale,
-                               rtol=1e-9)  # fmt: skip
+    np.testing.assert_allclose(error.unpublished, ((by_step @ N) ** 2).sum(axis=1) * scale, rtol=1e-9)
     assert error.mean == pytest.approx(variance.mean(), rel=1e-9)
     assert error.max == pytest.approx(variance.max(), rel=1e-9)
     np.testing.assert_allclose(error.std, np.sqrt(variance), rtol=1e-9)
@@ -265,8 +260,7 @@ def test_toeplitz_with_forgetting_is_a_square_root():
     f = m.toeplitz(T, workload=vs.Workload(horizon=T, forgetting=rho))
     C = f.strategy_matrix()
     steps = np.subtract.outer(np.arange(T), np.arange(T))
-    np.testing.assert_allclose(C @ C, np.where(steps >= 0, rho ** np.maximum(steps, 0.0), 0.0),
-                               atol=1e-5)  # fmt: skip
+    np.testing.assert_allclose(C @ C, np.where(steps >= 0, rho ** np.maximum(steps, 0.0), 0.0), atol=1e-5)
 
 
 class TestMatrices:

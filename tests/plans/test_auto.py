@@ -88,15 +88,24 @@ def test_longer_features_get_a_shorter_step_and_a_larger_gamma():
 def test_clip_norm_is_one_whatever_the_plan_has_for_other_methods():
     found = prepared(plan_of(clip_norm=0.03))
     assert found.rule.clip_norm == found.guarantee.clip_norm == 1.0
-    same = {"kind": "ours", "step_size": 1.0, "clip_norm": 1.0, "mechanism": "buffered",
-            "averaging": 3.0, "objective": "published"}  # fmt: skip
+    same = {
+        "kind": "ours",
+        "step_size": 1.0,
+        "clip_norm": 1.0,
+        "mechanism": "buffered",
+        "averaging": 3.0,
+        "objective": "published",
+    }
     assert found.noise_std == prepared(plan_of(same)).noise_std
 
 
 TABLE = {
-    "kind": "table", "client": "#row", "label": "y", "label_range": (10.0, 50.0),
+    "kind": "table",
+    "client": "#row",
+    "label": "y",
+    "label_range": (10.0, 50.0),
     "features": ({"name": "x", "low": 0.0, "high": 1.0},),
-}  # fmt: skip
+}
 WITHOUT_RANGE = {key: held for key, held in TABLE.items() if key != "label_range"}
 
 
@@ -192,9 +201,14 @@ def test_terms_hold_the_resolved_numbers_and_say_which_differ():
     assert ours["gamma"] == found.rule.gamma
     assert ours["step_size"] == found.plan.step_size
     assert ours["averaging"] == 3.0
-    clipping = {"kind": "ours", "mechanism": "buffered", "step_size": found.plan.step_size,
-                "server_step_size": found.plan.server_step_size, "averaging": 3.0,
-                "objective": "published"}  # fmt: skip
+    clipping = {
+        "kind": "ours",
+        "mechanism": "buffered",
+        "step_size": found.plan.step_size,
+        "server_step_size": found.plan.server_step_size,
+        "averaging": 3.0,
+        "objective": "published",
+    }
     theirs = Terms.of(plan_of(clipping), DIM).settings
     assert "gamma" not in theirs
     assert list(differences(ours, theirs)) == ["gamma"]
@@ -206,9 +220,7 @@ def test_an_audit_keeps_the_noise_and_normalises_as_deployed():
     assert audited.gamma is not None
     assert audited.noise_std == deployed.noise_std
     assert audited.guarantee == deployed.guarantee
-    np.testing.assert_array_equal(
-        audited.mechanism.noising_matrix(), deployed.mechanism.noising_matrix()
-    )
+    np.testing.assert_array_equal(audited.mechanism.noising_matrix(), deployed.mechanism.noising_matrix())
 
 
 def test_the_run_folder_shows_what_was_chosen_and_no_record(tmp_path):

@@ -56,10 +56,13 @@ def test_nobody_named_is_said():
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("Patientennummer", "client"), ("patientId", "client"), ("Kunde", "client"),
-        ("id_paciente", "client"), ("Identité personne", "client"),
+        ("Patientennummer", "client"),
+        ("patientId", "client"),
+        ("Kunde", "client"),
+        ("id_paciente", "client"),
+        ("Identité personne", "client"),
     ],
-)  # fmt: skip
+)
 def test_names_in_other_languages(name, role):
     held = found(**{name: lambda i: f"p{i % 9}", "hour": hour, "well": well})
     assert held.roles.as_dict()[role] == name

@@ -52,17 +52,17 @@ def test_what_is_not_private_says_so_in_its_name(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "releases"),
-    [("fair_logistic", "equal"), ("fair_logistic_200", "free"), ("fair_logistic_50", "free")],
+    ("name", "releases"), [("fair_logistic", "equal"), ("fair_logistic_200", "free"), ("fair_logistic_50", "free")]
 )
 def test_a_fair_plan_has_what_the_search_chose(name, releases):
     plan = Plan.load(experiment_path(name))
     with (ROOT / "docs" / "results" / "fair_logistic.csv").open(newline="") as file:
         chosen = [
-            row for row in csv.DictReader(file)
+            row
+            for row in csv.DictReader(file)
             if (row["best by"], row["releases are"]) == ("loss", releases)
             and int(row["releases"]) == plan.learning.rounds
-        ]  # fmt: skip
+        ]
     methods = {m.name: m for m in plan.methods}
     private = [row for row in chosen if row["mechanism"] != "none"]
     assert len(private) == len(methods) - 1
@@ -83,9 +83,7 @@ def test_a_fair_plan_has_what_the_search_chose(name, releases):
 def test_every_plan_travels_with_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert carried == {
-        f"experiments/{name}.toml": f"veilstream/_experiments/{name}.toml" for name in SHIPPED
-    }
+    assert carried == {f"experiments/{name}.toml": f"veilstream/_experiments/{name}.toml" for name in SHIPPED}
 
 
 def test_plans_are_found_by_name_or_by_path(tmp_path, monkeypatch):
@@ -157,9 +155,7 @@ def test_figures_of_clip_norms_and_of_what_goes_beyond_are_drawn(tmp_path):
 
 def cnn_smoke(out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "veilstream", "reproduce", "cnn", "--smoke", "--out", str(out)]
-    return start_interruptible(
-        [*command, "--json", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return start_interruptible([*command, "--json", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_reproduce_cnn_in_small_is_interrupted_and_resumed(mnist, tmp_path):

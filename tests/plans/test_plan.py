@@ -41,8 +41,12 @@ def test_overrides_reach_tables_and_methods():
         ("rounds = 12\n", "", r"learning\.rounds = None.*whole number >= 1 \(add rounds"),
         ("rounds = 12", "rounds = 0x1" + 5000 * "0", r"rounds \(line 3\) = '<whole number beyond"),
         ("rounds = 12", "rounds = " + 5000 * "1", r"expected TOML"),
-        ("epsilon = 2.0", "epsilon = -1", r"privacy\.epsilon \(line 10\) = -1: expected a number "
-         r"> 0 and <= 1e6 \(lower means more private; try 1\)"),
+        (
+            "epsilon = 2.0",
+            "epsilon = -1",
+            r"privacy\.epsilon \(line 10\) = -1: expected a number "
+            r"> 0 and <= 1e6 \(lower means more private; try 1\)",
+        ),
         ("epsilon = 2.0", 'epsilon = 2.0\naccounting = "zcpd"', r"did you mean 'zcdp'"),
         ("dim = 5", "dim = []", r"data\.dim \(line 7\) = '<array>': expected a whole number"),
         ("seeds = 2", "seeds = 2\nregret = 1", r"run\.regret.*true or false \(try true\)"),
@@ -50,12 +54,13 @@ def test_overrides_reach_tables_and_methods():
         ('name = "tree"', 'name = ""', r"methods\[1\]\.name"),
         ("delta = 1e-3", "delta = 1.5", r"privacy\.delta \(line 11\)"),
         ("epsilon = 2.0", "", r"privacy\.epsilon.*add epsilon"),
-        ('mechanism = "tree"', 'mechanism = "treee"',
-         r"methods\[1\]\.mechanism \(line 20\).*did you mean 'tree'"),
-        ('kind = "noise-free"', 'kind = "noisefree"',
-         r"methods\[0\]\.kind \(line 16\).*did you mean 'noise-free'"),
-        ('kind = "noise-free"', 'kind = "noise-free"\nepsilon = 1.0',
-         r"methods\[0\]\.epsilon \(line 17\).*adds no noise and protects no one"),
+        ('mechanism = "tree"', 'mechanism = "treee"', r"methods\[1\]\.mechanism \(line 20\).*did you mean 'tree'"),
+        ('kind = "noise-free"', 'kind = "noisefree"', r"methods\[0\]\.kind \(line 16\).*did you mean 'noise-free'"),
+        (
+            'kind = "noise-free"',
+            'kind = "noise-free"\nepsilon = 1.0',
+            r"methods\[0\]\.epsilon \(line 17\).*adds no noise and protects no one",
+        ),
         ('kind = "noise-free"', 'kind = "gao"', r"methods\[0\]\.kind.*one machine"),
         ('kind = "noise-free"', 'kind = "dp-ftrl"', r"learners = 3"),
         ('name = "tree"', 'name = "free"', r"methods\.name.*a name of its own"),
@@ -63,17 +68,29 @@ def test_overrides_reach_tables_and_methods():
         ("step_size = 0.1", "step_size = inf", r"methods\[0\]\.step_size.*a finite number > 0"),
         ("[privacy]\nepsilon = 2.0\ndelta = 1e-3", "", r"methods\[1\]\.epsilon.*add \[privacy\]"),
         ('mechanism = "tree"', 'mechanism = "tree"\nobjective = "max"', r"only with mech"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nobjective = "published"',
-         r"methods\[1\]\.objective \(line 21\).*only with mechanism = optimal, buffered, toeplitz"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 1.5',
-         r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 "),
+        (
+            'mechanism = "tree"',
+            'mechanism = "tree"\nobjective = "published"',
+            r"methods\[1\]\.objective \(line 21\).*only with mechanism = optimal, buffered, toeplitz",
+        ),
+        (
+            'mechanism = "tree"',
+            'mechanism = "tree"\nforgetting = 1.5',
+            r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 ",
+        ),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
         ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',
-         r"newest_weight.*one kind of averaging"),
+        (
+            'mechanism = "tree"',
+            'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',
+            r"newest_weight.*one kind of averaging",
+        ),
         ('mechanism = "tree"', 'mechanism = "tree"\ninterior_weight = 0.0', r"interior_weight"),
-        ("rounds = 12", 'rounds = "unbounded"\nunbounded = false',
-         r"learning\.unbounded \(line 4\) = False: expected true, or nothing, beside rounds"),
+        (
+            "rounds = 12",
+            'rounds = "unbounded"\nunbounded = false',
+            r"learning\.unbounded \(line 4\) = False: expected true, or nothing, beside rounds",
+        ),
         ("rounds = 12", 'rounds = 12\ntask = "ripple"', r"data\.kind.*ripple"),
         ("[run]", "[run", r"plan = .*expected TOML"),
         ("epsilon = 2.0", "epsilon = true", r"privacy\.epsilon \(line 10\) = True"),
@@ -83,7 +100,7 @@ def test_overrides_reach_tables_and_methods():
         ("learners = 3", "learners = 3\nclip_norm = 1e-200", r"learning\.clip_norm \(line 6\)"),
         ("dim = 5", "dim = 5\nclients = 23", r"learning\.rounds \(line 3\) = 12.*needs 24"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused(old, new, message):
     with pytest.raises(PlanError, match=message):
         Plan.parse(SMALL_PLAN.replace(old, new, 1))
@@ -178,12 +195,20 @@ def every_key() -> list[str]:
 
 garbage = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.dates(),
-        st.times(), st.datetimes(), st.sampled_from([10**400, -(2**63), 2**63, "", "ripple"]),
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(),
+        st.binary(),
+        st.dates(),
+        st.times(),
+        st.datetimes(),
+        st.sampled_from([10**400, -(2**63), 2**63, "", "ripple"]),
     ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner)),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=1000, deadline=None)

@@ -79,9 +79,13 @@ def test_three_labels_in_logistic_regression_name_the_task_that_takes_them():
 
 @pytest.mark.parametrize(
     ("task", "label", "dim"),
-    [("softmax", 'labels = ["a", "b", "c"]', 18), ("huber", "label_range = [0.0, 9.0]", 6),
-     ("poisson", "label_range = [0.0, 9.0]", 6), ("least_squares", "label_range = [0.0, 9.0]", 6)],
-)  # fmt: skip
+    [
+        ("softmax", 'labels = ["a", "b", "c"]', 18),
+        ("huber", "label_range = [0.0, 9.0]", 6),
+        ("poisson", "label_range = [0.0, 9.0]", 6),
+        ("least_squares", "label_range = [0.0, 9.0]", 6),
+    ],
+)
 def test_tasks_of_tables(task, label, dim):
     text = PLAN.replace("rounds = 4", f'rounds = 4\ntask = "{task}"')
     assert task_of(Plan.parse(text.replace('labels = ["0", "1"]', label))).dim == dim
@@ -128,9 +132,13 @@ def test_a_task_of_ones_own(module):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("no_such_module_here:make", "can be imported"), ("{}:nobody", "it has .*make_task"),
-     ("{}:broken", "ValueError: no"), ("{}:nothing", "a task with dim")],
-)  # fmt: skip
+    [
+        ("no_such_module_here:make", "can be imported"),
+        ("{}:nobody", "it has .*make_task"),
+        ("{}:broken", "ValueError: no"),
+        ("{}:nothing", "a task with dim"),
+    ],
+)
 def test_functions_that_cannot_be_used(module, name, says):
     with pytest.raises(InputError, match=says):
         task_of(own(name.format(module)))

@@ -27,8 +27,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out_and_counted(tmp_path, cut):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["2,0.2,9,0.3,3,", "x,1,3,", "2,nan,3,", "2,-1,3,", "2,inf,3,", "-2,1,3,", "2,1,1.5,", "", ","],
+    "line", ["2,0.2,9,0.3,3,", "x,1,3,", "2,nan,3,", "2,-1,3,", "2,inf,3,", "-2,1,3,", "2,1,1.5,", "", ","]
 )
 def test_an_edited_line_is_left_out_and_counted(tmp_path, line):
     listed = rounds_of(tmp_path, f"{WHOLE}{line}\n")
@@ -49,14 +48,7 @@ def test_what_is_whole_has_no_remark_and_a_repeated_round_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (WHOLE, WHOLE),
-        (WHOLE + "2,0.7", WHOLE),
-        (HEADER[:9], HEADER),
-        ("", HEADER),
-        (None, HEADER),
-    ],
+    ("before", "after"), [(WHOLE, WHOLE), (WHOLE + "2,0.7", WHOLE), (HEADER[:9], HEADER), ("", HEADER), (None, HEADER)]
 )
 def test_a_table_is_cut_to_its_whole_lines(tmp_path, before, after):
     path = tmp_path / "rounds.csv"

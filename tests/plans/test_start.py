@@ -41,9 +41,7 @@ def file(tmp_path):
 def test_a_file_gives_its_model_and_where_it_came_from(file):
     found = starting_model(plan_of(str(file)), DIM)
     np.testing.assert_array_equal(found.model, MODEL)
-    assert found.as_dict() == {
-        "start": str(file), "round": 7, "run": "air-1", "sha256": model_sha256(MODEL)
-    }  # fmt: skip
+    assert found.as_dict() == {"start": str(file), "round": 7, "run": "air-1", "sha256": model_sha256(MODEL)}
 
 
 def test_a_plan_without_a_start_has_none():
@@ -108,8 +106,10 @@ def test_a_simulation_starts_there_and_a_later_one_from_its_folder(file, tmp_pat
     assert (said["sha256"], said["round"]) == (model_sha256(MODEL), 7)
     later = vs.run(plan_of(str(run.path)), tmp_path / "two")
     assert json.loads((later.path / "start.json").read_text()) == {
-        "start": str(run.path), "round": 4, "sha256": model_sha256(run.model()),
-    }  # fmt: skip
+        "start": str(run.path),
+        "round": 4,
+        "sha256": model_sha256(run.model()),
+    }
     np.testing.assert_allclose(later.model(), run.model(), atol=1e-5)
 
 
@@ -178,9 +178,7 @@ def address(tmp_path):
     thread.join()
 
 
-def test_a_servers_model_is_fetched_if_its_certificate_is_vouched_for(
-    address, tmp_path, monkeypatch
-):
+def test_a_servers_model_is_fetched_if_its_certificate_is_vouched_for(address, tmp_path, monkeypatch):
     url, _ = address
     ca = str(tmp_path / "keys/server/ca.pem")
     found = starting_model(plan_of(url, start_ca=ca), DIM)

@@ -70,9 +70,7 @@ def test_agrees_with_privacy_loss_distributions():
     """A second, unrelated method: dp-accounting's discretised privacy loss."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     loss = pld.from_gaussian_mechanism(1.7, value_discretization_interval=1e-4)
-    assert GaussianCurve(1 / 1.7).delta(1.0) == pytest.approx(
-        loss.get_delta_for_epsilon(1.0), rel=1e-3
-    )
+    assert GaussianCurve(1 / 1.7).delta(1.0) == pytest.approx(loss.get_delta_for_epsilon(1.0), rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(2.0, 0.728), (0.5, 0.609)])
@@ -94,9 +92,7 @@ def test_papers_noise_follows_its_lemma():
 
 
 def test_papers_noise_really_gives_less_epsilon():
-    _, guarantee = vs.calibrate(
-        vs.Budget(2.0, 1e-3), vs.mechanisms.tree(64), 1.0, accounting="zcdp"
-    )
+    _, guarantee = vs.calibrate(vs.Budget(2.0, 1e-3), vs.mechanisms.tree(64), 1.0, accounting="zcdp")
     assert guarantee.epsilon_at(1e-3) == pytest.approx(1.365, abs=1e-3)
     assert any("loose" in remark for remark in guarantee.remarks)
 

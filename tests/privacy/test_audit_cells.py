@@ -91,9 +91,7 @@ def test_a_known_error_of_the_cells_is_measured():
     fit = cell_fit(counted(np.where(odd, cells - 1, cells)))
     assert abs(fit.eta_squared - 0.01) < 4.9 * (fit.standard_error + 2 * 0.1 / 2000)
     assert fit.p < 1e-20
-    assert {scale.name for scale in fit.scales if scale.p < 1e-9} >= {
-        "single cells", "remainders of 256",
-    }  # fmt: skip
+    assert {scale.name for scale in fit.scales if scale.p < 1e-9} >= {"single cells", "remainders of 256"}
 
 
 def test_power_is_what_is_stated():

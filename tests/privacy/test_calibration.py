@@ -46,9 +46,7 @@ def test_participation_scales_the_noise_and_is_recorded(f):
 
 
 def test_bound_on_sensitivity_is_said_to_be_one():
-    _, guarantee = vs.calibrate(
-        BUDGET, vs.mechanisms.toeplitz_normalised(5000), 1.0, participation=(2, 5)
-    )
+    _, guarantee = vs.calibrate(BUDGET, vs.mechanisms.toeplitz_normalised(5000), 1.0, participation=(2, 5))
     assert not guarantee.sensitivity_exact
     assert any("upper bound" in remark for remark in guarantee.remarks)
 
@@ -86,9 +84,7 @@ def test_options_go_by_keyword_and_are_the_same(f):
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     assert options(vs.calibrate) == options(vs.privacy_of)
-    assert set(options(vs.calibrate)) == {
-        "neighbours", "participation", "accounting", "clients_per_step", "telemetry",
-    }  # fmt: skip
+    assert set(options(vs.calibrate)) == {"neighbours", "participation", "accounting", "clients_per_step", "telemetry"}
     with pytest.raises(TypeError):
         vs.calibrate(BUDGET, f, 1.0, "zero-out")
 

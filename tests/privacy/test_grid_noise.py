@@ -28,9 +28,7 @@ def mechanism(request):
 
 
 def noise_of(mechanism, dim: int = DIM, std: float = STD, grid: Grid | None = None) -> GridNoise:
-    return GridNoise(
-        mechanism.program, std=std, grid=grid or grid_for(1.0, std), dim=dim
-    )  # fmt: skip
+    return GridNoise(mechanism.program, std=std, grid=grid or grid_for(1.0, std), dim=dim)
 
 
 def rows(step: int) -> Row:
@@ -74,9 +72,7 @@ def test_prefixes_are_the_mechanisms_own_of_the_ideal_draws(mechanism):
     """B·z with 50 digits, for the matrices that run; float64 adds less than 1e-9 of a std."""
     noise = noise_of(mechanism)
     decoder = np.cumsum(mechanism.noising_matrix(), axis=0)
-    draws = np.array(
-        [[float(exact_draw(step, DIM, i)) for i in range(DIM)] for step in range(STEPS)]
-    )
+    draws = np.array([[float(exact_draw(step, DIM, i)) for i in range(DIM)] for step in range(STEPS)])
     exact = noise.scale * decoder @ draws
     for step in range(STEPS):
         noise.step(rows(step))
@@ -91,9 +87,7 @@ def test_deciding_every_cell_exactly_changes_none(mechanism, monkeypatch):
     monkeypatch.setattr(GridNoise, "_uncertainty", lambda self, feed, largest: 0.49)
     asked = []
     decide = GridNoise._decide
-    monkeypatch.setattr(
-        GridNoise, "_decide", lambda self, *given: asked.append(given) or decide(self, *given)
-    )
+    monkeypatch.setattr(GridNoise, "_decide", lambda self, *given: asked.append(given) or decide(self, *given))
     slow = noise_of(mechanism)
     for step in range(STEPS):
         np.testing.assert_array_equal(slow.step(rows(step)), expected[step])

@@ -126,9 +126,9 @@ class Replay:
 
 
 @pytest.mark.parametrize(
-    ("name", "dim"), [("independent", 4), ("tree", 3), ("buffered", 4), ("toeplitz", 1),
-                      ("banded", 4), ("tree_full", 3)],
-)  # fmt: skip
+    ("name", "dim"),
+    [("independent", 4), ("tree", 3), ("buffered", 4), ("toeplitz", 1), ("banded", 4), ("tree_full", 3)],
+)
 def test_rounding_errors_of_200_steps_are_below_what_is_charged(name, dim):
     """Step by step, and together: C times all errors, which is how far they can move a draw."""
     steps = 60 if name == "toeplitz" else 200
@@ -184,9 +184,7 @@ def test_noise_grows_by_the_charge_and_by_nothing_else(name, dim):
 def test_a_delta_that_cut_off_draws_cannot_keep_is_refused():
     mechanism = vs.mechanisms.toeplitz(8)
     calibrate_release(vs.Budget(1.0, 1e-40), mechanism, 1.0, 1000)
-    with pytest.raises(
-        InputError, match=r"privacy\.delta = 1e-60: expected more than .* coordinates.*larger delta"
-    ):
+    with pytest.raises(InputError, match=r"privacy\.delta = 1e-60: expected more than .* coordinates.*larger delta"):
         calibrate_release(vs.Budget(1.0, 1e-60), mechanism, 1.0, 1000)
 
 
@@ -218,9 +216,7 @@ def test_participation_and_neighbours_reach_the_promise():
     assert noise.guarantee.participation.times == 2
     plain = noise.mechanism
     std, guarantee = vs.calibrate(BUDGET, plain, 1.0, accounting="exact", **options)
-    same = dataclasses.replace(
-        noise.guarantee, noise_std=std, arithmetic_mu=0.0, arithmetic_delta=0.0
-    )
+    same = dataclasses.replace(noise.guarantee, noise_std=std, arithmetic_mu=0.0, arithmetic_delta=0.0)
     assert same == guarantee
 
 

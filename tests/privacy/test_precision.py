@@ -91,8 +91,6 @@ def test_the_study_sends_what_a_learner_sends(mechanism, at, tmp_path, monkeypat
         for r in range(at + 1):
             client = Sample(np.array([0.7 if r == at else 0.0]), 0.0)
             release = learner.learn_round(r, np.zeros(1), [(f"{r}", client)])
-    noise = GridNoise(
-        setting.factorization.program, std=setting.noise_std, grid=setting.grid, dim=1
-    )
+    noise = GridNoise(setting.factorization.program, std=setting.noise_std, grid=setting.grid, dim=1)
     expected = sent(setting, setting.grid, 0.7, at, noise, key.secret).message
     np.testing.assert_array_equal(decode(release.payload).prefix, expected)

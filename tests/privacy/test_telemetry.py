@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 import veilstream as vs
 from veilstream.errors import InputError, PrivacyError
-from veilstream.privacy.gradient_types import (
-    MetricValues,
-    RawGradient,
-    clip_onto_grid,
-    extend_on_grid,
-)
+from veilstream.privacy.gradient_types import MetricValues, RawGradient, clip_onto_grid, extend_on_grid
 from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import METRIC_NAMES, Telemetry, extended
@@ -46,9 +41,7 @@ def test_sensitivity_equals_brute_force_over_neighbours(neighbours, metrics):
     """Extreme vectors of one client, in every step, through the dense C."""
     clip_norm, telemetry = 0.7, Telemetry(metrics, 0.4)
     mechanism = vs.mechanisms.tree(6)
-    _, guarantee = vs.calibrate(
-        BUDGET, mechanism, clip_norm, neighbours=neighbours, telemetry=telemetry
-    )
+    _, guarantee = vs.calibrate(BUDGET, mechanism, clip_norm, neighbours=neighbours, telemetry=telemetry)
     corners = itertools.product([-clip_norm, clip_norm], *[[0.0, 1.0]] * len(metrics))
     vectors = [extended(np.array([g]), np.array(v), telemetry) for g, *v in corners]
     others = vectors if neighbours == "replace-one" else [np.zeros(1 + len(metrics))]
@@ -139,9 +132,7 @@ def test_widths_of_any_real_type_are_held_in_full_precision():
     assert Fraction(given.release_norm(1.0)) ** 2 <= exact * (1 + Fraction(1, 10**14))
 
 
-@pytest.mark.parametrize(
-    "width", [np.float32("nan"), np.float32(-1.0), np.float64("inf"), 0, True, "0.3", None]
-)
+@pytest.mark.parametrize("width", [np.float32("nan"), np.float32(-1.0), np.float64("inf"), 0, True, "0.3", None])
 def test_a_width_that_is_no_positive_number_is_refused(width):
     with pytest.raises(InputError, match=r"telemetry width = .*a finite number > 0"):
         Telemetry(("accuracy",), width)

@@ -14,10 +14,7 @@ def test_a_direct_federation_survives_the_loss_of_any_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "rounds", "every_s"),
-    [("direct", 1000, 1.5), ("flare", 2500, 25.0)],
-)
+@pytest.mark.parametrize(("engine", "rounds", "every_s"), [("direct", 1000, 1.5), ("flare", 2500, 25.0)])
 def test_a_long_federation_survives_the_loss_of_any_process(engine, rounds, every_s, tmp_path):
     report = study(tmp_path, engine, rounds=rounds, every_s=every_s, seed=1)
     assert not any(report.violations.values()), report

@@ -26,12 +26,9 @@ from tests.support.containers import ROOT, Image, build
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
+    pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="needs root, to become other accounts"),
     pytest.mark.skipif(
-        hasattr(os, "geteuid") and os.geteuid() != 0, reason="needs root, to become other accounts"
-    ),
-    pytest.mark.skipif(
-        shutil.which("unshare") is None or shutil.which("setpriv") is None,
-        reason="needs unshare and setpriv",
+        shutil.which("unshare") is None or shutil.which("setpriv") is None, reason="needs unshare and setpriv"
     ),
 ]
 
@@ -94,15 +91,27 @@ def learner(image: Image, federation: Path, name: str, *options: str, **places):
     volumes |= places.pop("volumes", {})
     return state, image.start(
         *image.entrypoint,
-        "--plan", "/etc/veilstream/plan.toml", "--keys", f"/etc/veilstream/{name}",
-        "--data", "/data/records.csv", "--store", f"/var/lib/veilstream/{name}.db",
-        "--witness", f"/var/lib/veilstream-witness/{name}.witness", "--new-store", *options,
+        "--plan",
+        "/etc/veilstream/plan.toml",
+        "--keys",
+        f"/etc/veilstream/{name}",
+        "--data",
+        "/data/records.csv",
+        "--store",
+        f"/var/lib/veilstream/{name}.db",
+        "--witness",
+        f"/var/lib/veilstream-witness/{name}.witness",
+        "--new-store",
+        *options,
         volumes=volumes,
-        secrets={f"/etc/veilstream/{name}": federation / "keys/learners" / name,
-                 "/etc/veilstream/plan.toml": federation / "plan.toml",
-                 "/data/records.csv": federation / f"{name}.csv"},
-        log=Path(f"{state}.log"), **places,
-    )  # fmt: skip
+        secrets={
+            f"/etc/veilstream/{name}": federation / "keys/learners" / name,
+            "/etc/veilstream/plan.toml": federation / "plan.toml",
+            "/data/records.csv": federation / f"{name}.csv",
+        },
+        log=Path(f"{state}.log"),
+        **places,
+    )
 
 
 def end(*processes: subprocess.Popen) -> None:
@@ -128,20 +137,26 @@ def status(pid: int) -> dict[str, str]:
 def test_server_and_learners_run_from_their_images(images, federation):
     port, out = free_port(), volume(federation / "server-state")
     server = images["server"].start(
-        *images["server"].entrypoint, "--plan", "/etc/veilstream/plan.toml",
-        "--keys", "/etc/veilstream/server", "--listen", f"127.0.0.1:{port}",
-        "--out", "/var/lib/veilstream/run",
+        *images["server"].entrypoint,
+        "--plan",
+        "/etc/veilstream/plan.toml",
+        "--keys",
+        "/etc/veilstream/server",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--out",
+        "/var/lib/veilstream/run",
         volumes={"/var/lib/veilstream": out},
-        secrets={"/etc/veilstream/server": federation / "keys/server",
-                 "/etc/veilstream/plan.toml": federation / "plan.toml"},
+        secrets={
+            "/etc/veilstream/server": federation / "keys/server",
+            "/etc/veilstream/plan.toml": federation / "plan.toml",
+        },
         log=federation / "server.log",
-    )  # fmt: skip
+    )
     started = [server]
     try:
         for name in ("north", "south"):
-            _, process = learner(
-                images["learner"], federation, name, "--server", f"127.0.0.1:{port}"
-            )
+            _, process = learner(images["learner"], federation, name, "--server", f"127.0.0.1:{port}")
             started.append(process)
         wait_for(lambda: "north" in (federation / "server.log").read_text(), PATIENCE_S)
         for process in started:
@@ -229,18 +244,23 @@ print(found, answer, entries)
 
 def as_account(command: list[str], content: bytes, uid: int, gid: int, *groups: int):
     return subprocess.run(
-        command, input=content, capture_output=True, timeout=PATIENCE_S,
-        user=uid, group=gid, extra_groups=groups,
-    )  # fmt: skip
+        command, input=content, capture_output=True, timeout=PATIENCE_S, user=uid, group=gid, extra_groups=groups
+    )
 
 
 def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
     run = volume(federation / "socket", LEARNER, SHARED, 0o2710)
     state, process = learner(
-        images["learner"], federation, "north", "--engine", "flower",
-        "--socket", "/run/veilstream/carrier.sock", network=False,
+        images["learner"],
+        federation,
+        "north",
+        "--engine",
+        "flower",
+        "--socket",
+        "/run/veilstream/carrier.sock",
+        network=False,
         volumes={"/run/veilstream": run},
-    )  # fmt: skip
+    )
     log = Path(f"{state}.log")
     address = run / "carrier.sock"
     request = b"VSM2 and nothing that the server has signed"  # answered with a signed refusal
@@ -251,9 +271,15 @@ def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
         # In a container, with the socket's folder as its only volume.
         carrier = replace(images["base"], user=f"{CARRIER}:{SHARED}")
         told = carrier.start(
-            "python3", "-c", SEARCH, MARK, "/run/veilstream/carrier.sock",
-            volumes={"/run/veilstream": run}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            "python3",
+            "-c",
+            SEARCH,
+            MARK,
+            "/run/veilstream/carrier.sock",
+            volumes={"/run/veilstream": run},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         out, _ = told.communicate(request, timeout=PATIENCE_S)
         assert out.decode().strip() == "[] b'VSM2' None"
         # And as that account on the machine itself, with the learner's folders before it.

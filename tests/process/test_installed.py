@@ -22,9 +22,7 @@ CLEAN = {name: held for name, held in os.environ.items() if name != "PYTHONPATH"
 
 
 def ask(*command: object, cwd: Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=CLEAN
-    )
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=CLEAN)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,8 +55,20 @@ def environment(wheel, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("environment")
     ask(sys.executable, "-m", "venv", "--without-pip", place, cwd=place)
     python = place / "bin" / "python"
-    ask(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
-        "--no-index", "--disable-pip-version-check", wheel, cwd=place)  # fmt: skip
+    ask(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+        wheel,
+        cwd=place,
+    )
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(ask(python, "-c", code, cwd=place).strip())
     here = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -69,18 +79,23 @@ def environment(wheel, tmp_path_factory) -> Path:
 def test_the_sdist_holds_what_its_tests_need(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for wanted in ("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "tests/conftest.py",
-                   "experiments/demo.toml", "requirements/test.lock", "studies/kills.py",
-                   "src/veilstream/py.typed"):  # fmt: skip
+    for wanted in (
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "tests/conftest.py",
+        "experiments/demo.toml",
+        "requirements/test.lock",
+        "studies/kills.py",
+        "src/veilstream/py.typed",
+    ):
         assert wanted in names, wanted
 
 
 def test_the_wheel_holds_the_package_and_its_plans_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "veilstream",
-        f"veilstream-{vs.__version__}.dist-info",
-    }
+    assert {name.split("/")[0] for name in names} == {"veilstream", f"veilstream-{vs.__version__}.dist-info"}
     shipped = {Path(name).name for name in names if name.startswith("veilstream/_experiments/")}
     assert shipped == {path.name for path in (ROOT / "experiments").glob("*.toml")}
     source = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("*.py")}

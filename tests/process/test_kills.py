@@ -18,9 +18,7 @@ ROOT = Path(__file__).parents[2]
 def study(kills: int, *options: str) -> dict[str, Any]:
     """Never in this process: it may have JAX and threads, which a fork does not survive."""
     command = [sys.executable, "-m", "studies.kills", "--json", "--kills", str(kills)]
-    done = subprocess.run(
-        [*command, *options], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    done = subprocess.run([*command, *options], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

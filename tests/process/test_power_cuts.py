@@ -115,10 +115,7 @@ def outcomes(root: Path, work: Callable[[Disk], None]) -> set[bytes | None]:
 def test_a_file_is_there_after_a_cut_only_if_its_directory_was_synced(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert outcomes(tmp_path / "a", lambda disk: write_file(disk.root / "file", b"new")) == {
-        None,
-        b"new",
-    }
+    assert outcomes(tmp_path / "a", lambda disk: write_file(disk.root / "file", b"new")) == {None, b"new"}
 
     def synced(disk: Disk) -> None:
         write_file(disk.root / "file", b"new")
@@ -166,12 +163,8 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "store: disk full": lambda: Fault("write", "-wal", apsw.FullError),
     "store: fsync error": lambda: Fault("sync", "-wal", fsync_error),
     "store: read-only": lambda: Fault("write", "-wal", apsw.ReadOnlyError),
-    "witness: disk full": lambda: Fault(
-        "write", ".witness", lambda: OSError(errno.ENOSPC, "No space left on device")
-    ),
-    "witness: fsync error": lambda: Fault(
-        "sync", ".witness", lambda: OSError(errno.EIO, "Input/output error")
-    ),
+    "witness: disk full": lambda: Fault("write", ".witness", lambda: OSError(errno.ENOSPC, "No space left on device")),
+    "witness: fsync error": lambda: Fault("sync", ".witness", lambda: OSError(errno.EIO, "Input/output error")),
 }
 
 
@@ -199,10 +192,7 @@ CALLS: dict[str, tuple[Callable[[Learner], None], Callable[[Learner], object]]] 
     "finish_round": (lambda ln: begun(ln, 1, 1), lambda ln: ln.finish_round()),
     "finish_round, snapshot": (lambda ln: begun(ln, 1, TAU), lambda ln: ln.finish_round()),
     "finish_round, last": (lambda ln: begun(ln, ROUNDS - 1, TAU), lambda ln: ln.finish_round()),
-    "acknowledge": (
-        lambda ln: begun(ln, 1, -1),
-        lambda ln: ln.acknowledge(0, ln.sealed_release().hash),
-    ),
+    "acknowledge": (lambda ln: begun(ln, 1, -1), lambda ln: ln.acknowledge(0, ln.sealed_release().hash)),
     "new_epoch": (lambda ln: begun(ln, ROUNDS, -1), lambda ln: ln.new_epoch()),
 }
 
@@ -313,9 +303,7 @@ def test_half_an_entry_in_the_witness_lets_nothing_out(call, place, monkeypatch)
     write = place.disk.os_write
     with closing(place.open()) as learner:
         before(learner)
-        monkeypatch.setattr(
-            place.disk, "os_write", lambda n, h, data, at: write(n, h, data[:7], at)
-        )
+        monkeypatch.setattr(place.disk, "os_write", lambda n, h, data, at: write(n, h, data[:7], at))
         with pytest.raises(PrivacyError):
             during(learner)
         monkeypatch.undo()

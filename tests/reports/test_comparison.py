@@ -32,12 +32,7 @@ def steps_by_hand(people: int, visits: int, apart: int, together: int, horizon: 
 @pytest.mark.parametrize(("visits", "apart"), [(1, 1), (2, 1), (2, 30), (5, 7), (3, 10)])
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_people_suffice_for_as_many_steps_as_taking_them_in_turn(people, visits, apart, together):
-    setting = replace(
-        SETTING,
-        people=people,
-        clients_per_step=together,
-        participation=Participation(visits, apart),
-    )
+    setting = replace(SETTING, people=people, clients_per_step=together, participation=Participation(visits, apart))
     taken = steps_by_hand(people, visits, apart, together, 10_000)
     assert setting.steps_in_reach == taken
     assert (setting.shortage is None) == (taken >= setting.horizon)

@@ -58,9 +58,7 @@ def damages(content: bytes, table: bool) -> dict[str, bytes]:
         found["a list"] = b"[]"
         found["nothing in it"] = b"{}"
         for key in json.loads(content):
-            found[f"without {key}"] = json.dumps(
-                {k: v for k, v in json.loads(content).items() if k != key}
-            ).encode()
+            found[f"without {key}"] = json.dumps({k: v for k, v in json.loads(content).items() if k != key}).encode()
     return found
 
 

@@ -37,9 +37,7 @@ class Reader:
         self._page = page
         self.id, state = page.snapshot()
         self.state = json.loads(state)
-        self.points: dict[str, list] = {
-            c["id"]: list(c["x"]) for c in self.state["charts"].get("rounds", [])
-        }
+        self.points: dict[str, list] = {c["id"]: list(c["x"]) for c in self.state["charts"].get("rounds", [])}
 
     def catch_up(self) -> int:
         events = self._page.feed.since(self.id)
@@ -73,16 +71,13 @@ def here(tmp_path):
         def open_page(named: bool = True) -> None:
             made.coordinator = world.coordinator()
             made.page = LiveFederation(
-                made.coordinator, made.metrics, tmp_path / "run", "/live", named=named,
-                clock=made.clock,
-            )  # fmt: skip
+                made.coordinator, made.metrics, tmp_path / "run", "/live", named=named, clock=made.clock
+            )
             made.coordinator._watch = made.page.standing
 
         def go(until: int) -> None:
             transport = CountedTransport(world.transport(), made.metrics)
-            made.coordinator.go(
-                transport, until, look=lambda: setattr(made.clock, "now", made.clock.now + 0.02)
-            )
+            made.coordinator.go(transport, until, look=lambda: setattr(made.clock, "now", made.clock.now + 0.02))
 
         def later() -> None:
             """The server waits, and says so, ten seconds later."""
@@ -138,9 +133,8 @@ def test_a_torn_line_of_rounds_stops_no_page(here, torn):
     report = federation_state(vs.Run(here.world.root / "run"))
     assert any("rounds.csv cannot be read" in notice for notice in report["notices"])
     page = LiveFederation(
-        here.coordinator, here.metrics, here.world.root / "run", "/live", named=True,
-        clock=here.clock,
-    )  # fmt: skip
+        here.coordinator, here.metrics, here.world.root / "run", "/live", named=True, clock=here.clock
+    )
     assert Reader(page).points["seconds"][:3] == [1, 2, 3]
 
 
@@ -166,16 +160,22 @@ def test_who_is_away_late_or_left_out_is_told_and_by_number_where_names_are_not(
 def test_no_path_column_or_label_of_the_plan_is_on_the_page_or_in_events(here, monkeypatch):
     features = [{"name": "QX-column", "kind": "numeric", "low": 0.0, "high": 24.0}]
     data = {
-        "kind": "table", "source": "/srv/QX-source/*.csv", "client": "QX-client", "time": "QX-time",
-        "label": "QX-label", "labels": ["QX-no", "QX-yes"], "features": features,
-    }  # fmt: skip
+        "kind": "table",
+        "source": "/srv/QX-source/*.csv",
+        "client": "QX-client",
+        "time": "QX-time",
+        "label": "QX-label",
+        "labels": ["QX-no", "QX-yes"],
+        "features": features,
+    }
     secret = vs.Plan(
         name="clinics",
         learning={"rounds": 6, "learners": 3, "clip_norm": 0.625, "start": "/srv/QX-start.npz"},
-        data=data, privacy={"epsilon": 4.0, "delta": 1e-3},
+        data=data,
+        privacy={"epsilon": 4.0, "delta": 1e-3},
         telemetry={"metrics": ["accuracy"], "scale": 0.3125},
         methods=[{"name": "QX-method", "mechanism": "buffered", "step_size": 0.1}],
-    )  # fmt: skip
+    )
     assert secret.to_toml().count("QX-") == 9
     monkeypatch.setattr(vs.Run, "plan", secret)
     here.open_page()
@@ -224,9 +224,7 @@ def test_private_telemetry_is_shown_as_its_file_grows(here):
     here.later()
     state = json.loads(here.page.snapshot()[1])
     (chart,) = state["charts"]["telemetry"]
-    np.testing.assert_allclose(
-        unpack(chart["series"]["accuracy"]["estimate"]), 0.5 + 0.03 * np.arange(12), atol=1e-4
-    )
+    np.testing.assert_allclose(unpack(chart["series"]["accuracy"]["estimate"]), 0.5 + 0.03 * np.arange(12), atol=1e-4)
     assert [c["id"] for c in state["charts"]["rounds"]] == ["answered", "seconds", "bytes"]
 
 
@@ -259,9 +257,13 @@ def test_a_simulations_page_has_every_seeds_losses_and_ends_as_the_report(tmp_pa
         page.written(run)
 
     run = simulate(
-        plan, tmp_path / "out", on_prepared=page.prepared, on_progress=progressed,
-        on_solving=page.solved, on_written=written,
-    )  # fmt: skip
+        plan,
+        tmp_path / "out",
+        on_prepared=page.prepared,
+        on_progress=progressed,
+        on_solving=page.solved,
+        on_written=written,
+    )
     assert seen["headline"]["value"] == "100 %"
     assert "regret of 2 of 2 seeds" in seen["notices"][1]
     charts = {c["id"]: c for c in seen["charts"]["learning"]}
@@ -271,9 +273,7 @@ def test_a_simulations_page_has_every_seeds_losses_and_ends_as_the_report(tmp_pa
     so_far = np.cumsum(losses, axis=1) / np.arange(1, 13)
     np.testing.assert_allclose(unpack(charts["loss"]["series"]["tree"]), so_far, rtol=1e-3)
     _, held = run.held_out_accuracy()
-    np.testing.assert_allclose(
-        unpack(charts["held-out"]["series"]["free"]), held["free"], atol=1e-4
-    )
+    np.testing.assert_allclose(unpack(charts["held-out"]["series"]["free"]), held["free"], atol=1e-4)
     assert [m["name"] for m in seen["methods"]] == ["free", "tree"]
     assert page.feed.ended
     final = json.loads(page.snapshot()[1])

@@ -30,9 +30,7 @@ def test_every_number_comes_back_to_within_a_step_of_the_scale(values):
         np.testing.assert_allclose(np.log(back[np.isfinite(values)]), np.log(there), atol=step)
     else:
         span = there.max() - there.min()
-        np.testing.assert_allclose(
-            back[np.isfinite(values)], there, atol=span / 65534 + 1e-9 * abs(there).max()
-        )
+        np.testing.assert_allclose(back[np.isfinite(values)], there, atol=span / 65534 + 1e-9 * abs(there).max())
 
 
 def test_the_code_is_what_the_pages_script_reads():

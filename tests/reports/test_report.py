@@ -80,21 +80,11 @@ def test_a_title_that_looks_like_a_place_of_the_template_stays_a_title(run):
 def test_curves_are_the_tables(run):
     state = embedded((run.path / "report.html").read_text())
     charts = {c["id"]: c for c in state["charts"]["learning"] + state["charts"]["noise"]}
-    assert list(charts) == [
-        "held-out",
-        "prequential",
-        "loss",
-        "regret",
-        "noise",
-        "distance",
-        "error",
-    ]
+    assert list(charts) == ["held-out", "prequential", "loss", "regret", "noise", "distance", "error"]
     rounds, held = run.held_out_accuracy()
     assert charts["held-out"]["x"] == rounds
     for name in ("free", "tree"):
-        np.testing.assert_allclose(
-            unpack(charts["held-out"]["series"][name]), held[name], atol=1e-4
-        )
+        np.testing.assert_allclose(unpack(charts["held-out"]["series"][name]), held[name], atol=1e-4)
     loss, best = run.history("loss")["tree"], run.history("optimum")["tree"]
     per_step = np.cumsum(loss - best, axis=1) / np.arange(1, 13)
     np.testing.assert_allclose(unpack(charts["regret"]["series"]["tree"]), per_step, atol=1e-4)
@@ -184,8 +174,7 @@ def test_a_simulations_telemetry_keeps_methods_and_seeds_apart(run, tmp_path):
     rows = [
         "method,seed,round,metric,estimate,low,high,window,steps,sampling,average",
         *(
-            f"{method},{seed},{r},accuracy,{base + 0.1 * seed + 0.01 * r},0,1,4,80,0.05,"
-            "plain mean over steps"
+            f"{method},{seed},{r},accuracy,{base + 0.1 * seed + 0.01 * r},0,1,4,80,0.05,plain mean over steps"
             for method, base in (("private", 0.5), ("noise-free", 0.7))
             for seed in (3, 5)
             for r in (4, 8, 12)
@@ -212,9 +201,7 @@ def test_a_federations_headline_says_what_its_estimate_averages_over(tmp_path):
         table = [head + ",average", *(f"{row},plain mean over {said or 'steps'}" for row in rows)]
         (folder / "telemetry.csv").write_text("\n".join(table) + "\n")
         beside = report_state(vs.Run(folder))["headline"]["beside"]
-        assert beside[-1] == {
-            "label": f"accuracy, private estimate ({words})", "value": "0.830 ± 0.050",
-        }  # fmt: skip
+        assert beside[-1] == {"label": f"accuracy, private estimate ({words})", "value": "0.830 ± 0.050"}
 
 
 def test_a_federations_state_has_what_its_server_knows(tmp_path):
@@ -289,9 +276,7 @@ def test_the_commands_write_pages_and_figures(run, tmp_path):
     pdf, svg = tmp_path / "f.pdf", tmp_path / "f.svg"
     done = veilstream("report", str(run.path), "--pdf", str(pdf), "--svg", str(svg), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["files"] == [
-        str(run.path / "report.html"), str(pdf), str(svg)
-    ]  # fmt: skip
+    assert json.loads(done.stdout)["files"] == [str(run.path / "report.html"), str(pdf), str(svg)]
     assert pdf.read_bytes().startswith(b"%PDF")
     assert "<svg" in svg.read_text()
     refused = veilstream("report", str(run.path), "--pdf", str(tmp_path / "f.png"))

@@ -41,8 +41,15 @@ def test_every_file_of_a_simulation_is_on_the_page_with_its_columns(folder):
     page = listed("A simulation")
     there = {path.name for path in folder.iterdir()}
     assert there <= set(page)
-    optional = {"baselines.csv", "start.json", "start.f32", "checkpoint.npz", "seed_batches.json",
-                "regret-SEED.npz", "telemetry.csv"}  # fmt: skip
+    optional = {
+        "baselines.csv",
+        "start.json",
+        "start.f32",
+        "checkpoint.npz",
+        "seed_batches.json",
+        "regret-SEED.npz",
+        "telemetry.csv",
+    }
     assert set(page) - there == optional
     for name in ("history.csv", "accuracy.csv", "noise.csv"):
         assert page[name] == (folder / name).read_text().splitlines()[0].split(",")
@@ -60,8 +67,6 @@ def test_the_report_page_names_commands_that_there_are():
     text = (ROOT / "docs/report.md").read_text()
     for command in ("report", "compare"):
         known = veilstream(command, "--help").stdout
-        block = "".join(
-            line for line in text.splitlines() if line.startswith(f"veilstream {command}")
-        )
+        block = "".join(line for line in text.splitlines() if line.startswith(f"veilstream {command}"))
         for option in re.findall(r"--[a-z-]+", block):
             assert option in known, (command, option)

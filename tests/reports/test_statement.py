@@ -108,9 +108,7 @@ def test_a_learner_that_never_sent_is_named(folder):
     position.seats["west"].accepted = None
     position.save(folder)
     listed = (folder / "releases.csv").read_text().splitlines()
-    (folder / "releases.csv").write_text(
-        "\n".join(line for line in listed if ",west," not in line) + "\n"
-    )
+    (folder / "releases.csv").write_text("\n".join(line for line in listed if ",west," not in line) + "\n")
     text = make_statement(vs.Run(folder), KEYS).text
     assert "west: has never sent anything." in text
     assert "6 rounds are done." in text
@@ -167,7 +165,7 @@ def test_only_the_text_that_was_signed_verifies_with_that_key(folder):
         lambda c: c + " ",
         lambda c: c.rstrip("\n"),
     ],
-)  # fmt: skip
+)
 def test_nothing_stands_beside_what_was_signed(folder, change):
     content = make_statement(vs.Run(folder), KEYS).signed_text
     with pytest.raises(ProtocolError, match="no signed statement"):

@@ -110,18 +110,14 @@ def algorithm_1(
 @pytest.mark.parametrize("tau", [1, 3, 4])
 def test_engine_is_algorithm_1_for_every_mechanism(tau):
     methods = [entry(name) for name in MECHANISMS]
-    methods.append(
-        {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5}
-    )
+    methods.append({"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5})
     plan = plan_of(tau, methods)
     models = simulate(plan).models()
     for index, method in enumerate(plan.methods):
         for s, seed in enumerate((0, 1)):
             expected = algorithm_1(plan, index, seed)
             scale = max(1.0, np.abs(expected).max())
-            np.testing.assert_allclose(
-                models[index, s], expected, atol=1e-5 * scale, err_msg=method.name
-            )
+            np.testing.assert_allclose(models[index, s], expected, atol=1e-5 * scale, err_msg=method.name)
 
 
 @pytest.mark.parametrize("tau", [1, 3])
@@ -143,12 +139,7 @@ MEMORIES = {
     "momentum": {"momentum": 0.7},
     "forgetting": {"forgetting": 0.8},
     "both": {"momentum": 0.4, "forgetting": 0.9},
-    "other": {
-        "momentum": 0.6,
-        "forgetting": 0.7,
-        "objective": "published",
-        "mechanism": "buffered",
-    },
+    "other": {"momentum": 0.6, "forgetting": 0.7, "objective": "published", "mechanism": "buffered"},
 }
 
 
@@ -157,9 +148,7 @@ MEMORIES = {
 def test_momentum_and_forgetting_are_the_servers_and_leave_other_methods_alone(tau, place):
     """From a start that is not zero: what is forgotten is the distance to it."""
     plain = entry("optimal")
-    methods = [plain] + [
-        entry("optimal", name=name, objective="published") | more for name, more in MEMORIES.items()
-    ]
+    methods = [plain] + [entry("optimal", name=name, objective="published") | more for name, more in MEMORIES.items()]
     plan = plan_of(tau, methods)
     start = np.linspace(-1.0, 1.0, 6).astype(np.float32)
     options = {"start": start, "block_rounds": 4}
@@ -202,9 +191,7 @@ def test_an_exponential_average_is_published():
 def test_several_clients_in_a_step_and_a_small_clip_norm():
     plan = plan_of(3, [entry("toeplitz")], clients_per_step=4, clip_norm=0.2)
     prepared = prepare(plan, plan.methods[0])
-    assert prepared.guarantee.sensitivity == pytest.approx(
-        2 * 0.2 / 4 * prepared.factorization.sensitivity()
-    )
+    assert prepared.guarantee.sensitivity == pytest.approx(2 * 0.2 / 4 * prepared.factorization.sensitivity())
     expected = algorithm_1(plan, 0, 1)
     np.testing.assert_allclose(simulate(plan).models()[0, 1], expected, atol=1e-5)
 
@@ -293,9 +280,7 @@ def test_gao_takes_steps_of_unit_length():
 
 def test_a_ball_beside_correlated_noise_gets_a_warning():
     plan = plan_of(1, [entry("optimal")], projection_radius=0.5)
-    with pytest.warns(
-        PlanNotice, match=r"projection_radius = 0\.5 beside optimal noise.*cancelled"
-    ):
+    with pytest.warns(PlanNotice, match=r"projection_radius = 0\.5 beside optimal noise.*cancelled"):
         prepare(plan, plan.methods[0])
     plan = plan_of(1, [entry("independent")], projection_radius=0.5)
     prepare(plan, plan.methods[0])  # warnings are errors
@@ -321,24 +306,36 @@ def test_nonconvex_regret_stays_below_the_theory():
         {"name": name, "mechanism": name, "step_size": step, "server_step_size": 2.0}
         for name in ("tree", "toeplitz", "optimal")
     ]
-    plan = Plan(**{
-        "learning": {"rounds": R, "local_steps": tau, "learners": n, "task": "ripple",
-                     "clip_norm": 8.0},
-        "data": {"kind": "ripple", "dim": d, "walk": 0.0, "held_out": 1},
-        "privacy": {"epsilon": 20.0, "delta": 1e-3},
-        "run": {"seeds": 8},
-        "methods": methods,
-    })  # fmt: skip
+    plan = Plan(
+        **{
+            "learning": {"rounds": R, "local_steps": tau, "learners": n, "task": "ripple", "clip_norm": 8.0},
+            "data": {"kind": "ripple", "dim": d, "walk": 0.0, "held_out": 1},
+            "privacy": {"epsilon": 20.0, "delta": 1e-3},
+            "run": {"seeds": 8},
+            "methods": methods,
+        }
+    )
     prepared = [prepare(plan, m) for m in plan.methods]
     simulation = simulate(plan, seeds=range(8))
     for index, p in enumerate(prepared):
         measured = simulation.history["loss"][index].astype(float).mean()
         constants = theory.Constants(
-            smoothness=Ripple.smoothness, regularity=1.0, alpha=Ripple.alpha, mu=Ripple.mu,
-            gradient_bound=8.0, dim=d, learners=n, local_steps=tau, rounds=R, step_size=step,
-            server_step_size=2.0, path_variation=0.0, initial_distance_squared=0.25 * d,
-            noise_std=p.noise_std, row_norms_squared=p.factorization.row_norms_squared(),
-        )  # fmt: skip
+            smoothness=Ripple.smoothness,
+            regularity=1.0,
+            alpha=Ripple.alpha,
+            mu=Ripple.mu,
+            gradient_bound=8.0,
+            dim=d,
+            learners=n,
+            local_steps=tau,
+            rounds=R,
+            step_size=step,
+            server_step_size=2.0,
+            path_variation=0.0,
+            initial_distance_squared=0.25 * d,
+            noise_std=p.noise_std,
+            row_norms_squared=p.factorization.row_norms_squared(),
+        )
         bound = theory.dynamic_regret_bound(constants)
         assert bound.holds
         assert measured < bound.total

@@ -31,9 +31,7 @@ def own_draws(learners: int):
 
     def xi(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
         d = width // learners
-        return np.concatenate(
-            [draws(T, d, learner_noise_seed(seed, mechanism, i)) for i in range(learners)], axis=1
-        )
+        return np.concatenate([draws(T, d, learner_noise_seed(seed, mechanism, i)) for i in range(learners)], axis=1)
 
     return xi
 
@@ -53,10 +51,10 @@ class Told(Attendance):
 @pytest.fixture
 def told(monkeypatch):
     monkeypatch.setattr(
-        Attendance, "of", lambda plan: Told(
-            learners=3, rounds=7, missing=0.5, by_answers=plan.data.missing_weights == "answered"
-        )
-    )  # fmt: skip
+        Attendance,
+        "of",
+        lambda plan: Told(learners=3, rounds=7, missing=0.5, by_answers=plan.data.missing_weights == "answered"),
+    )
     return Told.table
 
 
@@ -68,9 +66,7 @@ def test_absent_learners_spend_no_step_and_their_noise_waits(told, tau, block_ro
     for index, method in enumerate(plan.methods):
         expected = algorithm_1(plan, index, 1, xi_of=own_draws(3), weights=told.astype(float))
         scale = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(
-            models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name
-        )
+        np.testing.assert_allclose(models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name)
 
 
 def test_momentum_and_forgetting_go_on_in_rounds_without_anyone(told):
@@ -98,8 +94,7 @@ def test_weights_by_answers_are_another_algorithm(told):
 
 def test_noise_in_the_model_is_the_mechanisms_own_at_every_learners_step(told):
     """Without gradients, x = -η̃/(nτ)·Σ_i (Bξ_i)(own steps so far): all the rest has cancelled."""
-    plan = absent(plan_of(2, [entry("buffered", server_step_size=1.0)], clip_norm=1e-9),
-                  missing=0.5)  # fmt: skip
+    plan = absent(plan_of(2, [entry("buffered", server_step_size=1.0)], clip_norm=1e-9), missing=0.5)
     prepared = prepare(plan, plan.methods[0])
     prepared = dataclasses.replace(prepared, noise_std=1.0)
     simulation = Simulation(plan, [prepared], (0,))

@@ -13,8 +13,7 @@ from veilstream.research.learning_figure import draw_run
 
 ROOT = Path(__file__).parent.parent.parent
 
-ABSENT = ("pydantic", "cryptography", "threadpoolctl", "typer", "click", "rich", "matplotlib",
-          "flwr")  # fmt: skip
+ABSENT = ("pydantic", "cryptography", "threadpoolctl", "typer", "click", "rich", "matplotlib", "flwr")
 
 # None stands for "not here", to `import` and to `find_spec` alike.
 HIDE = f"""
@@ -26,10 +25,7 @@ sys.modules.update(dict.fromkeys({ABSENT!r}))
 
 def on_a_bare_host(code: str, *arguments: object) -> str:
     script = HIDE + textwrap.dedent(code)  # arguments are sys.argv[1:]
-    out = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
+    out = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
     assert out.returncode == 0, out.stderr
     return out.stdout
 
@@ -101,13 +97,19 @@ def test_a_whole_run_leaves_a_folder_that_can_be_read_elsewhere(tmp_path):
     run = vs.Run(out)
     assert float(told) == run.summary["methods"]["tree"]["final"]["accuracy"]["mean"]
     assert run.summary["complete"]
-    assert run.plan == vs.Plan.load(ROOT / "experiments" / "demo.toml",
-                                    {"learning.rounds": 20, "run.seeds": 1})  # fmt: skip
+    assert run.plan == vs.Plan.load(ROOT / "experiments" / "demo.toml", {"learning.rounds": 20, "run.seeds": 1})
     assert json.loads((out / "versions.json").read_text())["noise"] == "device"
     assert {p.name for p in out.iterdir()} == {
-        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "noise.csv",
-        "summary.json", "versions.json", "models.npz", "report.html",
-    }  # fmt: skip
+        "plan.toml",
+        "guarantee.json",
+        "history.csv",
+        "accuracy.csv",
+        "noise.csv",
+        "summary.json",
+        "versions.json",
+        "models.npz",
+        "report.html",
+    }
     assert run.history("loss")["optimal"].shape == (1, 20)
     assert run.summary["methods"]["tree"]["final"]["dynamic_regret"] is not None
     assert all(path.exists() for path in draw_run(run))
@@ -150,8 +152,6 @@ def test_noise_that_needs_a_missing_package_says_so_before_any_is_drawn():
             print(error)
     """
     assert on_a_bare_host(code).splitlines() == [
-        "drawing noise from a keystream needs cryptography, which is not installed: "
-        "pip install veilstream",
-        "correlating noise on the CPU needs threadpoolctl, which is not installed: "
-        "pip install veilstream",
+        "drawing noise from a keystream needs cryptography, which is not installed: pip install veilstream",
+        "correlating noise on the CPU needs threadpoolctl, which is not installed: pip install veilstream",
     ]

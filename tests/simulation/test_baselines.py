@@ -21,8 +21,10 @@ def plan(rounds, learners=1, clients=1, kind="noise-free"):
         method |= {"epsilon": 1.0, "delta": 1e-5}
     return Plan(
         learning={"rounds": rounds, "learners": learners, "clients_per_step": clients},
-        data={"kind": "custom"}, methods=[method], run={"seeds": 1},
-    )  # fmt: skip
+        data={"kind": "custom"},
+        methods=[method],
+        run={"seeds": 1},
+    )
 
 
 def stream(labels_of_learners, rounds, per_round=1):
@@ -34,10 +36,16 @@ def stream(labels_of_learners, rounds, per_round=1):
         at += len(own)
     features = np.stack([np.ones_like(targets), targets * 0.5], axis=1) / 2
     return PoolStream(
-        learners=len(orders), rounds=rounds, per_round=per_round, features=features,
-        targets=targets, held_features=features[:1], held_targets=targets[:1],
-        split=FixedOrder(tuple(orders)), provenance="made up",
-    )  # fmt: skip
+        learners=len(orders),
+        rounds=rounds,
+        per_round=per_round,
+        features=features,
+        targets=targets,
+        held_features=features[:1],
+        held_targets=targets[:1],
+        split=FixedOrder(tuple(orders)),
+        provenance="made up",
+    )
 
 
 def test_majority_and_no_change_know_only_what_came_before():

@@ -46,24 +46,33 @@ def pool(shares: tuple[int, ...], per_round: int, first: float = 2.0) -> PoolStr
     features[0] = first
     targets = np.where(rng.random(len(features)) < 0.5, -1.0, 1.0).astype(np.float32)
     return PoolStream(
-        learners=LEARNERS, rounds=ROUNDS, per_round=per_round, features=features, targets=targets,
-        held_features=features[1:9], held_targets=targets[1:9], split=Shares(shares),
+        learners=LEARNERS,
+        rounds=ROUNDS,
+        per_round=per_round,
+        features=features,
+        targets=targets,
+        held_features=features[1:9],
+        held_targets=targets[1:9],
+        split=Shares(shares),
         provenance="made up",
-    )  # fmt: skip
+    )
 
 
 def own_plan(methods: list[dict], *, tau: int = 1, clients: int = 1, **run) -> Plan:
     """Task and stream of one's own."""
     return Plan(
         learning={
-            "rounds": ROUNDS, "local_steps": tau, "learners": LEARNERS, "clients_per_step": clients,
+            "rounds": ROUNDS,
+            "local_steps": tau,
+            "learners": LEARNERS,
+            "clients_per_step": clients,
             "task": "custom",
         },
         data={"kind": "custom", "dim": DIM, "held_out": 8},
         privacy={"epsilon": 30.0, "delta": 1e-3},
         run={"seeds": 1, "evaluate_every": 2} | run,
         methods=methods,
-    )  # fmt: skip
+    )
 
 
 def run_own(plan: Plan, stream: PoolStream, **options) -> Simulation:
@@ -95,9 +104,13 @@ def test_absent_clients_have_gradient_zero_and_keep_their_noise(tau, clients, sh
 def test_when_everyone_has_been_met_only_noise_moves_the_model():
     plan = own_plan([TREE, FREE])
     simulation = Simulation(
-        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM),
-        stream=pool((2, 1, 2), 1), block_rounds=1,
-    )  # fmt: skip
+        plan,
+        [prepare(plan, m) for m in plan.methods],
+        (0,),
+        task=Logistic(DIM),
+        stream=pool((2, 1, 2), 1),
+        block_rounds=1,
+    )
     x = []
     while not simulation.done:
         simulation.advance()
@@ -138,9 +151,12 @@ def test_rounds_without_anyone_are_left_out_of_every_mean(tmp_path):
     plan, stream = own_plan([TREE, FREE], memory_mib=4096), pool((3, 2, 0), 1)
     told = []
     run = vs.run(
-        plan, tmp_path / "out", task=Logistic(DIM), stream=stream,
+        plan,
+        tmp_path / "out",
+        task=Logistic(DIM),
+        stream=stream,
         on_progress=lambda progress: told.append(progress.accuracy),
-    )  # fmt: skip
+    )
     assert told[-1] is None
     for name in ("tree", "free"):
         loss, final = run.history("loss")[name][0], run.summary["methods"][name]["final"]
@@ -206,9 +222,8 @@ def test_published_models_are_polynomial_averages_of_the_trained_ones(power):
     plan = own_plan([plain, averaged, FREE])
     stream = pool((6, 6, 6), 1)
     simulation = Simulation(
-        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM), stream=stream,
-        block_rounds=1,
-    )  # fmt: skip
+        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM), stream=stream, block_rounds=1
+    )
     x, published = [], []
     while not simulation.done:
         simulation.advance()
@@ -256,9 +271,13 @@ def test_distance_is_to_the_same_method_without_noise():
     narrow = TREE | {"name": "narrow", "clip_norm": 0.05}
     plan = own_plan([slow, TREE, FREE, narrow])
     simulation = Simulation(
-        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM),
-        stream=pool((6, 6, 6), 1), block_rounds=1,
-    )  # fmt: skip
+        plan,
+        [prepare(plan, m) for m in plan.methods],
+        (0,),
+        task=Logistic(DIM),
+        stream=pool((6, 6, 6), 1),
+        block_rounds=1,
+    )
     x = [simulation.models()[:, 0]]
     while not simulation.done:
         simulation.advance()
@@ -348,9 +367,7 @@ def own_task() -> PytreeTask:
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory):
     """Two methods with names that a careless writer of arrays would take for its own options."""
-    plan = own_plan(
-        [TREE | {"name": "file"}, FREE | {"name": "allow_pickle"}], seeds=2, first_seed=7
-    )
+    plan = own_plan([TREE | {"name": "file"}, FREE | {"name": "allow_pickle"}], seeds=2, first_seed=7)
     out = tmp_path_factory.mktemp("own") / "out"
     return vs.run(plan, out, task=own_task(), stream=pool((6, 4, 6), 1))
 

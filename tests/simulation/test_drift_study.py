@@ -19,8 +19,7 @@ NOISE_FREE = slice(0, 2)
 def test_restarts_begin_anew_where_they_should_and_only_there():
     """A model that begins anew has the loss of zero, ln 2, whatever the clients are."""
     constant, anew, new_noise = (
-        way(WORLD, CELLS, (0, 1), False)
-        for way in (drift.constant_step, drift.from_the_start, drift.new_noise)
+        way(WORLD, CELLS, (0, 1), False) for way in (drift.constant_step, drift.from_the_start, drift.new_noise)
     )
     assert constant.shape == anew.shape == (6, 2, 12)  # (no noise, two budgets) x two steps
     np.testing.assert_allclose(anew[:, :, ::4], np.log(2), rtol=1e-6)
@@ -61,9 +60,7 @@ def test_shared_noise_is_that_of_each_method_by_itself():
 def test_steps_are_chosen_on_other_data_than_reported():
     searched = drift.Recorded("covertype").plan(CELLS, search=True)
     reported = drift.Recorded("covertype").plan(CELLS)
-    assert (searched.data.source, reported.data.source) == (
-        "data:covertype/tuning", "data:covertype"
-    )  # fmt: skip
+    assert (searched.data.source, reported.data.source) == ("data:covertype/tuning", "data:covertype")
     assert not set(drift.SEEDS) & set(drift.SEARCH_SEEDS)
     assert [m.clip_norm for m in reported.methods] == [1.0, 1.0, 0.3, 0.3, 0.3, 0.3]
 
@@ -75,9 +72,7 @@ def test_the_study_in_small(monkeypatch, tmp_path):
     monkeypatch.setattr(drift, "SEARCH_SEEDS", (5,))
     found = drift.study({"seasonal": drift.Synthetic("seasonal", rounds=12, learners=2)})
     by_way = found["seasonal"]
-    assert set(by_way) == {
-        "constant step", "forgetting 0.9", "new noise, 3 epochs", "from the start, 3 epochs"
-    }  # fmt: skip
+    assert set(by_way) == {"constant step", "forgetting 0.9", "new noise, 3 epochs", "from the start, 3 epochs"}
     for by_budget in by_way.values():
         assert set(by_budget) == {"no noise", "ε = 2", "ε = 0.5"}
         assert min(min(each["figures"]) for each in by_budget.values()) >= 0.0  # it is regret
@@ -89,24 +84,16 @@ def test_the_study_in_small(monkeypatch, tmp_path):
     assert len(lines) == 4 * 3 * 2  # ways, budgets, seeds
     seen = by_way["forgetting 0.9"]["ε = 2"]["figures"][1]
     (line,) = (
-        each for each in lines
-        if (each["way"], each["budget"], each["seed"]) == ("forgetting 0.9", "ε = 2", "1")
-    )  # fmt: skip
+        each for each in lines if (each["way"], each["budget"], each["seed"]) == ("forgetting 0.9", "ε = 2", "1")
+    )
     assert float(line["figure"]) == pytest.approx(seen, abs=1e-6)
-    differences = {
-        "seasonal": {
-            b: {w: drift.compared(found, "seasonal", w, b) for w in by_way} for b in ("ε = 2",)
-        }
-    }
+    differences = {"seasonal": {b: {w: drift.compared(found, "seasonal", w, b) for w in by_way} for b in ("ε = 2",)}}
     draw(differences, tmp_path / "drift.png")
     assert (tmp_path / "drift.png").stat().st_size > 10_000
 
 
 def test_differences_are_taken_seed_by_seed():
-    found = {"w": {
-        "constant step": {"b": {"figures": [1.0, 2.0, 3.0]}},
-        "other": {"b": {"figures": [1.5, 2.5, 3.8]}},
-    }}  # fmt: skip
+    found = {"w": {"constant step": {"b": {"figures": [1.0, 2.0, 3.0]}}, "other": {"b": {"figures": [1.5, 2.5, 3.8]}}}}
     mean, error = drift.compared(found, "w", "other", "b")
     assert mean == pytest.approx(0.6)
     assert error == pytest.approx(np.sqrt(0.03) / np.sqrt(3))  # of 0.5, 0.5, 0.8

@@ -122,9 +122,7 @@ def test_what_cannot_fit_claims_no_folder(tmp_path):
     with pytest.raises(InputError, match=r"run.memory_mib = 1: expected at least 201 for one seed"):
         vs.run(Plan.parse(SMALL_PLAN, {"run.memory_mib": 1}), tmp_path / "out")
     plan = Plan.parse(SMALL_PLAN, {"run.memory_mib": 300})
-    with pytest.raises(
-        InputError, match=r"run.memory_mib = 300: expected at least 40\d .* in each"
-    ):
+    with pytest.raises(InputError, match=r"run.memory_mib = 300: expected at least 40\d .* in each"):
         vs.run(plan, tmp_path / "out", processes=2)
     assert not (tmp_path / "out").exists()
 
@@ -151,17 +149,22 @@ def pool(width: int, learners: int, rounds: int, per_round: int) -> PoolStream:
     features = rng.standard_normal((20, width), np.float32)
     targets = np.where(features[:, 0] > 0, 1.0, -1.0).astype(np.float32)
     return PoolStream(
-        learners=learners, rounds=rounds, per_round=per_round, features=features, targets=targets,
-        held_features=features, held_targets=targets, split=EvenSplit(), provenance="made up",
-    )  # fmt: skip
+        learners=learners,
+        rounds=rounds,
+        per_round=per_round,
+        features=features,
+        targets=targets,
+        held_features=features,
+        held_targets=targets,
+        split=EvenSplit(),
+        provenance="made up",
+    )
 
 
 def case(place: str, mechanisms: list[str], methods: int, **learning: Any) -> Plan:
     """``methods`` of each mechanism, and one without noise."""
     noisy = [
-        {"name": f"{name} {i}", "mechanism": name, "step_size": 0.1}
-        for name in mechanisms
-        for i in range(methods)
+        {"name": f"{name} {i}", "mechanism": name, "step_size": 0.1} for name in mechanisms for i in range(methods)
     ]
     return Plan(
         learning={"rounds": 200, "task": "custom"} | learning,
@@ -194,17 +197,13 @@ def compiled_bytes(simulation: Simulation, rounds: int) -> int:
 
 def planned_and_simulation(plan: Plan, task: Any, width: int) -> tuple[int, Simulation]:
     learning = plan.learning
-    stream = pool(
-        width, learning.learners, learning.rounds,
-        learning.local_steps * learning.clients_per_step,
-    )  # fmt: skip
+    stream = pool(width, learning.learners, learning.rounds, learning.local_steps * learning.clients_per_step)
     prepared = [prepare(plan, m) for m in plan.methods]
     fits = memory_of(plan, prepared, plan.run.seeds, task, stream)
     assert fits.seeds_together == plan.run.seeds
     simulation = Simulation(
-        plan, prepared, range(plan.run.seeds), task=task, stream=stream,
-        block_rounds=fits.rounds_per_block,
-    )  # fmt: skip
+        plan, prepared, range(plan.run.seeds), task=task, stream=stream, block_rounds=fits.rounds_per_block
+    )
     assert simulation.block_rounds == 4
     return fits.bytes - memory._FIXED, simulation
 

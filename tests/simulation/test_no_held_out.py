@@ -42,9 +42,7 @@ def run(tmp_path, share):
     with source.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["who", "x", "sick"])
-        writer.writerows(
-            [f"p{i}", f"{x:.3f}", "yes" if x > 0.5 else "no"] for i, x in enumerate(draws)
-        )
+        writer.writerows([f"p{i}", f"{x:.3f}", "yes" if x > 0.5 else "no"] for i, x in enumerate(draws))
     plan = vs.Plan.parse(PLAN.format(source=source, share=share))
     return vs.run(plan, tmp_path / f"run-{share}")
 

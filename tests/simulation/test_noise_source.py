@@ -23,9 +23,7 @@ FREE = {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_siz
 def threefry_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
     """ξ as `DeviceNoise` promises them: key from the seed's low 64 bits, one fold a step."""
     low = noise_seed(seed, mechanism) % 2**64
-    key = jax.random.wrap_key_data(
-        np.array([low >> 32, low % 2**32], np.uint32), impl="threefry2x32"
-    )
+    key = jax.random.wrap_key_data(np.array([low >> 32, low % 2**32], np.uint32), impl="threefry2x32")
     rows = [jax.random.normal(jax.random.fold_in(key, step), (width,)) for step in range(T)]
     return np.array(rows)
 
@@ -56,9 +54,7 @@ def test_device_noise_is_algorithm_1(tau, block_rounds, mechanisms):
     for index, method in enumerate(plan.methods):
         expected = algorithm_1(plan, index, 5, xi_of=threefry_draws)
         scale = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(
-            models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name
-        )
+        np.testing.assert_allclose(models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name)
 
 
 def test_neither_blocks_nor_company_change_device_noise():
@@ -147,9 +143,7 @@ def test_host_noise_is_the_streams_of_all_seeds_in_order():
         assert taken.shape == (12, 2, 2, 5)
         for place, seed in enumerate((3, 4)):
             stream = build(name, 24).noise(dim=5, seed=noise_seed(seed, name))
-            np.testing.assert_allclose(
-                taken[:, :, place].reshape(24, 5), stream.take(24), atol=1e-5
-            )
+            np.testing.assert_allclose(taken[:, :, place].reshape(24, 5), stream.take(24), atol=1e-5)
 
 
 @pytest.mark.parametrize("again", [(0, 4), (8, 4), (4, 3), (2, 4)])
@@ -191,9 +185,7 @@ def test_auto_is_the_host_on_a_cpu_and_the_device_elsewhere(monkeypatch):
         assert noise_place("host") == "host"
     original = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "cryptography" else original(name, *rest),
+        importlib.util, "find_spec", lambda name, *rest: None if name == "cryptography" else original(name, *rest)
     )
     assert noise_place("auto") == "device"
 

@@ -76,10 +76,16 @@ def test_a_simulated_model_is_the_simulations(tmp_path):
     xs = rng.normal(size=(40, 6)).astype(np.float32)
     ys = np.where(rng.random(40) < 0.5, -1.0, 1.0).astype(np.float32)
     stream = vs.streams.PoolStream(
-        learners=1, rounds=6, per_round=3, features=xs[:18], targets=ys[:18],
-        held_features=xs[18:], held_targets=ys[18:], split=vs.streams.EvenSplit(),
+        learners=1,
+        rounds=6,
+        per_round=3,
+        features=xs[:18],
+        targets=ys[:18],
+        held_features=xs[18:],
+        held_targets=ys[18:],
+        split=vs.streams.EvenSplit(),
         provenance="made up",
-    )  # fmt: skip
+    )
     expected = vs.run(plan, out=tmp_path / "run", task=task, stream=stream).model("ours")
     model = vs.PrivateModel.simulated(plan, task, seed=5)
     for place in stream.indices(5, 0, 6).ravel():

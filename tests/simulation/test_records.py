@@ -118,10 +118,16 @@ def pool(**changes) -> vs.streams.PoolStream:
     features = rng.standard_normal((60, DIM)).astype(np.float32)
     targets = np.where(features[:, 0] > 0, 1.0, -1.0).astype(np.float32)
     good = vs.streams.PoolStream(
-        learners=N, rounds=6, per_round=TAU, features=features, targets=targets,
-        held_features=features[:9], held_targets=targets[:9],
-        split=vs.streams.EvenSplit(), provenance="made up",
-    )  # fmt: skip
+        learners=N,
+        rounds=6,
+        per_round=TAU,
+        features=features,
+        targets=targets,
+        held_features=features[:9],
+        held_targets=targets[:9],
+        split=vs.streams.EvenSplit(),
+        provenance="made up",
+    )
     return replace(good, **changes)
 
 
@@ -137,10 +143,7 @@ def test_a_pool_that_fits_runs(tmp_path):
         ({"rounds": 5}, "stream.rounds"),
         ({"targets": np.tile([0.0, 1.0], 30)}, "stream.target"),
         ({"held_targets": np.zeros(9)}, "stream.held_out.target"),
-        (
-            {"features": np.ones((60, 2)), "held_features": np.ones((9, 2))},
-            "stream.features",
-        ),
+        ({"features": np.ones((60, 2)), "held_features": np.ones((9, 2))}, "stream.features"),
     ],
 )
 def test_a_pool_for_another_plan_is_refused(changes, field, tmp_path):
@@ -189,9 +192,7 @@ class Column(vs.tasks.Logistic):
 
 
 def test_predictions_of_another_shape_are_refused(tmp_path):
-    error = refused(
-        tmp_path, Clients(), plan=plan_of("custom"), task=Column(DIM), match=r"shape \(3, 1\)"
-    )
+    error = refused(tmp_path, Clients(), plan=plan_of("custom"), task=Column(DIM), match=r"shape \(3, 1\)")
     assert error.field == "task.predict"
 
 
@@ -202,7 +203,4 @@ def test_what_is_not_a_task_is_refused_by_what_it_lacks(tmp_path):
         def loss(self, params, sample):
             return 0.0
 
-    refused(
-        tmp_path, Clients(), plan=plan_of("custom"), task=Half(),
-        match="lacks init, gradient, predict",
-    )  # fmt: skip
+    refused(tmp_path, Clients(), plan=plan_of("custom"), task=Half(), match="lacks init, gradient, predict")

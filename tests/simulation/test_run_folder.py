@@ -28,9 +28,16 @@ def finished(tmp_path_factory):
 
 def test_folder_holds_everything_and_nothing_else(finished):
     assert {p.name for p in finished.path.iterdir()} == {
-        "plan.toml", "guarantee.json", "history.csv", "accuracy.csv", "noise.csv",
-        "summary.json", "versions.json", "models.npz", "report.html",
-    }  # fmt: skip
+        "plan.toml",
+        "guarantee.json",
+        "history.csv",
+        "accuracy.csv",
+        "noise.csv",
+        "summary.json",
+        "versions.json",
+        "models.npz",
+        "report.html",
+    }
     assert finished.plan == Plan.parse(SMALL_PLAN)
     for method in finished.summary["methods"].values():
         for key in ("accuracy", "average_loss", "dynamic_regret"):
@@ -115,9 +122,8 @@ def test_each_accuracy_has_a_name_of_its_own(finished):
     final = finished.summary["methods"]["tree"]["final"]
     assert final["accuracy"] == final["held_out_accuracy"] != final["prequential_accuracy"]
     np.testing.assert_allclose(
-        final["prequential_accuracy"]["seeds"],
-        finished.history("prequential_accuracy")["tree"].mean(axis=1), rtol=1e-5,
-    )  # fmt: skip
+        final["prequential_accuracy"]["seeds"], finished.history("prequential_accuracy")["tree"].mean(axis=1), rtol=1e-5
+    )
 
 
 def test_folders_of_earlier_versions_are_read(finished, tmp_path):
@@ -158,9 +164,7 @@ def test_noise_over_rounds_is_that_of_dense_matrices(finished):
     """V times the norm of B's row at a round's end, over the root of three learners."""
     method = finished.summary["methods"]["tree"]
     rows = np.linalg.norm(vs.mechanisms.tree(24).decoder_matrix(), axis=1)[1::2]
-    np.testing.assert_allclose(
-        finished.noise()["tree"], method["noise_std"] * rows / np.sqrt(3), rtol=1e-5
-    )
+    np.testing.assert_allclose(finished.noise()["tree"], method["noise_std"] * rows / np.sqrt(3), rtol=1e-5)
     assert set(finished.noise()) == {"tree"}
 
 
@@ -254,9 +258,7 @@ def test_another_runs_folder_is_never_overwritten(finished, tmp_path):
 
 
 def blocks_of_three(monkeypatch) -> None:
-    monkeypatch.setattr(
-        seed_batches, "memory_of", lambda plan, *_, **__: MemoryPlan(plan.run.seeds, 3, 0)
-    )
+    monkeypatch.setattr(seed_batches, "memory_of", lambda plan, *_, **__: MemoryPlan(plan.run.seeds, 3, 0))
 
 
 def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp_path, monkeypatch):
@@ -287,9 +289,7 @@ def test_interrupted_run_is_usable_and_resumes_to_the_same_numbers(finished, tmp
         else:
             assert mine == (whole.path / name).read_text()
     assert not (resumed.path / "checkpoint.npz").exists()
-    np.testing.assert_allclose(
-        resumed.history("loss")["tree"], finished.history("loss")["tree"], atol=1e-5
-    )
+    np.testing.assert_allclose(resumed.history("loss")["tree"], finished.history("loss")["tree"], atol=1e-5)
 
 
 @pytest.mark.parametrize("place", ["_evaluate", "_advance_group", "_record"])

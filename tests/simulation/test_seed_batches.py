@@ -112,9 +112,7 @@ def check_close(mine: object, theirs: object) -> None:
 
 
 def left_over(folder: Path) -> set[str]:
-    return {
-        p.name for p in folder.iterdir() if p.name.startswith((".", "seed_batches", "checkpoint"))
-    }
+    return {p.name for p in folder.iterdir() if p.name.startswith((".", "seed_batches", "checkpoint"))}
 
 
 # --- cutting -----------------------------------------------------------------------------------
@@ -300,10 +298,7 @@ def test_a_part_is_done_when_its_checkpoint_says_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("broken", "kind", "message"),
-    [
-        ("nan", InputError, "finite features"),
-        ("raise", VeilstreamError, r"RuntimeError\('the cable is out'\)"),
-    ],
+    [("nan", InputError, "finite features"), ("raise", VeilstreamError, r"RuntimeError\('the cable is out'\)")],
 )
 def test_a_workers_error_is_its_last_message(broken, kind, message, tmp_path, own_signals):
     outbox = Outbox()

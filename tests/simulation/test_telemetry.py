@@ -24,8 +24,7 @@ def plan_with(telemetry=None, methods=None, **tables):
         learning=learning | tables.pop("learning", {}),
         data={"dim": 6} | tables.pop("data", {}),
         privacy={"epsilon": 4.0, "delta": 1e-5},
-        run={"seeds": 2, "noise": "host", "regret": False, "evaluate_every": 4}
-        | tables.pop("run", {}),
+        run={"seeds": 2, "noise": "host", "regret": False, "evaluate_every": 4} | tables.pop("run", {}),
         methods=methods or [{"name": "a", "mechanism": "buffered", "step_size": 0.2}],
         **({} if telemetry is None else {"telemetry": telemetry}),
     )
@@ -66,15 +65,12 @@ def test_clipped_counts_gradients_that_are_longer_than_the_clip_norm():
     """At zero a logistic gradient is half its client's features, whose norm is one or less."""
     step = [{"name": "free", "kind": "noise-free", "step_size": 1e-9}]
     for clip_norm, expected in ((0.4999, 1.0), (0.5001, 0.0)):
-        plan = plan_with(
-            {"metrics": ["clipped"]}, step, learning={"clip_norm": clip_norm, "rounds": 3}
-        )
+        plan = plan_with({"metrics": ["clipped"]}, step, learning={"clip_norm": clip_norm, "rounds": 3})
         found = simulated(plan)
         telemetry = plan.telemetry_of(plan.methods[0])
         lengths = [
-            np.linalg.norm(found.stream.round(seed, r).features, axis=-1).ravel()
-            for seed in (0, 1) for r in range(3)
-        ]  # fmt: skip
+            np.linalg.norm(found.stream.round(seed, r).features, axis=-1).ravel() for seed in (0, 1) for r in range(3)
+        ]
         share = np.mean(np.concatenate(lengths) / 2 > clip_norm)
         said = telemetry.averages(found.telemetry.releases[0], 1).mean()
         assert said == pytest.approx(share, abs=1e-6)

@@ -45,9 +45,7 @@ COPIES = {
     "Mac": text_of(RECORDS).replace("\n", "\r"),
     "utf-16": ("\ufeff" + text_of(RECORDS)).encode("utf-16-le"),
     "semicolons": text_of(RECORDS, delimiter=";"),
-    "decimal commas": text_of(
-        [r | {"x": str(r["x"]).replace(".", ",")} for r in RECORDS], delimiter=";"
-    ),
+    "decimal commas": text_of([r | {"x": str(r["x"]).replace(".", ",")} for r in RECORDS], delimiter=";"),
     "all quoted": text_of(RECORDS, quoting=csv.QUOTE_ALL),
     "columns in another order": text_of(RECORDS, ("x", "note", "who")),
     "row numbers added": with_row_numbers(RECORDS),

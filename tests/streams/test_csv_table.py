@@ -72,8 +72,9 @@ def test_a_quote_without_end_does_not_wait_for_the_end_of_a_large_file(tmp_path)
 def test_cells_with_lines_and_quotes_of_their_own_are_read(tmp_path):
     text = 'who,note\nann,"one, two\n\nthree ""four"" \n"\nbob,5" pipe\n'
     assert cells(table(tmp_path, text)) == [
-        {"who": "ann", "note": 'one, two\n\nthree "four" \n'}, {"who": "bob", "note": '5" pipe'}
-    ]  # fmt: skip
+        {"who": "ann", "note": 'one, two\n\nthree "four" \n'},
+        {"who": "bob", "note": '5" pipe'},
+    ]
 
 
 def test_what_cannot_be_read_counts_once_for_each_line(tmp_path):
@@ -98,9 +99,7 @@ def test_a_cell_that_is_being_written_is_waited_for(tmp_path):
 
 
 def test_a_last_line_that_is_cut_inside_quotes_is_one_row_that_cannot_be_read(tmp_path):
-    assert cells(table(tmp_path, 'who,note\nann,x\nbob,"fi')) == [
-        {"who": "ann", "note": "x"}, None
-    ]  # fmt: skip
+    assert cells(table(tmp_path, 'who,note\nann,x\nbob,"fi')) == [{"who": "ann", "note": "x"}, None]
 
 
 @pytest.mark.parametrize("size", [131_072, 131_073, 20 << 20])
@@ -124,8 +123,7 @@ def test_a_header_is_looked_for_and_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["sep=;\nwho;x\nann;1\n", '\ufeff"sep=,"\nwho,x\nann,1\n', "\ufeff\ufeffwho,x\nann,1\n"],
+    "content", ["sep=;\nwho;x\nann;1\n", '\ufeff"sep=,"\nwho,x\nann,1\n', "\ufeff\ufeffwho,x\nann,1\n"]
 )
 def test_lines_and_marks_of_excel_are_no_header(tmp_path, content):
     assert cells(table(tmp_path, content)) == [{"who": "ann", "x": "1"}]

@@ -17,19 +17,8 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.streams import datasets
-from veilstream.streams.dataset_tables import (
-    covertype_tables,
-    electricity_tables,
-    flights_tables,
-    health_tables,
-)
-from veilstream.streams.datasets import (
-    DATASETS,
-    DataFile,
-    dataset_problems,
-    dataset_table,
-    get_dataset,
-)
+from veilstream.streams.dataset_tables import covertype_tables, electricity_tables, flights_tables, health_tables
+from veilstream.streams.datasets import DATASETS, DataFile, dataset_problems, dataset_table, get_dataset
 from veilstream.streams.packages import Wheel
 
 
@@ -46,42 +35,98 @@ def elec(count=40):
     return text(header, [[*(f"0.{i:03d}{j}" for j in range(6)), i % 3 % 2] for i in range(count)])
 
 
-RAND = ("site", "year", "zper", "binexp", "coins", "idp", "xage", "female", "educdec", "income",
-        "num", "disea", "physlm", "mhi", "hlthg", "hlthf", "hlthp")  # fmt: skip
+RAND = (
+    "site",
+    "year",
+    "zper",
+    "binexp",
+    "coins",
+    "idp",
+    "xage",
+    "female",
+    "educdec",
+    "income",
+    "num",
+    "disea",
+    "physlm",
+    "mhi",
+    "hlthg",
+    "hlthf",
+    "hlthp",
+)
 
 
 def rand_hie(people=12, years=3, sites=6):
     """Everyone comes every year, as in the real file: a person's years one below the other."""
-    return text(RAND, [
-        [site, year, 100_000 * site + person, (person + year) % 2, 25, 0, 40.5, 1, 12, 9000, 3, 10,
-         0, 80, 1, 0, 0]
-        for site in range(1, sites + 1) for person in range(people) for year in range(1, years + 1)
-    ])  # fmt: skip
+    return text(
+        RAND,
+        [
+            [site, year, 100_000 * site + person, (person + year) % 2, 25, 0, 40.5, 1, 12, 9000, 3, 10, 0, 80, 1, 0, 0]
+            for site in range(1, sites + 1)
+            for person in range(people)
+            for year in range(1, years + 1)
+        ],
+    )
 
 
-FLIGHTS = ("year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time",
-           "sched_arr_time", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest",
-           "air_time", "distance", "hour", "minute", "time_hour")  # fmt: skip
+FLIGHTS = (
+    "year",
+    "month",
+    "day",
+    "dep_time",
+    "sched_dep_time",
+    "dep_delay",
+    "arr_time",
+    "sched_arr_time",
+    "arr_delay",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "air_time",
+    "distance",
+    "hour",
+    "minute",
+    "time_hour",
+)
 
 
 def flight(day, delay, carrier="UA", number=1):
-    return [2013, 1, day, 555, 600, -5, 900, 855, delay, carrier, number, "N1", "EWR", "IAH", 200,
-            1400, 6, 0, "x"]  # fmt: skip
+    return [2013, 1, day, 555, 600, -5, 900, 855, delay, carrier, number, "N1", "EWR", "IAH", 200, 1400, 6, 0, "x"]
 
 
-COVERTYPE = ("Elevation", "Aspect", "Slope", "Horizontal_Distance_To_Hydrology",
-             "Vertical_Distance_To_Hydrology", "Horizontal_Distance_To_Roadways", "Hillshade_9am",
-             "Hillshade_Noon", "Hillshade_3pm", "Horizontal_Distance_To_Fire_Points",
-             *(f"Wilderness_Area{i}" for i in range(1, 5)),
-             *(f"Soil_Type{i}" for i in range(1, 41)), "Cover_Type")  # fmt: skip
+COVERTYPE = (
+    "Elevation",
+    "Aspect",
+    "Slope",
+    "Horizontal_Distance_To_Hydrology",
+    "Vertical_Distance_To_Hydrology",
+    "Horizontal_Distance_To_Roadways",
+    "Hillshade_9am",
+    "Hillshade_Noon",
+    "Hillshade_3pm",
+    "Horizontal_Distance_To_Fire_Points",
+    *(f"Wilderness_Area{i}" for i in range(1, 5)),
+    *(f"Soil_Type{i}" for i in range(1, 41)),
+    "Cover_Type",
+)
 
 
 def plots(count):
-    return text(COVERTYPE, [
-        [2000 + i, *[1] * 9, *(int(a == i % 4) for a in range(4)),
-         *(int(s == i % 40) for s in range(40)), 1 + i % 7]
-        for i in range(count)
-    ])  # fmt: skip
+    return text(
+        COVERTYPE,
+        [
+            [
+                2000 + i,
+                *[1] * 9,
+                *(int(a == i % 4) for a in range(4)),
+                *(int(s == i % 40) for s in range(40)),
+                1 + i % 7,
+            ]
+            for i in range(count)
+        ],
+    )
 
 
 # What tables are made.
@@ -101,9 +146,7 @@ def test_flights_do_not_give_the_delay_away():
     lines = [flight(day, delay) for day, delay in ((4, 14.0), (2, 15.0), (3, "NA"), (1, -3))]
     made = flights_tables(text(FLIGHTS, [*lines, *(flight(d, "", "AA") for d in (1, 2))]))
     found = rows(made["tuning"]) + rows(made["reported"])
-    assert set(found[0]) == {
-        "carrier", "late", "month", "weekday", "hour", "origin", "dest", "distance"
-    }  # fmt: skip
+    assert set(found[0]) == {"carrier", "late", "month", "weekday", "hour", "origin", "dest", "distance"}
     assert [(row["weekday"], row["late"]) for row in found] == [
         ("2", "no"),  # 1 January 2013 was a Tuesday
         ("3", "yes"),  # 15 minutes are late
@@ -166,15 +209,17 @@ def known_small(contents, makes):
     for name, content in contents.items():
         held = packed(name, content)
         file = DataFile(
-            f"{name}-original.csv", len(content), hashlib.sha256(content).hexdigest(),
-            len(held), hashlib.sha256(held).hexdigest(),
-        )  # fmt: skip
+            f"{name}-original.csv",
+            len(content),
+            hashlib.sha256(content).hexdigest(),
+            len(held),
+            hashlib.sha256(held).hexdigest(),
+        )
         tables = makes[name](content)
         sums = {p: (len(t), hashlib.sha256(t).hexdigest()) for p, t in tables.items()}
         known[name] = dataclasses.replace(
-            DATASETS[name], file=file, make=makes[name], tables=sums,
-            wheel=Wheel("carrier-package==1.0", "0" * 64),
-        )  # fmt: skip
+            DATASETS[name], file=file, make=makes[name], tables=sums, wheel=Wheel("carrier-package==1.0", "0" * 64)
+        )
     return known
 
 
@@ -184,9 +229,7 @@ def carrier(path, *members):
         for number, content in enumerate(members):
             archive.writestr(f"carrier/data/{number}.bin", content)
         info = "carrier_package-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: carrier-package\nVersion: 1.0\n"
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carrier-package\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: cp37-cp37m-manylinux1_x86_64\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
@@ -286,9 +329,7 @@ def test_a_damaged_copy_is_said_so_and_the_package_asked(small, tmp_path):
 def test_pip_takes_a_wheel_of_another_system_and_checks_its_hash(small, tmp_path, monkeypatch):
     links = tmp_path / "links"
     links.mkdir()
-    made = carrier(
-        links / "carrier_package-1.0-cp37-cp37m-manylinux1_x86_64.whl", small["electricity"]
-    )
+    made = carrier(links / "carrier_package-1.0-cp37-cp37m-manylinux1_x86_64.whl", small["electricity"])
     for key, value in (("NO_INDEX", "1"), ("FIND_LINKS", links), ("CONFIG_FILE", os.devnull)):
         monkeypatch.setenv(f"PIP_{key}", str(value))
     sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -318,10 +359,15 @@ def health_plan(**changes):
     privacy = {"epsilon": 2.0, "delta": 1e-5}
     privacy |= {k: v for k, v in changes.items() if k in ("participations", "min_separation")}
     data = {
-        "kind": "table", "source": "data:health", "learner": "site", "client": "person",
-        "label": "expense", "labels": ["no", "yes"], "held_out_share": 0.0,
+        "kind": "table",
+        "source": "data:health",
+        "learner": "site",
+        "client": "person",
+        "label": "expense",
+        "labels": ["no", "yes"],
+        "held_out_share": 0.0,
         "features": [{"name": "age", "low": 0.0, "high": 70.0}],
-    } | {k: v for k, v in changes.items() if k == "returning"}  # fmt: skip
+    } | {k: v for k, v in changes.items() if k == "returning"}
     learning = {"rounds": 9, "learners": 6, "clients_per_step": 2}
     return Plan(learning=learning, data=data, privacy=privacy, methods=[one])
 

@@ -191,9 +191,7 @@ def test_an_intact_file_counts_even_beside_a_damaged_one(contents, tmp_path):
 
 def test_reading_needs_no_network_code_and_no_terminal_code():
     heavy = ("rich", "typer", "urllib.request", "http.client", "pooch", "jax")
-    code = (
-        f"import sys, veilstream.streams.mnist; print([m for m in {heavy!r} if m in sys.modules])"
-    )
+    code = f"import sys, veilstream.streams.mnist; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -385,9 +383,7 @@ def wheel(path, contents, extra=()):
         for name, content in contents.items():
             archive.writestr(f"fakemnist/__data/{name.replace('-idx', '.idx')}", content)
         info = "fakemnist-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakemnist\nVersion: 1.0\n"
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakemnist\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
@@ -511,9 +507,7 @@ def test_the_real_mnist_has_its_published_counts():
     data = load_mnist()
     assert data.train_images.shape == (60_000, 784)
     assert data.test_images.shape == (10_000, 784)
-    assert np.bincount(data.train_labels).tolist() == [
-        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
-    ]  # fmt: skip
+    assert np.bincount(data.train_labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert data.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert data.test_labels[:5].tolist() == [7, 2, 1, 0, 4]
     assert data.train_images.mean() / 255 == pytest.approx(0.1307, abs=5e-5)

@@ -19,11 +19,16 @@ def stream(clients=40, **changes):
     """A pool whose client i has features full of i + 1 and target i % 4."""
     features = np.broadcast_to(np.arange(1, clients + 1)[:, None, None], (clients, 3, 2))
     settings = {
-        "learners": 4, "rounds": 6, "per_round": 2,
-        "features": features.astype(np.uint8), "targets": np.arange(clients) % 4,
+        "learners": 4,
+        "rounds": 6,
+        "per_round": 2,
+        "features": features.astype(np.uint8),
+        "targets": np.arange(clients) % 4,
         "held_features": np.arange(30, dtype=np.uint8).reshape(5, 3, 2),
-        "held_targets": np.arange(5), "split": EvenSplit(), "provenance": "made here",
-    }  # fmt: skip
+        "held_targets": np.arange(5),
+        "split": EvenSplit(),
+        "provenance": "made here",
+    }
     return PoolStream(**settings | changes)
 
 
@@ -35,11 +40,8 @@ def stream(clients=40, **changes):
     seed=st.integers(0, 2**31),
     alpha=st.sampled_from([0.01, 0.5, 50.0]),
 )
-def test_no_client_is_met_twice_and_shares_end_in_empty_places(
-    clients, learners, rounds, per_round, seed, alpha
-):
-    s = stream(clients, learners=learners, rounds=rounds, per_round=per_round,
-               split=DirichletSplit(alpha))  # fmt: skip
+def test_no_client_is_met_twice_and_shares_end_in_empty_places(clients, learners, rounds, per_round, seed, alpha):
+    s = stream(clients, learners=learners, rounds=rounds, per_round=per_round, split=DirichletSplit(alpha))
     met = s.indices(seed, 0, rounds)
     assert met.shape == (rounds, learners, per_round)
     assert met.dtype == np.int32
@@ -77,8 +79,7 @@ def test_a_round_is_the_clients_of_its_indices():
         assert sample.present.dtype == np.float32
         np.testing.assert_array_equal(sample.present, here)
         expected = np.where(here, chosen + 1, 0)
-        np.testing.assert_array_equal(sample.features, np.broadcast_to(
-            expected[..., None, None], (4, 2, 3, 2)))  # fmt: skip
+        np.testing.assert_array_equal(sample.features, np.broadcast_to(expected[..., None, None], (4, 2, 3, 2)))
         np.testing.assert_array_equal(sample.target, np.where(here, chosen % 4, 0))
     assert s.round(3, 5).present.sum() == 0  # shares of 10 clients in 12 places
     assert (s.features > 0).all()  # the pool itself is untouched
@@ -170,17 +171,16 @@ def test_mnist_becomes_a_stream(split):
 
 
 def test_mnist_by_writers_needs_all_of_mnist():
-    full = Mnist(np.zeros((60_000, 1), np.uint8), np.zeros(60_000, np.uint8),
-                 np.zeros((1, 1), np.uint8), np.zeros(1, np.uint8))  # fmt: skip
+    full = Mnist(
+        np.zeros((60_000, 1), np.uint8), np.zeros(60_000, np.uint8), np.zeros((1, 1), np.uint8), np.zeros(1, np.uint8)
+    )
     s = mnist_stream(full, learners=100, rounds=500, per_round=1, split="writers")
     counted = s.clients_met(0)
     shares = counted.met + counted.unused
     assert shares.sum() == 60_000
     assert shares.max() - shares.min() <= 131  # the most that one person wrote
     with pytest.raises(InputError, match="writers"):
-        mnist_stream(
-            small_mnist(), learners=2, rounds=1, per_round=1, split="writers"
-        ).indices(0, 0, 1)  # fmt: skip
+        mnist_stream(small_mnist(), learners=2, rounds=1, per_round=1, split="writers").indices(0, 0, 1)
 
 
 def test_mnist_splits_by_name():
@@ -189,6 +189,4 @@ def test_mnist_splits_by_name():
     with pytest.raises(InputError, match="10 classes"):
         mnist_stream(small_mnist(), learners=5, rounds=5, per_round=4).round(0, 0)
     assert MNIST_SPLITS[0] == "paper"
-    assert isinstance(
-        mnist_stream(small_mnist(), learners=10, rounds=5, per_round=4).split, PaperSplit
-    )
+    assert isinstance(mnist_stream(small_mnist(), learners=10, rounds=5, per_round=4).split, PaperSplit)

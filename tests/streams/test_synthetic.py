@@ -80,9 +80,7 @@ def test_seasonal_drift_goes_to_the_other_model_and_back_four_times():
     seasonal, abrupt = (stream(per_round=400, drift=kind) for kind in ("seasonal", "abrupt"))
     steady = stream(per_round=400)
     for there in (25, 35):
-        np.testing.assert_array_equal(
-            seasonal.round(0, there).target, abrupt.round(0, there).target
-        )
+        np.testing.assert_array_equal(seasonal.round(0, there).target, abrupt.round(0, there).target)
     for back in (0, 10, 20, 30):
         np.testing.assert_array_equal(seasonal.round(0, back).target, steady.round(0, back).target)
     between = seasonal.round(0, 22).target

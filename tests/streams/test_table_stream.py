@@ -12,18 +12,15 @@ from veilstream.records.schema import Label, Numeric, RecordSchema, Refusal
 from veilstream.streams.table_stream import table_stream
 from veilstream.streams.tables import RowsTable
 
-SCHEMA = RecordSchema(
-    "who", Label("y", ("0", "1")), (Numeric("x", 0.0, 100.0),), bias=False, learner="at", time="t"
-)
+SCHEMA = RecordSchema("who", Label("y", ("0", "1")), (Numeric("x", 0.0, 100.0),), bias=False, learner="at", time="t")
 
 
 def rows(count, people=None, learners=2):
     people = people or count
     return [
-        {"who": f"p{i % people}-{i % learners}", "y": i % 2, "x": i, "at": f"l{i % learners}",
-         "t": count - i}
+        {"who": f"p{i % people}-{i % learners}", "y": i % 2, "x": i, "at": f"l{i % learners}", "t": count - i}
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def stream(held, schema=SCHEMA, **options):
@@ -88,9 +85,11 @@ def test_what_is_refused_is_counted():
     held[4]["x"] = 101
     report = stream(held).report
     assert report.refused == {
-        Refusal("missing", "x"): 1, Refusal("unknown label", "y"): 1,
-        Refusal("missing", "t"): 1, Refusal("missing", "at"): 1,
-    }  # fmt: skip
+        Refusal("missing", "x"): 1,
+        Refusal("unknown label", "y"): 1,
+        Refusal("missing", "t"): 1,
+        Refusal("missing", "at"): 1,
+    }
     assert report.clamped == {"x": 1}
     assert (report.rows, report.used) == (10, 6)
 

@@ -51,10 +51,25 @@ ANN_BOB = [{"who": "ann", "x": "1.5"}, {"who": "bob", "x": "2"}]
         PLAIN.replace("bob", "\nbob"),
         PLAIN.replace("who,x", " who , x "),
     ],
-    ids=["plain", "no last newline", "windows", "mark", "semicolons", "tabs", "bars", "utf-16-le",
-         "utf-16-be", "no mark", "CR only", "CR only, no last", "empty lines first", "quotes",
-         "empty line", "spaces"],
-)  # fmt: skip
+    ids=[
+        "plain",
+        "no last newline",
+        "windows",
+        "mark",
+        "semicolons",
+        "tabs",
+        "bars",
+        "utf-16-le",
+        "utf-16-be",
+        "no mark",
+        "CR only",
+        "CR only, no last",
+        "empty lines first",
+        "quotes",
+        "empty line",
+        "spaces",
+    ],
+)
 def test_dialects_and_encodings_are_found_out(tmp_path, content):
     reader = table(tmp_path, content)
     assert reader.columns == ("who", "x")
@@ -90,10 +105,13 @@ def test_rows_of_another_length_cannot_be_read(tmp_path, bad):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("", "empty"), ("who,x,who\n1,2,3\n", "columns 1, 3 of 3 a name is there twice"),
-     ("1,2\n3,4\n", "names"),
-     (b"w\xffo,x\n1,2\n", "UTF-8")],
-)  # fmt: skip
+    [
+        ("", "empty"),
+        ("who,x,who\n1,2,3\n", "columns 1, 3 of 3 a name is there twice"),
+        ("1,2\n3,4\n", "names"),
+        (b"w\xffo,x\n1,2\n", "UTF-8"),
+    ],
+)
 def test_headers_that_cannot_be_used(tmp_path, content, says):
     with pytest.raises(InputError, match=says):
         table(tmp_path, content)
@@ -182,8 +200,11 @@ def test_a_bookmark_goes_on_behind_what_was_read(tmp_path, name):
 def test_a_file_that_was_changed_is_not_read_on(tmp_path, change):
     reader = table(tmp_path, PLAIN + "cy,3\n")
     list(reader.rows())
-    new = {"shorter": PLAIN, "rewritten": PLAIN.replace("ann", "eve") + "cy,3\ndan,4\n",
-           "rotated": "who,x\nnew,1\nnext,2\nmore,3\nlast,4\n"}[change]  # fmt: skip
+    new = {
+        "shorter": PLAIN,
+        "rewritten": PLAIN.replace("ann", "eve") + "cy,3\ndan,4\n",
+        "rotated": "who,x\nnew,1\nnext,2\nmore,3\nlast,4\n",
+    }[change]
     (tmp_path / "a.csv").write_text(new)
     with pytest.raises(InputError, match="put the old content back"):
         open_table(tmp_path / "a.csv").skip_to(reader.bookmark)
@@ -215,9 +236,7 @@ def test_a_first_record_in_the_headers_place_is_shown_to_the_screen_only(tmp_pat
 
 
 def test_keys_that_are_there_twice_make_no_record(tmp_path):
-    lines = (
-        '{"who": "ann", "x": 1, "x": 2}\n{"who": "ann", "x": {"a": 1, "a": 2}}\n{"who": "bob"}\n'
-    )
+    lines = '{"who": "ann", "x": 1, "x": 2}\n{"who": "ann", "x": {"a": 1, "a": 2}}\n{"who": "bob"}\n'
     assert cells(table(tmp_path, lines, "a.jsonl")) == [None, None, {"who": "bob"}]
 
 
@@ -251,9 +270,12 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     for name, says in (
-        ("a.xlsx", "CSV"), ("none.csv", "there"), ("broken.csv", "a link.*gone.csv"),
-        ("folder.csv", "this is a folder"), ("pipe.csv", "a pipe"),
-    ):  # fmt: skip
+        ("a.xlsx", "CSV"),
+        ("none.csv", "there"),
+        ("broken.csv", "a link.*gone.csv"),
+        ("folder.csv", "this is a folder"),
+        ("pipe.csv", "a pipe"),
+    ):
         with pytest.raises(InputError, match=says):
             open_table(tmp_path / name)
 

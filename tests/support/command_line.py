@@ -40,7 +40,5 @@ def parse(words: list[str]) -> None:
 def options_of(words: list[str]) -> set[str]:
     """All options that the command has which the first words name."""
     command, _, _ = _found(words)
-    given = {
-        option for p in command.params for option in (*p.opts, *p.secondary_opts) if "-" in option
-    }
+    given = {option for p in command.params for option in (*p.opts, *p.secondary_opts) if "-" in option}
     return given | {"--help"}

@@ -36,11 +36,7 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     """(FROM, ...), (RUN, ...): a Containerfile's, with its lines joined."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", "", "\n".join(lines))
-    return [
-        (line.split(maxsplit=1)[0], line.split(maxsplit=1)[1])
-        for line in joined.splitlines()
-        if line.strip()
-    ]
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line.strip()]
 
 
 @dataclass
@@ -90,16 +86,32 @@ class Image:
             lines += self._bind(source, place, "ro" if place[:5] != "/dev/" else "rw")
         for place, source in (volumes or {}).items():
             lines += self._bind(source, place, "rw")
-        lines += [f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
-                  f"mount -t tmpfs -o mode=1777,nosuid,nodev,noexec tmpfs {root}/tmp"]  # fmt: skip
+        lines += [
+            f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
+            f"mount -t tmpfs -o mode=1777,nosuid,nodev,noexec tmpfs {root}/tmp",
+        ]
         if not writable:
             lines.append(f"mount -o remount,bind,ro {root}")
         inside = f'cd {shlex.quote(self.workdir)} && exec "$@"'
         lines.append(
-            shlex.join(["exec", "chroot", str(self.root), "/usr/bin/setpriv", *limits,
-                        "/usr/bin/env", "-i", *(f"{k}={v}" for k, v in self.env.items()),
-                        "/bin/sh", "-c", inside, "sh", *command])
-        )  # fmt: skip
+            shlex.join(
+                [
+                    "exec",
+                    "chroot",
+                    str(self.root),
+                    "/usr/bin/setpriv",
+                    *limits,
+                    "/usr/bin/env",
+                    "-i",
+                    *(f"{k}={v}" for k, v in self.env.items()),
+                    "/bin/sh",
+                    "-c",
+                    inside,
+                    "sh",
+                    *command,
+                ]
+            )
+        )
         spaces = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts"]
         spaces += [] if network else ["--net"]
         start = ["unshare", *spaces, "sh", "-c", "\n".join(lines)]
@@ -123,8 +135,7 @@ class Image:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
         source_, target_ = shlex.quote(str(source)), shlex.quote(str(target))
-        return [f"mount --bind {source_} {target_}",
-                *([f"mount -o remount,bind,ro {target_}"] if mode == "ro" else [])]  # fmt: skip
+        return [f"mount --bind {source_} {target_}", *([f"mount -o remount,bind,ro {target_}"] if mode == "ro" else [])]
 
 
 def build(containerfile: Path, target: str, folder: Path, done: dict[str, Image]) -> Image:

@@ -27,9 +27,7 @@ class DirectWorld(World):
         self.port = 0
 
     def transport(self, **options) -> DirectServer:
-        server = DirectServer(
-            self.root / "keys/server", ("127.0.0.1", self.port), dim=DIM, **options
-        )
+        server = DirectServer(self.root / "keys/server", ("127.0.0.1", self.port), dim=DIM, **options)
         server.start()
         self.server, self.port = server, server.port
         return server
@@ -148,10 +146,14 @@ def dated_certificate(folder: Path, begins_days: float, ends_days: float) -> Non
     old = x509.load_pem_x509_certificate((folder / "server/tls.pem").read_bytes())
     ca_key = load_pem_private_key((folder / "ca/ca.key").read_bytes(), None)
     builder = x509.CertificateBuilder(
-        old.issuer, old.subject, old.public_key(), old.serial_number,
-        now + datetime.timedelta(days=begins_days), now + datetime.timedelta(days=ends_days),
+        old.issuer,
+        old.subject,
+        old.public_key(),
+        old.serial_number,
+        now + datetime.timedelta(days=begins_days),
+        now + datetime.timedelta(days=ends_days),
         list(old.extensions),
-    )  # fmt: skip
+    )
     new = builder.sign(ca_key, hashes.SHA256())
     (folder / "server/tls.pem").write_bytes(new.public_bytes(Encoding.PEM))
 

@@ -44,9 +44,7 @@ class Plain:
 
 
 def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
-    federation = {"quorum": 1.0, "deadline_s": 20.0, "patience_s": 5.0} | changes.pop(
-        "federation", {}
-    )
+    federation = {"quorum": 1.0, "deadline_s": 20.0, "patience_s": 5.0} | changes.pop("federation", {})
     method = {"name": "ours", "mechanism": "buffered", "step_size": 0.1, "server_step_size": 2.0}
     learning = {"rounds": rounds, "local_steps": 2, "learners": learners}
     return Plan(
@@ -56,7 +54,7 @@ def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
         privacy={"epsilon": 4.0, "delta": 1e-3} | changes.pop("privacy", {}),
         federation=federation,
         methods=[method | changes.pop("method", {})],
-    )  # fmt: skip
+    )
 
 
 FEATURES = tuple(f"x{i}" for i in range(DIM))
@@ -67,9 +65,13 @@ def table_plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
     changed = changes.pop("data", {})
     plan = plan_of(rounds, learners, **changes)
     data = {
-        "kind": "table", "client": "person", "label": "y", "labels": ("no", "yes"), "bias": False,
+        "kind": "table",
+        "client": "person",
+        "label": "y",
+        "labels": ("no", "yes"),
+        "bias": False,
         "features": tuple({"name": name, "low": -1.0, "high": 1.0} for name in FEATURES),
-    }  # fmt: skip
+    }
     parts = tomllib.loads(plan.to_toml()) | {"data": data | changed}
     return Plan(**parts)
 
@@ -78,8 +80,7 @@ def rows_of(people, label=lambda i: ("no", "yes")[i % 2]) -> list[dict[str, obje
     """A record for each."""
     rng = np.random.default_rng(7)
     return [
-        {"person": person, "y": label(i)}
-        | {name: round(rng.uniform(-1, 1), 3) for name in FEATURES}
+        {"person": person, "y": label(i)} | {name: round(rng.uniform(-1, 1), 3) for name in FEATURES}
         for i, person in enumerate(people)
     ]
 
@@ -177,9 +178,7 @@ class World:
 
 def serve(daemon: Daemon, path: Path) -> CarrierSocket:
     """A daemon behind its socket, for carriers in the test's own process."""
-    carrier = CarrierSocket(
-        daemon.handle, path, dim=int(daemon.learner.settings["d"]), trust_own_account=True
-    )
+    carrier = CarrierSocket(daemon.handle, path, dim=int(daemon.learner.settings["d"]), trust_own_account=True)
     carrier.start()
     return carrier
 
@@ -194,6 +193,5 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
     monkeypatch.setattr(
-        Learner, "new_rounds",
-        lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name),
-    )  # fmt: skip
+        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
+    )

@@ -28,22 +28,19 @@ class Federation:
     """FLARE's processes, and our server's side on top; learners are somebody else's."""
 
     def __init__(
-        self, root: Path, keys: Path, names: Sequence[str], dim: int, *, first_account: int,
-        hostile: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self, root: Path, keys: Path, names: Sequence[str], dim: int, *, first_account: int, hostile: Sequence[str] = ()
+    ) -> None:
         """``hostile``: who runs `flare_attack` in its process."""
         address = ("127.0.0.1", free_port())
         provision(keys, *address)
         root.chmod(0o711)  # FLARE's accounts must reach their own folders
         environments = {name: self._injected(root / f"inject-{name}") for name in hostile}
         self.processes = LocalFlare(
-            root / "flare", keys, names, other_accounts=ROOT, first_account=first_account,
-            environments=environments,
-        )  # fmt: skip
+            root / "flare", keys, names, other_accounts=ROOT, first_account=first_account, environments=environments
+        )
         self.engine = FlareServer(
-            keys / "server", root / "engine", address, dim=dim,
-            socket=self.processes.socket("server"),
-        )  # fmt: skip
+            keys / "server", root / "engine", address, dim=dim, socket=self.processes.socket("server")
+        )
 
     def start(self, stack: ExitStack) -> FlareServer:
         """To be ended with the stack."""
@@ -87,8 +84,7 @@ class FlareWorld(World):
         job = self._jobs[name] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         job.connect(str(self.job_socket.path))
         calls = SimpleNamespace(
-            round=lambda request: relay.ask(str(self.socket(name)), request),
-            ping=lambda: relay.ANSWERED,
+            round=lambda request: relay.ask(str(self.socket(name)), request), ping=lambda: relay.ANSWERED
         )
         site = _Site(name, calls)
         threading.Thread(target=relay.carry, args=(job, site, lambda: False), daemon=True).start()

@@ -25,9 +25,8 @@ def order(cell, site: str, command: str) -> str:
 
     request = new_cell_message({}, Message(SysCommandTopic.SHELL, command))
     reply = cell.send_request(
-        channel=CellChannel.CLIENT_MAIN, topic=SysCommandTopic.SHELL, target=site,
-        request=request, timeout=8.0,
-    )  # fmt: skip
+        channel=CellChannel.CLIENT_MAIN, topic=SysCommandTopic.SHELL, target=site, request=request, timeout=8.0
+    )
     return str(getattr(reply.payload, "body", f"no answer: {reply.headers}"))
 
 
@@ -42,9 +41,13 @@ def from_loopback(asked: dict) -> dict[str, list[str]]:
     from nvflare.fuel.f3.cellnet.cell import Cell
 
     cell = Cell(
-        fqcn=f"{asked['site']}.intruder", root_url=None, secure=False, credentials={},
-        create_internal_listener=False, parent_url=f"tcp://localhost:{asked['port']}",
-    )  # fmt: skip
+        fqcn=f"{asked['site']}.intruder",
+        root_url=None,
+        secure=False,
+        credentials={},
+        create_internal_listener=False,
+        parent_url=f"tcp://localhost:{asked['port']}",
+    )
     cell.start()
     time.sleep(1.0)
     return answers(cell, asked, (["cat"],))  # FLARE takes seconds for each

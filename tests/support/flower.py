@@ -25,9 +25,8 @@ sys.exit({function}())
 
 def as_account(command: list[str], account: int = ACCOUNT, **more) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command, user=account, group=account, extra_groups=[], capture_output=True, text=True,
-        timeout=60, **more,
-    )  # fmt: skip
+        command, user=account, group=account, extra_groups=[], capture_output=True, text=True, timeout=60, **more
+    )
 
 
 def starts(python: Path | str) -> bool:
@@ -70,9 +69,7 @@ def reachable_python(folder: Path) -> Path | None:
             module, _, function = script.value.partition(":")
             path = venv / "bin" / script.name
             path.write_text(
-                _SCRIPT.format(
-                    python=venv / "bin/python", module=module, function=function, name=script.name
-                )
+                _SCRIPT.format(python=venv / "bin/python", module=module, function=function, name=script.name)
             )
             path.chmod(0o755)
     python = venv / "bin/python"
@@ -111,13 +108,13 @@ class LocalGrid:
 
     def _run(self, name, message):
         from flwr.app import Context, RecordDict
+
         from veilstream.federation.flower.client_app import app
 
         (learner,) = [n for n, i in self._numbers.items() if i == message.metadata.dst_node_id]
         context = Context(
-            1, message.metadata.dst_node_id, {"socket": str(self._world.socket(learner))},
-            RecordDict(), {},
-        )  # fmt: skip
+            1, message.metadata.dst_node_id, {"socket": str(self._world.socket(learner))}, RecordDict(), {}
+        )
         reply = app(message=message, context=context)
         with self._lock:
             self._replies[name] = reply

@@ -44,32 +44,32 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Pat
     _json(folder / "guarantee.json", guarantee)
     _json(folder / "versions.json", versions() | {"engine": "direct"})
     messages = MessageFile(folder / MESSAGES, 4, create=True)
-    closed, releases = (
-        ["round,seconds,answered,missing"],
-        ["round,learner,epoch,learner_round,hash"],
-    )
+    closed, releases = (["round,seconds,answered,missing"], ["round,learner,epoch,learner_round,hash"])
     for r in range(rounds):
         missing = third if r == 2 else ""
         closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
-        releases += [
-            f"{r},{n},0,{r - (n == third and r > 2)},{i}{r:063x}"
-            for i, n in enumerate(names)
-            if n != missing
-        ]
+        releases += [f"{r},{n},0,{r - (n == third and r > 2)},{i}{r:063x}" for i, n in enumerate(names) if n != missing]
     (folder / "rounds.csv").write_text("\n".join(closed) + "\n")
     (folder / "releases.csv").write_text("\n".join(releases) + "\n")
     summary = {
-        "name": "clinics", "run": "clinics-1", "rounds": rounds, "guarantee": guarantee,
+        "name": "clinics",
+        "run": "clinics-1",
+        "rounds": rounds,
+        "guarantee": guarantee,
         "learners": {n: {"epoch": 0, "rounds": rounds - (n == third)} for n in names},
-    }  # fmt: skip
+    }
     _json(folder / "summary.json", summary)
     seats = {
         n: Seat(
-            n, Slots(messages, i), 0, rounds - (n == third),
-            (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"), "open",
+            n,
+            Slots(messages, i),
+            0,
+            rounds - (n == third),
+            (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"),
+            "open",
         )
         for i, n in enumerate(names)
-    }  # fmt: skip
+    }
     Position("clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages).save(folder)
     return folder
 
@@ -78,8 +78,7 @@ def simulated_folder(folder: Path, methods: int, seeds: int, rounds: int) -> Pat
     """A finished simulation with so many methods, seeds and rounds."""
     head = FEDERATION.split("[[methods]]")[0]
     listed = "".join(
-        f'[[methods]]\nname = "method {i}"\nmechanism = "buffered"\nstep_size = 0.1\n'
-        for i in range(methods)
+        f'[[methods]]\nname = "method {i}"\nmechanism = "buffered"\nstep_size = 0.1\n' for i in range(methods)
     )
     plan = Plan.parse(head + listed, {"learning.rounds": rounds, "run.seeds": seeds})
     promise = prepare(plan, plan.methods[0]).guarantee
@@ -87,10 +86,12 @@ def simulated_folder(folder: Path, methods: int, seeds: int, rounds: int) -> Pat
     names, rng = [m.name for m in plan.methods], np.random.default_rng(5)
     shape = methods, seeds, rounds
     columns: dict[str, Any] = {
-        "loss": 0.3 + rng.random(shape), "prequential_accuracy": rng.random(shape),
-        "noise": 1.0 + rng.random(shape), "distance": rng.random(shape),
+        "loss": 0.3 + rng.random(shape),
+        "prequential_accuracy": rng.random(shape),
+        "noise": 1.0 + rng.random(shape),
+        "distance": rng.random(shape),
         "optimum": 0.1 * rng.random(shape),
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True)
     all_seeds, all_rounds = list(range(seeds)), list(range(rounds))
     (folder / "plan.toml").write_text(plan.to_toml())
@@ -102,22 +103,35 @@ def simulated_folder(folder: Path, methods: int, seeds: int, rounds: int) -> Pat
     (folder / "noise.csv").write_text("method,round,std\n" + "\n".join(noise) + "\n")
     figure = {"mean": 0.9, "std": 0.01, "seeds": [0.9] * seeds}
     final = {
-        "held_out_accuracy": figure, "accuracy": figure, "average_loss": figure,
-        "prequential_accuracy": figure, "dynamic_regret": figure,
-    }  # fmt: skip
+        "held_out_accuracy": figure,
+        "accuracy": figure,
+        "average_loss": figure,
+        "prequential_accuracy": figure,
+        "dynamic_regret": figure,
+    }
     each = {
-        "kind": "ours", "mechanism": "buffered", "noise_std": promise.noise_std,
-        "protects": "every client", "guarantee": promise.as_dict(), "simulated": True,
+        "kind": "ours",
+        "mechanism": "buffered",
+        "noise_std": promise.noise_std,
+        "protects": "every client",
+        "guarantee": promise.as_dict(),
+        "simulated": True,
         "final": final,
-    }  # fmt: skip
+    }
     _json(folder / "guarantee.json", {n: {"guarantee": promise.as_dict()} for n in names})
     _json(folder / "versions.json", versions())
     summary = {
-        "name": "large", "simulated": True, "complete": True, "rounds": rounds,
-        "seeds": all_seeds, "main_method": names[0], "final": final, "data": "made up",
+        "name": "large",
+        "simulated": True,
+        "complete": True,
+        "rounds": rounds,
+        "seeds": all_seeds,
+        "main_method": names[0],
+        "final": final,
+        "data": "made up",
         "comparators": {"separable_rounds": 0.0, "remarks": []},
         "methods": {n: dict(each) for n in names},
-    }  # fmt: skip
+    }
     _json(folder / "summary.json", summary)
     return folder
 

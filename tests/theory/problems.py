@@ -54,11 +54,7 @@ def per_round(bound, c):
         spread = c.step_size**2 * 8 * c.max_row_norm_squared * c.dim * c.noise_std**2
         size = (c.effective_step_size / c.local_steps) ** 2 * c.dim * c.noise_variance
         size *= c.round_row_norms_squared / c.rounds
-    return (
-        local,
-        (bound.noise - local * spread) / size,
-        c.rounds * bound.environment / c.path_variation,
-    )
+    return (local, (bound.noise - local * spread) / size, c.rounds * bound.environment / c.path_variation)
 
 
 def least_slack(c, h, charges, gain, *, against_best=False, fresh=False):

@@ -18,10 +18,7 @@ CONVEX = ("liu2023", "denisov2022", "cdc2021")
 
 def setting_of(seed=0, **changes):
     c = some_constants(seed, **changes)
-    return TableSetting(
-        constants=c, epsilon=0.7, delta=1e-5, path_length=3.0, diameter=2.0,
-        independent_noise_std=1.3,
-    )  # fmt: skip
+    return TableSetting(constants=c, epsilon=0.7, delta=1e-5, path_length=3.0, diameter=2.0, independent_noise_std=1.3)
 
 
 # --- the interface -------------------------------------------------------------------------------
@@ -29,8 +26,13 @@ def setting_of(seed=0, **changes):
 
 def test_every_row_of_the_table_has_assumptions_a_rate_and_a_bound():
     assert list(COMPARED_METHODS) == [
-        "ours, correlated", "ours, independent", "liu2023", "denisov2022", "cdc2021", "gao2018",
-    ]  # fmt: skip
+        "ours, correlated",
+        "ours, independent",
+        "liu2023",
+        "denisov2022",
+        "cdc2021",
+        "gao2018",
+    ]
     setting = setting_of()
     for method in COMPARED_METHODS.values():
         assert method.assumptions
@@ -57,14 +59,7 @@ def test_our_rows_are_our_bounds():
 def test_rates_equal_the_table(seed):
     setting = setting_of(seed)
     c = setting.constants
-    eta, R, tau, n, d, Bg = (
-        c.effective_step_size,
-        c.rounds,
-        c.local_steps,
-        c.learners,
-        c.dim,
-        c.gradient_bound,
-    )
+    eta, R, tau, n, d, Bg = (c.effective_step_size, c.rounds, c.local_steps, c.learners, c.dim, c.gradient_bound)
     lnd, eps, s = math.log(1e5), 0.7, eta * Bg
     correlated = eta * Bg * math.log(R * tau) * math.sqrt(d) * Bg / (math.sqrt(n) * tau)
     printed = {
@@ -115,12 +110,21 @@ def quiet(R, tau=1, *, step=0.3, server=1.0, slope=2.0, start=0.0, **changes):
     """No noise, one dimension, gradients of size ``slope``."""
     return TableSetting(
         constants=some_constants(
-            rounds=R, local_steps=tau, step_size=step, server_step_size=server, dim=1, learners=1,
-            gradient_bound=slope, initial_distance_squared=start**2, noise_std=0.0,
+            rounds=R,
+            local_steps=tau,
+            step_size=step,
+            server_step_size=server,
+            dim=1,
+            learners=1,
+            gradient_bound=slope,
+            initial_distance_squared=start**2,
+            noise_std=0.0,
             row_norms_squared=None,
         ),
-        epsilon=1.0, delta=1e-3, **changes,
-    )  # fmt: skip
+        epsilon=1.0,
+        delta=1e-3,
+        **changes,
+    )
 
 
 @pytest.mark.parametrize("R", [1, 2, 17])
@@ -197,12 +201,20 @@ def correlated_run(seed, mechanism, *, std=None, start=None, spread=None):
         x = x - eta * (B * np.sign(x - theta[r]) + (noise[r + 1] - noise[r]) / tau)
     setting = TableSetting(
         constants=some_constants(
-            rounds=R, local_steps=tau, step_size=eta / tau, server_step_size=1.0, dim=1, learners=1,
-            gradient_bound=B, initial_distance_squared=(begin - best) ** 2, noise_std=std,
+            rounds=R,
+            local_steps=tau,
+            step_size=eta / tau,
+            server_step_size=1.0,
+            dim=1,
+            learners=1,
+            gradient_bound=B,
+            initial_distance_squared=(begin - best) ** 2,
+            noise_std=std,
             row_norms_squared=(decoder**2).sum(1),
         ),
-        epsilon=1.0, delta=1e-3,
-    )  # fmt: skip
+        epsilon=1.0,
+        delta=1e-3,
+    )
     return setting, regret / R, abs(noise[:-1]).mean(), decoder
 
 
@@ -244,10 +256,17 @@ def test_independent_descent_stays_below_its_bound_by_exact_moments(seed):
         slope = max(slope, h**2 * ((m - t) ** 2 + v))
         m, v = m - eta * h * (m - t), (1 - eta * h) ** 2 * v + eta**2 * std**2 / (n * tau**2)
     c = some_constants(
-        rounds=R, local_steps=tau, learners=n, dim=1, step_size=eta / tau, server_step_size=1.0,
-        gradient_bound=math.sqrt(slope), initial_distance_squared=(begin - best) ** 2,
-        noise_std=std, row_norms_squared=None,
-    )  # fmt: skip
+        rounds=R,
+        local_steps=tau,
+        learners=n,
+        dim=1,
+        step_size=eta / tau,
+        server_step_size=1.0,
+        gradient_bound=math.sqrt(slope),
+        initial_distance_squared=(begin - best) ** 2,
+        noise_std=std,
+        row_norms_squared=None,
+    )
     bound = COMPARED_METHODS["liu2023"].bound(TableSetting(constants=c, epsilon=1, delta=1e-3))
     assert regret / R <= bound.total * (1 + 1e-12)
 
@@ -261,10 +280,17 @@ def test_the_noise_of_independent_descent_is_needed():
         v = (1 - eta * h) ** 2 * v + eta**2 * s**2
     assert regret == pytest.approx(eta * s**2 / (2 * (2 - eta * h)), rel=0.01)
     c = some_constants(
-        rounds=R, local_steps=1, learners=1, dim=1, step_size=eta, server_step_size=1.0,
-        gradient_bound=h * math.sqrt(v), initial_distance_squared=0.0, noise_std=s,
+        rounds=R,
+        local_steps=1,
+        learners=1,
+        dim=1,
+        step_size=eta,
+        server_step_size=1.0,
+        gradient_bound=h * math.sqrt(v),
+        initial_distance_squared=0.0,
+        noise_std=s,
         row_norms_squared=None,
-    )  # fmt: skip
+    )
     bound = COMPARED_METHODS["liu2023"].bound(TableSetting(constants=c, epsilon=1, delta=1e-3))
     assert bound.drift < regret / 50
     assert regret <= bound.total

@@ -36,11 +36,9 @@ def test_growth_constants_hold_on_nonconvex_waves(a, share):
     }
     tried = 0
     for name, constant in measured.items():
-        c = {
-            "quadratic_growth": constant,
-            "polyak_lojasiewicz": constant / 2,
-            "error_bound": constant**2 / (2 * L),
-        }[name]
+        c = {"quadratic_growth": constant, "polyak_lojasiewicz": constant / 2, "error_bound": constant**2 / (2 * L)}[
+            name
+        ]
         if c <= weak:
             continue
         tried += 1
@@ -58,9 +56,7 @@ def test_growth_constants_hold_on_nonconvex_waves(a, share):
 def test_a_wave_outside_the_corollary_can_still_satisfy_the_assumption():
     # h = u² + 3sin²u: quadratic growth 2, weak convexity 4, yet (α, μ) exist.
     with pytest.raises(InputError, match=r"weak_convexity = 4\.0: expected < c = 2"):
-        theory.assumption_constants(
-            quadratic_growth=2.0, weak_convexity=4.0, smoothness=8.0, alpha=0.1
-        )
+        theory.assumption_constants(quadratic_growth=2.0, weak_convexity=4.0, smoothness=8.0, alpha=0.1)
     mu = largest_mu(3, 0.3)
     assert mu > 0
     some_constants(smoothness=8.0, alpha=0.3, mu=mu)

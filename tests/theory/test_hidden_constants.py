@@ -35,12 +35,7 @@ def rate_of(c, budget, noise, environment):
 @pytest.mark.parametrize("seed", range(5))
 def test_rates_equal_the_printed_expressions(seed):
     c, budget = some_constants(seed), {"epsilon": 0.6, "delta": 1e-4}
-    te, n, tau, log = (
-        c.effective_step_size,
-        c.learners,
-        c.local_steps,
-        math.log(c.rounds * c.local_steps),
-    )
+    te, n, tau, log = (c.effective_step_size, c.learners, c.local_steps, math.log(c.rounds * c.local_steps))
     ratio = n / c.server_step_size**2
     expected = rate_of(c, budget, (1 + te * ratio) * te / (n * tau), 1)
     np.testing.assert_allclose(parts(theory.independent_noise_rate(c, **budget)), expected)
@@ -96,15 +91,10 @@ def test_drift_passes_noise_where_the_two_printed_terms_meet():
     # The paper's first figure: ln 4000 = 8.294, d = 100, η_g² = n: 8.294·sqrt(2·100·ln 1000)/ε.
     for tau in (1, 4, 40):
         figure = some_constants(
-            rounds=4000 // tau, local_steps=tau, learners=20, dim=100, server_step_size=20**0.5,
-            row_norms_squared=None,
-        )  # fmt: skip
-        assert theory.drift_exceeds_noise(figure, epsilon=2, delta=1e-3) == pytest.approx(
-            154.14, abs=0.01
+            rounds=4000 // tau, local_steps=tau, learners=20, dim=100, server_step_size=20**0.5, row_norms_squared=None
         )
-        assert theory.drift_exceeds_noise(figure, epsilon=0.5, delta=1e-3) == pytest.approx(
-            616.57, abs=0.01
-        )
+        assert theory.drift_exceeds_noise(figure, epsilon=2, delta=1e-3) == pytest.approx(154.14, abs=0.01)
+        assert theory.drift_exceeds_noise(figure, epsilon=0.5, delta=1e-3) == pytest.approx(616.57, abs=0.01)
 
 
 # --- bound <= constant x rate ----------------------------------------------------------------
@@ -148,22 +138,34 @@ def paper_problem(rng, *, noise="toeplitz", corner=False):
 
 STATEMENTS = {
     "thm-up": (
-        theory.dynamic_regret_bound, theory.main_theorem_rate, theory.main_theorem_constants,
-        "dynamic", "toeplitz",
+        theory.dynamic_regret_bound,
+        theory.main_theorem_rate,
+        theory.main_theorem_constants,
+        "dynamic",
+        "toeplitz",
     ),
     "eq-sc-dyn": (
-        theory.dynamic_regret_bound_strongly_convex, theory.main_theorem_rate,
-        theory.strongly_convex_constants, "sc", "toeplitz",
+        theory.dynamic_regret_bound_strongly_convex,
+        theory.main_theorem_rate,
+        theory.strongly_convex_constants,
+        "sc",
+        "toeplitz",
     ),
     "lem-u-IID": (
-        theory.dynamic_regret_bound_independent, theory.independent_noise_rate,
-        theory.independent_noise_constants, "dynamic", "independent",
+        theory.dynamic_regret_bound_independent,
+        theory.independent_noise_rate,
+        theory.independent_noise_constants,
+        "dynamic",
+        "independent",
     ),
     "coro": (
-        theory.static_regret_bound, theory.static_regret_rate, theory.static_regret_constants,
-        "static", "toeplitz",
+        theory.static_regret_bound,
+        theory.static_regret_rate,
+        theory.static_regret_constants,
+        "static",
+        "toeplitz",
     ),
-}  # fmt: skip
+}
 
 
 def shares_of_constants(statement, count, *, corner=False):
@@ -198,9 +200,16 @@ def test_constants_do_not_depend_on_what_O_speaks_of(statement):
     c, budget = some_constants(1, row_norms_squared=None), {"epsilon": 1.0, "delta": 1e-5}
     before = parts(constants(c, **budget))
     run = {
-        "rounds": 777, "local_steps": 3, "learners": 99, "dim": 12_345, "server_step_size": 7.0,
-        "step_size": 1e-6, "gradient_bound": 44.0, "path_variation": 1e5, "noise_std": 8.0,
-    }  # fmt: skip
+        "rounds": 777,
+        "local_steps": 3,
+        "learners": 99,
+        "dim": 12_345,
+        "server_step_size": 7.0,
+        "step_size": 1e-6,
+        "gradient_bound": 44.0,
+        "path_variation": 1e5,
+        "noise_std": 8.0,
+    }
     np.testing.assert_array_equal(parts(constants(dataclasses.replace(c, **run), **budget)), before)
     # Only ε/ln(1/δ) matters of the budget: squaring δ with twice the ε changes nothing.
     scaled = parts(constants(c, epsilon=2.0, delta=1e-10))

@@ -111,12 +111,7 @@ def test_toeplitz_norms_hold_at_every_horizon_and_the_printed_ones_at_none():
 
 @pytest.mark.parametrize(
     "function",
-    [
-        theory.tree_norms,
-        theory.tree_norms_as_printed,
-        theory.toeplitz_norms,
-        theory.toeplitz_norms_as_printed,
-    ],
+    [theory.tree_norms, theory.tree_norms_as_printed, theory.toeplitz_norms, theory.toeplitz_norms_as_printed],
 )
 @pytest.mark.parametrize("horizon", [0, -1, 2.0, True])
 def test_horizons_that_are_none_are_refused(function, horizon):

@@ -42,10 +42,7 @@ def static_slack(factors):
         yield least_slack(c, h, charges, gain, against_best=True)
 
 
-@pytest.mark.parametrize(
-    ("slack", "tightness"),
-    [(dynamic_slack, 0.1), (independent_slack, 0.1), (static_slack, 0.5)],
-)
+@pytest.mark.parametrize(("slack", "tightness"), [(dynamic_slack, 0.1), (independent_slack, 0.1), (static_slack, 0.5)])
 def test_a_round_of_the_proof_holds_for_all_points_and_fails_with_less(slack, tightness):
     assert min(slack(np.ones(3))) >= 0
     for which in range(3):

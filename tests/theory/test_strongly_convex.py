@@ -6,13 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.theory.problems import (
-    least_slack,
-    one_dimensional_problems,
-    per_round,
-    simulate,
-    some_constants,
-)
+from tests.theory.problems import least_slack, one_dimensional_problems, per_round, simulate, some_constants
 from veilstream.errors import InputError
 from veilstream.mechanisms import independent, toeplitz, tree
 from veilstream.research import theory
@@ -25,9 +19,7 @@ def eq_sc_dynm(c, theta):
     V2 = c.noise_std**2 / n
     b = c.row_norms_squared.reshape(R, tau)
     rounds = [
-        (te * (1 + theta / te) + 1 / (2 * mu))
-        * (2 * L**2 * eta**2)
-        * (2 * tau**2 * Bg**2 + 8 * b.max() * d * n * V2)
+        (te * (1 + theta / te) + 1 / (2 * mu)) * (2 * L**2 * eta**2) * (2 * tau**2 * Bg**2 + 8 * b.max() * d * n * V2)
         + (te / tau) ** 2 * b[r, tau - 1] * d * V2 / theta
         for r in range(R)
     ]

@@ -6,18 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.theory.problems import (
-    parts,
-    some_constants,
-)
+from tests.theory.problems import parts, some_constants
 from veilstream.errors import InputError
 from veilstream.research import theory
 
-BOUNDS = [
-    theory.dynamic_regret_bound,
-    theory.dynamic_regret_bound_independent,
-    theory.static_regret_bound,
-]
+BOUNDS = [theory.dynamic_regret_bound, theory.dynamic_regret_bound_independent, theory.static_regret_bound]
 
 
 # --- constants ---------------------------------------------------------------------------------
@@ -92,15 +85,7 @@ def test_noise_without_row_norms_is_refused_rather_than_ignored(bound):
 
 
 def lem_u(c):
-    L, a, mu, s, Bg, d, n = (
-        c.smoothness,
-        c.alpha,
-        c.mu,
-        c.regularity,
-        c.gradient_bound,
-        c.dim,
-        c.learners,
-    )
+    L, a, mu, s, Bg, d, n = (c.smoothness, c.alpha, c.mu, c.regularity, c.gradient_bound, c.dim, c.learners)
     R, tau, eta, te = c.rounds, c.local_steps, c.step_size, c.effective_step_size
     V2 = c.noise_std**2 / n
     b = c.row_norms_squared.reshape(R, tau)
@@ -108,10 +93,7 @@ def lem_u(c):
     shat = (
         24 * L * (1 + s) * te**2 / (a**2 * R) * BR * d * V2 / tau**2
         + (12 * L + a * mu) * c.path_variation / (a**2 * R)
-        + (1 / a)
-        * (te + a / (12 * L) + 1 / mu)
-        * (2 * L**2 * eta**2)
-        * (2 * tau**2 * Bg**2 + 8 * b.max() * d * n * V2)
+        + (1 / a) * (te + a / (12 * L) + 1 / mu) * (2 * L**2 * eta**2) * (2 * tau**2 * Bg**2 + 8 * b.max() * d * n * V2)
     )
     return c.initial_distance_squared / (a * R * te) + shat
 
@@ -212,9 +194,7 @@ def test_printed_independent_constants_fall_short_at_the_step_limit():
 @pytest.mark.parametrize(("R", "tau"), [(1, 1), (2, 1), (1, 2), (3, 1), (50, 4)])
 def test_static_default_theta_meets_eqtheta_on_the_papers_step_limit(R, tau):
     log_steps = max(1.0, math.log(R * tau))
-    c = some_constants(
-        rounds=R, local_steps=tau, row_norms_squared=np.ones(R * tau), server_step_size=1.0
-    )
+    c = some_constants(rounds=R, local_steps=tau, row_norms_squared=np.ones(R * tau), server_step_size=1.0)
     c = dataclasses.replace(c, step_size=1 / (10 * c.smoothness * log_steps) / tau)
     bound = theory.static_regret_bound(c)
     assert bound.holds
@@ -244,9 +224,7 @@ def test_each_term_answers_to_its_own_cause(bound, seed):
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_terms_vanish_with_their_cause(bound):
-    quiet = some_constants(
-        2, noise_std=0.0, row_norms_squared=None, path_variation=0, initial_distance_squared=0
-    )
+    quiet = some_constants(2, noise_std=0.0, row_norms_squared=None, path_variation=0, initial_distance_squared=0)
     assert parts(bound(quiet))[[0, 2, 3]].tolist() == [0, 0, 0]
     assert bound(quiet).drift == bound(some_constants(2)).drift > 0
 
@@ -257,37 +235,25 @@ def test_dynamic_bound_scales_as_its_formula_says():
     assert theory.dynamic_regret_bound(
         dataclasses.replace(c, row_norms_squared=2 * c.row_norms_squared)
     ).noise == pytest.approx(2 * base.noise)
-    assert theory.dynamic_regret_bound(
-        dataclasses.replace(c, dim=5 * c.dim)
-    ).noise == pytest.approx(5 * base.noise)
+    assert theory.dynamic_regret_bound(dataclasses.replace(c, dim=5 * c.dim)).noise == pytest.approx(5 * base.noise)
     # σ and n touch the noise of the released model only: subtract the local part.
-    released = (
-        base.noise - theory.dynamic_regret_bound(dataclasses.replace(c, learners=10**12)).noise
-    )
+    released = base.noise - theory.dynamic_regret_bound(dataclasses.replace(c, learners=10**12)).noise
     smoother = dataclasses.replace(c, regularity=2 * c.regularity + 1)
     gained = theory.dynamic_regret_bound(smoother).noise - base.noise
     assert gained == pytest.approx(released, rel=1e-6)
     more = dataclasses.replace(c, learners=4 * c.learners)
-    assert base.noise - theory.dynamic_regret_bound(more).noise == pytest.approx(
-        0.75 * released, rel=1e-6
-    )
+    assert base.noise - theory.dynamic_regret_bound(more).noise == pytest.approx(0.75 * released, rel=1e-6)
 
 
 def test_local_terms_depend_on_the_local_step_alone():
     # Same η̃, four times η_g: the local models move four times less (PAPER-NOTES 20).
     c = some_constants(5)
     far = dataclasses.replace(c, step_size=c.step_size / 4, server_step_size=4 * c.server_step_size)
-    assert theory.dynamic_regret_bound(far).drift == pytest.approx(
-        theory.dynamic_regret_bound(c).drift / 16
-    )
-    assert theory.dynamic_regret_bound(far).initial == pytest.approx(
-        theory.dynamic_regret_bound(c).initial
-    )
+    assert theory.dynamic_regret_bound(far).drift == pytest.approx(theory.dynamic_regret_bound(c).drift / 16)
+    assert theory.dynamic_regret_bound(far).initial == pytest.approx(theory.dynamic_regret_bound(c).initial)
 
 
-@pytest.mark.parametrize(
-    "bound", [theory.dynamic_regret_bound, theory.dynamic_regret_bound_independent]
-)
+@pytest.mark.parametrize("bound", [theory.dynamic_regret_bound, theory.dynamic_regret_bound_independent])
 def test_condition_flag_turns_at_alpha_over_8L(bound):
     c = some_constants(6)
     limit = c.alpha / (8 * c.smoothness) / (c.server_step_size * c.local_steps)
@@ -337,9 +303,7 @@ def test_advised_step_beats_every_step_of_a_grid(seed, noise_std):
     scale, limit = c.server_step_size * c.local_steps, c.alpha / (8 * c.smoothness)
 
     def total(eta_tilde):
-        return theory.dynamic_regret_bound(
-            dataclasses.replace(c, step_size=eta_tilde / scale)
-        ).total
+        return theory.dynamic_regret_bound(dataclasses.replace(c, step_size=eta_tilde / scale)).total
 
     advised = theory.advised_step_size(c)
     assert 0 < advised <= limit
@@ -379,9 +343,7 @@ def test_step_size_scaling_balances_start_and_noise():
 
 def test_threshold_of_the_papers_logistic_regression():
     # PAPER-NOTES 29: 4000 steps, τ = 4, n = 20, η_g = 1.
-    threshold = theory.correlated_beats_independent(
-        rounds=1000, local_steps=4, learners=20, server_step_size=1.0
-    )
+    threshold = theory.correlated_beats_independent(rounds=1000, local_steps=4, learners=20, server_step_size=1.0)
     assert threshold == pytest.approx(0.0028, abs=5e-5)
     single = {"rounds": 1, "local_steps": 1, "learners": 2, "server_step_size": 1.0}
     assert theory.correlated_beats_independent(**single) == math.inf
@@ -391,10 +353,7 @@ def test_threshold_of_the_papers_logistic_regression():
 def test_threshold_makes_the_correlated_rate_the_smaller_one(seed):
     c = some_constants(seed)
     threshold = theory.correlated_beats_independent(
-        rounds=c.rounds,
-        local_steps=c.local_steps,
-        learners=c.learners,
-        server_step_size=c.server_step_size,
+        rounds=c.rounds, local_steps=c.local_steps, learners=c.learners, server_step_size=c.server_step_size
     )
     scale = c.server_step_size * c.local_steps
     c = dataclasses.replace(c, step_size=threshold / scale)

@@ -5,27 +5,9 @@ from typing import TYPE_CHECKING
 from veilstream.lazy import names_from
 
 if TYPE_CHECKING:
-    from veilstream.audit.report import (
-        DEFAULT_PLAN,
-        SHARES,
-        UNSEEN,
-        AuditReport,
-        audit,
-        auditable,
-        ticks,
-        unlike_each,
-    )
+    from veilstream.audit.report import DEFAULT_PLAN, SHARES, UNSEEN, AuditReport, audit, auditable, ticks, unlike_each
 
-__all__ = [
-    "DEFAULT_PLAN",
-    "SHARES",
-    "UNSEEN",
-    "AuditReport",
-    "audit",
-    "auditable",
-    "ticks",
-    "unlike_each",
-]
+__all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
 _LATER = {
     "AuditReport": "veilstream.audit.report",

@@ -79,9 +79,7 @@ class _EachClient(ClientTelemetry):
         super().__init__(task, telemetry, clip_norm)
         self._clients = task.clients
 
-    def values(
-        self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient
-    ) -> MetricValues:
+    def values(self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient) -> MetricValues:
         """Asked of the deployed code for each different client."""
         records, which = self._clients(sample)
         numbers, rows = raw.reveal(), []

@@ -101,9 +101,7 @@ def canary_runs(
     coins = np.random.default_rng(seed)
     if terms.rounds * epochs * runs > _NUMBERS:
         most = _NUMBERS // (terms.rounds * epochs)
-        raise InputError(
-            "runs", runs, f"at most {most} for {terms.rounds} rounds", "or fewer rounds"
-        )
+        raise InputError("runs", runs, f"at most {most} for {terms.rounds} rounds", "or fewer rounds")
     transcripts = np.empty((epochs, terms.rounds, runs))
     second = coins.integers(0, 2, runs).astype(bool)
     for first in range(0, runs, batch):
@@ -122,19 +120,17 @@ def canary_runs(
         law = _repeated(law, epochs)
     expected = None if law.expected is None or not plain else float(law.expected[law.worst])
     return many_run(
-        transcripts.reshape(-1, runs), second, law, delta=terms.guarantee.delta, expected=expected,
+        transcripts.reshape(-1, runs),
+        second,
+        law,
+        delta=terms.guarantee.delta,
+        expected=expected,
         centre=terms.grid.clip_norm - 0.5 * law.reach,
-    )  # fmt: skip
+    )
 
 
 def _epoch(
-    terms: Terms,
-    learner: Learner,
-    task: Canary,
-    visits: tuple[int, ...],
-    adaptive: bool,
-    insist: bool,
-    epoch: int,
+    terms: Terms, learner: Learner, task: Canary, visits: tuple[int, ...], adaptive: bool, insist: bool, epoch: int
 ) -> Iterator[Floats]:
     """The messages of a batch, round by round, less what others are known to have said."""
     own = dataclasses.replace(terms, dim=task.dim)

@@ -70,9 +70,7 @@ def cell_std(terms: Terms, message: int) -> float:
     return float(np.sqrt(covariance[message, message])) / terms.grid.step
 
 
-def count_cells(
-    draw: Draw, draws: int, std: float, *, tick: Callable[[int], None] = lambda _: None
-) -> CellCounts:
+def count_cells(draw: Draw, draws: int, std: float, *, tick: Callable[[int], None] = lambda _: None) -> CellCounts:
     """Draw and count, a chunk at a time."""
     counts = CellCounts(std)
     left = draws
@@ -137,9 +135,7 @@ def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tup
         if r in wanted:
             message = decode(payload)
             if message.grid != terms.grid.step:
-                raise PrivacyError(
-                    f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}"
-                )
+                raise PrivacyError(f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}")
             found.append((r, message.prefix - (r + 1) * terms.local_steps * said))
     return found
 
@@ -151,7 +147,6 @@ def _said(dim: int, terms: Terms) -> Integers:
     if told is None:
         return zeros
     behind = told_by_hand(
-        np.zeros(dim), told.metrics, right=False, clip_norm=terms.grid.clip_norm, width=told.width,
-        step=terms.grid.step,
-    )  # fmt: skip
+        np.zeros(dim), told.metrics, right=False, clip_norm=terms.grid.clip_norm, width=told.width, step=terms.grid.step
+    )
     return np.concatenate([zeros, behind])

@@ -72,9 +72,7 @@ def run_checks(transcript: Transcript, terms: Terms, law: Law) -> list[Check]:
     ]
 
 
-def cell_checks(
-    plan: Plan, terms: Terms, draws: int, *, tick: Tick = lambda _: None
-) -> list[Check]:
+def cell_checks(plan: Plan, terms: Terms, draws: int, *, tick: Tick = lambda _: None) -> list[Check]:
     """Of the numbers that are sent, first and later message; and of float32's lattice in them."""
     later = later_message(terms.rounds)
     messages = {0, later}
@@ -93,9 +91,7 @@ def cell_checks(
             )
     if not messages:
         return checks
-    counts = learner_cells(
-        plan, terms, draws, messages=sorted(messages), tick=lambda _: tick(later + 1)
-    )
+    counts = learner_cells(plan, terms, draws, messages=sorted(messages), tick=lambda _: tick(later + 1))
     checks += [cell_fit(seen).check(message + 1) for message, seen in counts.items()]
     if 0 not in counts:
         return checks
@@ -111,6 +107,8 @@ def seed_check() -> Check:
     draws = 1 << 14
     repeats, uniform = generator_p(vars(learner_module)["fresh_secret"], draws)
     return Check(
-        "seeds", 0.0 if repeats else uniform, f"{repeats} of {draws:,} came twice",
+        "seeds",
+        0.0 if repeats else uniform,
+        f"{repeats} of {draws:,} came twice",
         "seeds are drawn from too few, or are not uniform",
-    )  # fmt: skip
+    )

@@ -67,9 +67,13 @@ class Unkind(TelemetryTask):
         used = clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
         if self._told is not None:
             behind = told_by_hand(
-                raw, self._told.metrics, self._right(step), clip_norm=self._clip_norm,
-                width=self._told.width, step=self._step,
-            )  # fmt: skip
+                raw,
+                self._told.metrics,
+                self._right(step),
+                clip_norm=self._clip_norm,
+                width=self._told.width,
+                step=self._step,
+            )
             used = np.concatenate([used, behind])
         self._now = step, used
         return raw

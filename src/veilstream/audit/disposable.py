@@ -83,9 +83,11 @@ class Apart(Disposable):
     def __init__(self, plan: Plan, task: Task) -> None:
         if plan.learning.projection_radius is not None:
             raise InputError(
-                "learning.projection_radius", plan.learning.projection_radius, "none in an audit",
+                "learning.projection_radius",
+                plan.learning.projection_radius,
+                "none in an audit",
                 "leave it out: it is post-processing and changes no promise",
-            )  # fmt: skip
+            )
         super().__init__(plan, task)
 
     def new_rounds(self, epoch: int) -> LocalRounds:

@@ -75,11 +75,7 @@ class _Clients(AlwaysReady):
 
 
 def listen_to_federation(
-    plan: Plan,
-    terms: Terms,
-    *,
-    make: Callable[..., Learner] = Learner,
-    tick: Callable[[int], None] = lambda _: None,
+    plan: Plan, terms: Terms, *, make: Callable[..., Learner] = Learner, tick: Callable[[int], None] = lambda _: None
 ) -> dict[str, Transcript]:
     """Run server and learners to the horizon; a transcript for each learner, from the wire."""
     plan = dataclasses.replace(
@@ -109,9 +105,7 @@ def listen_to_federation(
                 keys = LearnerKeys.load(root / "keys/learners" / name)
                 daemon = Daemon(learner, keys, clients[name])
                 daemons.append(daemon)
-                carrier = CarrierSocket(
-                    daemon.handle, sockets[name], dim=terms.dim, trust_own_account=True
-                )
+                carrier = CarrierSocket(daemon.handle, sockets[name], dim=terms.dim, trust_own_account=True)
                 carriers.append(carrier)
                 carrier.start()
             server = ServerKeys.load(root / "keys/server")
@@ -127,9 +121,7 @@ def listen_to_federation(
         return {name: _transcript(name, wire.heard, clients[name].known, server) for name in _NAMES}
 
 
-def _transcript(
-    name: str, heard: list[bytes], known: dict[int, NDArray[np.int64]], server: ServerKeys
-) -> Transcript:
+def _transcript(name: str, heard: list[bytes], known: dict[int, NDArray[np.int64]], server: ServerKeys) -> Transcript:
     """The releases of one learner; a message that came twice must have come alike."""
     first: list[bytes] = []
     for data in heard:
@@ -137,9 +129,7 @@ def _transcript(
             continue
         reply = Reply.read(data, server.learners[name])
         if reply.kind == "refusal":
-            raise PrivacyError(
-                f"learner {name!r} refused to take part in its audit: {reply.facts.get('why')}"
-            )
+            raise PrivacyError(f"learner {name!r} refused to take part in its audit: {reply.facts.get('why')}")
         if reply.kind == "release" and reply.body not in first:
             first.append(bytes(reply.body))
     unlike = max(0, len(first) - len(known))
@@ -174,15 +164,15 @@ def _claimed(run: OneRun) -> Check:
     ps = [p for p in (run.covariance_p, run.normality_p) if p is not None]
     p = 0.0 if run.alarm else min(1.0, 3.0 * min(ps, default=1.0))
     return Check(
-        "the claimed noise", p,
+        "the claimed noise",
+        p,
         f"mu >= {run.mu_lower:.4g} of {run.claim:.4g}, {run.outside} of {len(run.lower)} steps off",
         "what the server received is not the noise that was claimed",
-    )  # fmt: skip
+    )
 
 
 def _repeats(heard: Transcript) -> Check:
     p = 0.0 if heard.repeats_unlike else 1.0
     return Check(
-        "repeats", p, f"{heard.repeats_unlike} messages came twice, unlike",
-        "a round was answered twice, unlike",
-    )  # fmt: skip
+        "repeats", p, f"{heard.repeats_unlike} messages came twice, unlike", "a round was answered twice, unlike"
+    )

@@ -31,16 +31,7 @@ from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
 from veilstream.runs.released_model import plan_digest
 
-__all__ = [
-    "DEFAULT_PLAN",
-    "SHARES",
-    "UNSEEN",
-    "AuditReport",
-    "audit",
-    "auditable",
-    "ticks",
-    "unlike_each",
-]
+__all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
 Floats = NDArray[np.float64]
 
@@ -107,8 +98,7 @@ class AuditReport:
         for name, run in (("fixed", self.fixed), ("adaptive", self.adaptive)):
             if run.violation:
                 found.append(
-                    f"one run, {name} server: mu is at least {run.mu_surely:.4g}, "
-                    f"{run.claim:.4g} was promised"
+                    f"one run, {name} server: mu is at least {run.mu_surely:.4g}, {run.claim:.4g} was promised"
                 )
             elif run.stranger:
                 found.append(f"one run, {name} server: this is not the noise that was claimed")
@@ -120,8 +110,7 @@ class AuditReport:
             found.append("messages are finer than the grid: low-order bits give data away")
         if self.twins.alarm:
             found.append(
-                f"same draws, one client replaced: {self.twins.unexplained_units} units moved that "
-                "no gradient explains"
+                f"same draws, one client replaced: {self.twins.unexplained_units} units moved that no gradient explains"
             )
         if self.many.violation:
             best = max(g.mu_surely for g in self.many.guesses)
@@ -134,10 +123,7 @@ class AuditReport:
                 f"{self.telemetry.runs} runs with telemetry: mu is at least {best:.4g} of "
                 f"{self.telemetry.claim:.4g}, or guesses do not fit the claimed mechanism"
             )
-        found += [
-            f"{check.name}: {check.means} ({check.figure}; p = {check.p:.1g})"
-            for check in alarming(self.checks)
-        ]
+        found += [f"{check.name}: {check.means} ({check.figure}; p = {check.p:.1g})" for check in alarming(self.checks)]
         return tuple(found)
 
     @property
@@ -170,8 +156,7 @@ class AuditReport:
             "guarantee": self.guarantee.as_dict(),
             "claimed": {"mu": self.fixed.claim, "epsilon": self.guarantee.epsilon, "delta": delta},
             "one_run": {
-                name: _one_run_dict(run, delta)
-                for name, run in (("fixed", self.fixed), ("adaptive", self.adaptive))
+                name: _one_run_dict(run, delta) for name, run in (("fixed", self.fixed), ("adaptive", self.adaptive))
             },
             "many_run": _many_run_dict(self.many),
             **({"telemetry": _many_run_dict(self.telemetry)} if self.telemetry else {}),
@@ -194,18 +179,17 @@ def auditable(plan: Plan) -> Plan:
     gradients nobody knows a bound of.
     """
     learning = dataclasses.replace(
-        plan.learning, learners=1, projection_radius=None, model_norm_cap=1e30, task="custom",
-        ridge=0.0,
-    )  # fmt: skip
+        plan.learning, learners=1, projection_radius=None, model_norm_cap=1e30, task="custom", ridge=0.0
+    )
     if learning.rounds > _MOST_ROUNDS:
         raise InputError(
-            "learning.rounds", learning.rounds, f"at most {_MOST_ROUNDS} in an audit",
+            "learning.rounds",
+            learning.rounds,
+            f"at most {_MOST_ROUNDS} in an audit",
             "audit the same method with fewer rounds",
-        )  # fmt: skip
+        )
     told = plan.telemetry and dataclasses.replace(plan.telemetry, act="none", factor=None)
-    return dataclasses.replace(
-        plan, learning=learning, data=DataPlan(kind="custom"), telemetry=told
-    )
+    return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"), telemetry=told)
 
 
 def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:
@@ -255,9 +239,14 @@ def audit(
     adaptive = listen(plan, terms, Unkind(terms, seed=1), adaptive=True, restarts=middle, tick=tick)
     small = dataclasses.replace(terms, dim=_TWIN_DIM)
     many = canary_runs(
-        plan, dataclasses.replace(terms, dim=1), runs, others="loud" if tau == 1 else "echo",
-        adaptive=True, insist=True, tick=lambda _: tick(rounds),
-    )  # fmt: skip
+        plan,
+        dataclasses.replace(terms, dim=1),
+        runs,
+        others="loud" if tau == 1 else "echo",
+        adaptive=True,
+        insist=True,
+        tick=lambda _: tick(rounds),
+    )
     told = None
     if terms.telemetry is not None:
         told = telemetry_runs(plan, terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
@@ -273,9 +262,7 @@ def audit(
         twins=twin_runs(plan, small, at=law.worst, adaptive=tau == 1),
         many=many,
         local_steps=tau,
-        checks=deployed_checks(
-            plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick
-        )
+        checks=deployed_checks(plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick)
         + (() if told is None else told.checks),
         telemetry=None if told is None else told.many,
     )
@@ -284,9 +271,7 @@ def audit(
 def unlike_each(one: Transcript, other: Transcript, law: Law) -> float:
     """p-value for noise of two learners that is independent."""
     assert law.root is not None
-    first, second = (
-        solve_triangular(law.root, transcript.residuals, lower=True) for transcript in (one, other)
-    )
+    first, second = (solve_triangular(law.root, transcript.residuals, lower=True) for transcript in (one, other))
     together = float((first * second).sum()) / math.sqrt(float((first**2).sum()))
     return float(2.0 * norm.sf(abs(together)))
 

@@ -78,9 +78,7 @@ class _Clients:
         return Sample(np.zeros((1, d), np.float32), np.zeros(1, np.float32))
 
 
-def simulated_one_run(
-    plan: Plan, *, dim: int, seeds: int, adaptive: bool = False, first_seed: int = 0
-) -> OneRun:
+def simulated_one_run(plan: Plan, *, dim: int, seeds: int, adaptive: bool = False, first_seed: int = 0) -> OneRun:
     """Audit ``dim`` coordinates of each of some seeds, all known gradients subtracted."""
     terms = Terms.of(plan, dim)
     T, B = terms.rounds * terms.local_steps, terms.grid.clip_norm
@@ -88,9 +86,7 @@ def simulated_one_run(
     long = 50.0 * B * rng.choice([-1.0, 1.0], (seeds, T, dim))
     if adaptive:
         long = np.zeros((seeds, T, dim))
-    prefixes, models = _releases(
-        plan, terms, long.astype(np.float32), 3.0 * B if adaptive else 0.0, first_seed
-    )
+    prefixes, models = _releases(plan, terms, long.astype(np.float32), 3.0 * B if adaptive else 0.0, first_seed)
     if adaptive:  # with one step a round, everyone sees the model that they were asked about
         raw = 3.0 * B * np.sign(models)
         length = np.linalg.norm(raw, axis=-1, keepdims=True)
@@ -112,9 +108,13 @@ def simulated_many_run(plan: Plan, runs: int, *, first_seed: int = 0) -> ManyRun
     prefixes, _ = _releases(plan, terms, gradients, 0.0, first_seed)
     assert law.expected is not None
     return many_run(
-        prefixes[:, :, 0].T, second, law, delta=terms.guarantee.delta,
-        expected=float(law.expected[law.worst]), centre=B - 0.5 * law.reach,
-    )  # fmt: skip
+        prefixes[:, :, 0].T,
+        second,
+        law,
+        delta=terms.guarantee.delta,
+        expected=float(law.expected[law.worst]),
+        centre=B - 0.5 * law.reach,
+    )
 
 
 def _law(plan: Plan) -> Law:
@@ -135,9 +135,8 @@ def _law(plan: Plan) -> Law:
 def _alone(plan: Plan) -> Plan:
     """One learner that publishes each model as it is."""
     method = dataclasses.replace(
-        Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, momentum=0.0,
-        forgetting=1.0,
-    )  # fmt: skip
+        Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, momentum=0.0, forgetting=1.0
+    )
     learning = dataclasses.replace(plan.learning, learners=1, projection_radius=None)
     run = dataclasses.replace(plan.run, evaluate_every=learning.rounds, regret=False)
     return dataclasses.replace(plan, learning=learning, run=run, methods=(method,))
@@ -153,9 +152,7 @@ def _releases(
     count, _, dim = gradients.shape
     clients = _Clients(gradients, loud, terms.local_steps, first_seed)
     seeds = range(first_seed, first_seed + count)
-    simulation = Simulation(
-        alone, [prepared], seeds, task=_Given(dim), stream=clients, block_rounds=1
-    )
+    simulation = Simulation(alone, [prepared], seeds, task=_Given(dim), stream=clients, block_rounds=1)
     models = [np.zeros((count, dim))]
     try:
         for _ in range(terms.rounds):

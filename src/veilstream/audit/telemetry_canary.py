@@ -96,16 +96,12 @@ class _Expected:
 
         def vector(raw: np.float32, right: bool) -> Integers:
             numbers, B, step = np.array([raw]), terms.grid.clip_norm, terms.grid.step
-            behind = told_by_hand(
-                numbers, told.metrics, right, clip_norm=B, width=told.width, step=step
-            )
+            behind = told_by_hand(numbers, told.metrics, right, clip_norm=B, width=told.width, step=step)
             return np.concatenate([clipped_by_hand(numbers, B, step, terms.gamma), behind])
 
         self.other = vector(np.float32(0.0), right=False)
         first = vector(task.raw[0], right=False)
-        self.canary = np.stack(
-            [first if task.replaced else np.zeros_like(first), vector(task.raw[1], right=True)]
-        )
+        self.canary = np.stack([first if task.replaced else np.zeros_like(first), vector(task.raw[1], right=True)])
         """(2, 1 + m), of the first and of the second world."""
 
 
@@ -146,9 +142,8 @@ def telemetry_runs(
     coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
     transcripts = np.empty((terms.rounds, runs))
     metrics = CoordinateGroup(
-        "telemetry's coordinates", law, terms.grid.step,
-        messages={0, later_message(terms.rounds)},
-    )  # fmt: skip
+        "telemetry's coordinates", law, terms.grid.step, messages={0, later_message(terms.rounds)}
+    )
     for first in range(0, runs, batch):
         here = slice(first, min(first + batch, runs))
         task = _WholeCanary(terms, coins[here])
@@ -161,15 +156,12 @@ def telemetry_runs(
         tick(task.dim)
     assert law.expected is not None
     many = many_run(
-        transcripts, coins, law, delta=terms.guarantee.delta,
-        expected=float(law.expected[law.worst]), centre=centre,
-    )  # fmt: skip
+        transcripts, coins, law, delta=terms.guarantee.delta, expected=float(law.expected[law.worst]), centre=centre
+    )
     return TelemetryFindings(many, tuple(metrics.checks()))
 
 
-def _messages(
-    terms: Terms, learner: Learner, task: _WholeCanary, worst: int
-) -> tuple[Integers, Integers, Integers]:
+def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) -> tuple[Integers, Integers, Integers]:
     """Prefixes (R, runs, 1 + m) read from the bytes; of others' vectors (R, 1 + m); of all."""
     tau = terms.local_steps
     visits = patterns(terms.rounds * tau, terms.guarantee.participation)[worst]
@@ -197,10 +189,13 @@ def _messages(
 def _law(terms: Terms) -> Law:
     plain = law_of_terms(terms)
     return law_of(
-        terms.mechanism.noising_matrix(), std=terms.noise_std, reach=whole_reach(terms),
-        claim=plain.claim, local_steps=terms.local_steps,
+        terms.mechanism.noising_matrix(),
+        std=terms.noise_std,
+        reach=whole_reach(terms),
+        claim=plain.claim,
+        local_steps=terms.local_steps,
         participation=terms.guarantee.participation,
-    )  # fmt: skip
+    )
 
 
 def _between(terms: Terms) -> tuple[Floats, float]:

@@ -40,9 +40,7 @@ class Transcript:
     """Messages that were asked for again and came back other than before."""
 
     @classmethod
-    def of(
-        cls, payloads: Sequence[bytes], known: Sequence[Integers], repeats_unlike: int = 0
-    ) -> Transcript:
+    def of(cls, payloads: Sequence[bytes], known: Sequence[Integers], repeats_unlike: int = 0) -> Transcript:
         """Read what was sent: from a learner, or off a federation's wire."""
         messages = [decode(payload) for payload in payloads]
         grids = {message.grid for message in messages}

@@ -74,7 +74,10 @@ def twin_runs(
     first, second = runs
     alone = not adaptive and terms.local_steps == 1
     return difference(
-        first.prefixes, second.prefixes, first.known, second.known,
+        first.prefixes,
+        second.prefixes,
+        first.known,
+        second.known,
         differing_steps=1 if alone else terms.rounds * terms.local_steps,
         sizes=(first.sizes, second.sizes),
-    )  # fmt: skip
+    )

@@ -21,8 +21,7 @@ def aggregator_command(
     keys: Annotated[Path, typer.Option(help="Its folder, KEYS/aggregators/NAME.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT for learners.")] = "127.0.0.1:8410",
     store: Annotated[
-        Path | None,
-        typer.Option(help="Where learners' last messages are kept.", show_default="NAME.store"),
+        Path | None, typer.Option(help="Where learners' last messages are kept.", show_default="NAME.store")
     ] = None,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
@@ -42,6 +41,10 @@ def aggregator_command(
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     AggregatorService(
-        Plan.load(plan), keys, store or Path(f"{keys.resolve().name}.store"),
-        parse_address("--listen", listen), parse_address("--server", server), insecure,
-    ).run(stop)  # fmt: skip
+        Plan.load(plan),
+        keys,
+        store or Path(f"{keys.resolve().name}.store"),
+        parse_address("--listen", listen),
+        parse_address("--server", server),
+        insecure,
+    ).run(stop)

@@ -74,8 +74,14 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 
 
-_EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch",
-           "flwr": "flower", "nvflare": "flare"}  # fmt: skip
+_EXTRAS = {
+    "jax": "jax",
+    "jaxlib": "jax",
+    "matplotlib": "figures",
+    "torch": "torch",
+    "flwr": "flower",
+    "nvflare": "flare",
+}
 """Which extra brings a package that a command may lack."""
 
 

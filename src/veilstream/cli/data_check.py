@@ -23,15 +23,10 @@ _PRIVATE = (
 
 def check_command(
     files: Annotated[list[Path], typer.Argument(help="CSV, JSON lines, Parquet, Arrow or SQLite.")],
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan to check them against.", show_default=False)
-    ] = None,
-    query: Annotated[
-        str | None, typer.Option(help="Which records of a SQLite file, in order.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan to check them against.", show_default=False)] = None,
+    query: Annotated[str | None, typer.Option(help="Which records of a SQLite file, in order.")] = None,
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Put names and kinds of columns into the plan (no values)."),
+        bool, typer.Option("--write", help="Put names and kinds of columns into the plan (no values).")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -87,10 +82,11 @@ def _source(files: list[Path]) -> str:
     found = {path.resolve() for path in folder.glob(f"*{suffix}")}
     if found != {path.resolve() for path in files}:
         raise InputError(
-            "FILES", [str(file) for file in files],
+            "FILES",
+            [str(file) for file in files],
             "files that one pattern names, as data.source does",
             f"put them, and no other *{suffix} file, into one folder",
-        )  # fmt: skip
+        )
     return str(folder / f"*{suffix}")
 
 
@@ -107,23 +103,28 @@ def _write(plan: Path | None, text: str) -> None:
     before = without_sample_data(before)  # nobody has worked on that
     if re.search(r"^\s*\[+\s*data\b", before, re.MULTILINE):
         raise InputError(
-            "--write", str(plan), "a plan without [data]",
+            "--write",
+            str(plan),
+            "a plan without [data]",
             "it has one: remove it first, or copy from the proposal without --write",
-        )  # fmt: skip
+        )
     write_file(plan, (before.rstrip() + "\n\n" if before.strip() else "") + text)
 
 
 def _as_dict(found: Profile, proposed: str) -> dict[str, object]:
     return {
-        "files": found.names, "rows": found.rows, "unreadable": found.unreadable,
-        "notices": found.notices, "roles": found.roles.as_dict(),
-        "remarks": [*found.doubts_of_header, *found.roles.remarks], "proposal": proposed,
+        "files": found.names,
+        "rows": found.rows,
+        "unreadable": found.unreadable,
+        "notices": found.notices,
+        "roles": found.roles.as_dict(),
+        "remarks": [*found.doubts_of_header, *found.roles.remarks],
+        "proposal": proposed,
         "columns": [
-            {"name": c.name, "kind": c.kind, "missing": c.missing, "distinct": c.distinct,
-             "low": c.low, "high": c.high}
+            {"name": c.name, "kind": c.kind, "missing": c.missing, "distinct": c.distinct, "low": c.low, "high": c.high}
             for c in found.columns.values()
         ],
-    }  # fmt: skip
+    }
 
 
 def _table(*headers: str):  # type: ignore[no-untyped-def]
@@ -131,9 +132,7 @@ def _table(*headers: str):  # type: ignore[no-untyped-def]
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(
-            header, justify="right" if header in ("rows", "missing", "rows in run") else "left"
-        )
+        table.add_column(header, justify="right" if header in ("rows", "missing", "rows in run") else "left")
     return table
 
 
@@ -153,8 +152,7 @@ def _show_profile(found: Profile) -> None:
     for notice in found.notices:
         typer.echo(f"  {notice}")
     if found.unreadable:
-        typer.echo(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many "
-                   "cells, no text)")  # fmt: skip
+        typer.echo(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many cells, no text)")
     roles = found.roles.by_column()
     table = _table("column", "looks like", "missing", "holds")
     for column in found.columns.values():
@@ -172,13 +170,16 @@ def _show_check(checked: DataCheck) -> None:
     from veilstream.wording import counted
 
     report = checked.report
-    typer.echo(f"{counted(report.rows, 'row')}: {report.used} can be used, "
-               f"{sum(report.refused.values())} are refused, {report.too_often} are of people who "
-               f"came as often as the promise allows, {report.too_soon} come too soon")  # fmt: skip
+    typer.echo(
+        f"{counted(report.rows, 'row')}: {report.used} can be used, "
+        f"{sum(report.refused.values())} are refused, {report.too_often} are of people who "
+        f"came as often as the promise allows, {report.too_soon} come too soon"
+    )
     for notice in report.notices:
         typer.echo(f"  {notice}")
-    typer.echo(f"{report.people} people, {report.returning} of them return, one up to "
-               f"{counted(report.most_visits, 'time')}")  # fmt: skip
+    typer.echo(
+        f"{report.people} people, {report.returning} of them return, one up to {counted(report.most_visits, 'time')}"
+    )
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
         typer.echo(f"labels: {each}")

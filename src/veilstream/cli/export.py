@@ -30,8 +30,7 @@ def export_command(
         ),
     ] = None,
     experiment: Annotated[
-        str | None,
-        typer.Option(help="mlflow: where runs are listed.", show_default="the plan's name"),
+        str | None, typer.Option(help="mlflow: where runs are listed.", show_default="the plan's name")
     ] = None,
     points: Annotated[int, typer.Option(help="At most so many of each curve.")] = 1000,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,

@@ -29,8 +29,7 @@ def demo_command(
         ),
     ] = None,
     learners: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="How many learners.", show_default="3, or the plan's"),
+        int | None, typer.Option(min=1, max=64, help="How many learners.", show_default="3, or the plan's")
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds.", show_default="30, or the plan's")
@@ -39,10 +38,7 @@ def demo_command(
     trust_engine: TrustEngine = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for everything.",
-            show_default="runs/federation, or runs/federation-2 and so on",
-        ),
+        typer.Option(help="Folder for everything.", show_default="runs/federation, or runs/federation-2 and so on"),
     ] = None,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
@@ -71,9 +67,8 @@ def demo_command(
         given = {"learning.learners": learners, "learning.rounds": rounds}
         chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
     result = run_demo(
-        out or new_folder("federation"), engine, chosen, insecure=insecure,
-        trust_engine=trust_engine, options=options,
-    )  # fmt: skip
+        out or new_folder("federation"), engine, chosen, insecure=insecure, trust_engine=trust_engine, options=options
+    )
     if json:
         print_json(result.as_dict())
         return
@@ -84,16 +79,12 @@ def demo_command(
 def flower_app_command(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app.", metavar="DIR")],
     plan: Annotated[Path, typer.Option(help="The plan, on the SuperLink's machine.")],
-    keys: Annotated[Path, typer.Option(help="The server's folder of keys, there.")] = Path(
-        "keys/server"
-    ),
+    keys: Annotated[Path, typer.Option(help="The server's folder of keys, there.")] = Path("keys/server"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="The run's folder, there.", show_default="runs/NAME of the plan"),
+        Path | None, typer.Option(help="The run's folder, there.", show_default="runs/NAME of the plan")
     ] = None,
     sockets: Annotated[
-        Path | None,
-        typer.Option(help="For Flower's simulation only: a folder with 0.sock, 1.sock, ..."),
+        Path | None, typer.Option(help="For Flower's simulation only: a folder with 0.sock, 1.sock, ...")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
 ) -> None:

@@ -23,12 +23,9 @@ app = typer.Typer(
 
 Folder = Annotated[Path, typer.Argument(help="The folder of all keys.", show_default=False)]
 Hosts = Annotated[
-    list[str] | None,
-    typer.Option("--host", help="Name or address by which learners reach the server. Repeatable."),
+    list[str] | None, typer.Option("--host", help="Name or address by which learners reach the server. Repeatable.")
 ]
-EngineName = Annotated[
-    str, typer.Option("--engine", help="direct, flower, or flare (which needs kits).")
-]
+EngineName = Annotated[str, typer.Option("--engine", help="direct, flower, or flare (which needs kits).")]
 Port = Annotated[int, typer.Option(help="Port of the server; part of FLARE's kits.")]
 
 
@@ -36,9 +33,7 @@ Port = Annotated[int, typer.Option(help="Port of the server; part of FLARE's kit
 def make_command(
     folder: Folder,
     host: Hosts = None,
-    learner: Annotated[
-        list[str] | None, typer.Option("--learner", help="Name of a learner. Repeatable.")
-    ] = None,
+    learner: Annotated[list[str] | None, typer.Option("--learner", help="Name of a learner. Repeatable.")] = None,
     engine: EngineName = "direct",
     port: Port = 8400,
     days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
@@ -62,13 +57,8 @@ def add_command(
     host: Hosts = None,
     engine: EngineName = "direct",
     port: Port = 8400,
-    aggregator: Annotated[
-        bool,
-        typer.Option("--aggregator", help="For an aggregator, reached by --host."),
-    ] = False,
-    learner: Annotated[
-        list[str] | None, typer.Option("--learner", help="Who stands behind it. Repeatable.")
-    ] = None,
+    aggregator: Annotated[bool, typer.Option("--aggregator", help="For an aggregator, reached by --host.")] = False,
+    learner: Annotated[list[str] | None, typer.Option("--learner", help="Who stands behind it. Repeatable.")] = None,
 ) -> None:
     """Make keys for one more learner or an aggregator. The server must get its folder anew."""
     from veilstream.federation.keys.identity import add_aggregator, add_learner
@@ -86,8 +76,7 @@ def add_command(
 
 @app.command("remove")
 def remove_command(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
+    folder: Folder, name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)]
 ) -> None:
     """Have the server no longer know a learner. The server must be given its folder anew."""
     from veilstream.federation.keys.identity import remove_learner
@@ -101,8 +90,7 @@ def renew_command(
     folder: Folder,
     host: Hosts = None,
     learner: Annotated[
-        list[str] | None,
-        typer.Option("--learner", help="Renew this learner's instead. Repeatable."),
+        list[str] | None, typer.Option("--learner", help="Renew this learner's instead. Repeatable.")
     ] = None,
     engine: EngineName = "direct",
     port: Port = 8400,

@@ -35,13 +35,9 @@ def learner_command(
             "plan's own data as learner INDEX of a simulation sees them, from 0, to try things out."
         ),
     ],
-    server: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the server; for --engine direct.")
-    ] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server; for --engine direct.")] = None,
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
-    keys: Annotated[
-        Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")] = None,
     store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="ID.db")] = None,
     witness: Annotated[
         Path | None,
@@ -78,38 +74,32 @@ def learner_command(
     reply_when_full: Annotated[
         bool,
         typer.Option(
-            "--reply-when-full",
-            help="Live: reply as soon as a round is full; its time shows whether clients came.",
+            "--reply-when-full", help="Live: reply as soon as a round is full; its time shows whether clients came."
         ),
     ] = False,
     accept_refusals: Annotated[
         float,
         typer.Option(
-            help="Start although up to this share of the file's next 200 records is refused.",
-            min=0.0,
-            max=1.0,
+            help="Start although up to this share of the file's next 200 records is refused.", min=0.0, max=1.0
         ),
     ] = 0.05,
     end_with_file: Annotated[
         bool,
         typer.Option(
-            "--end-with-file",
-            help="End when the file has ended (exit code 0); else stay, and read what is appended.",
+            "--end-with-file", help="End when the file has ended (exit code 0); else stay, and read what is appended."
         ),
     ] = False,
     exit_when_done: Annotated[
         bool,
         typer.Option(
-            "--exit-when-done",
-            help="End when the server has said that the run is over and no epoch may follow.",
+            "--exit-when-done", help="End when the server has said that the run is over and no epoch may follow."
         ),
     ] = False,
     engine: EngineName = "direct",
     socket: Annotated[
         Path | None,
         typer.Option(
-            help="For flower and flare: the Unix socket where their process, under another "
-            "account, connects.",
+            help="For flower and flare: the Unix socket where their process, under another account, connects.",
             show_default="ID.sock beside the store",
         ),
     ] = None,
@@ -145,17 +135,27 @@ def learner_command(
         raise InputError("--id", id_, f"the name of its keys ({name})", "leave one of them out")
     at = None if learner_api is None else parse_address("--learner-api", learner_api)
     if data == "live" and at is None:
-        raise InputError(
-            "--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490"
-        )
+        raise InputError("--learner-api", None, "an address, since people call", "--learner-api 127.0.0.1:8490")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     service = LearnerService(
-        Plan.load(plan), folder, store or Path(f"{name}.db"), data,
-        None if server is None else parse_address("--server", server), engine, witness, at,
-        insecure, new_store=new_store,
-        reply_after_s=reply_after, reply_when_full=reply_when_full, token_file=token_file,
-        exit_when_done=exit_when_done, socket=socket, trust_engine=trust_engine,
-        accept_refusals=accept_refusals, end_with_file=end_with_file,
-    )  # fmt: skip
+        Plan.load(plan),
+        folder,
+        store or Path(f"{name}.db"),
+        data,
+        None if server is None else parse_address("--server", server),
+        engine,
+        witness,
+        at,
+        insecure,
+        new_store=new_store,
+        reply_after_s=reply_after,
+        reply_when_full=reply_when_full,
+        token_file=token_file,
+        exit_when_done=exit_when_done,
+        socket=socket,
+        trust_engine=trust_engine,
+        accept_refusals=accept_refusals,
+        end_with_file=end_with_file,
+    )
     service.run(stop)

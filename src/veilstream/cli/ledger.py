@@ -50,14 +50,9 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
 @app.command("page")
 def page_command(
     store: Store,
-    learner_api: Annotated[
-        str, typer.Option(help="HOST:PORT of its learner API, on this machine.")
-    ] = "127.0.0.1:8490",
+    learner_api: Annotated[str, typer.Option(help="HOST:PORT of its learner API, on this machine.")] = "127.0.0.1:8490",
     token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The learner API's access token.", show_default="STORE with the suffix .token"
-        ),
+        Path | None, typer.Option(help="The learner API's access token.", show_default="STORE with the suffix .token")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -111,10 +106,7 @@ def verify_command(
 def epoch_command(
     store: Store,
     witness: WitnessFile = None,
-    abandon: Annotated[
-        bool,
-        typer.Option("--abandon", help="Give up an epoch whose horizon has not ended."),
-    ] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up an epoch whose horizon has not ended.")] = False,
     lost: Annotated[
         bool,
         typer.Option(
@@ -142,9 +134,11 @@ def epoch_command(
         aside, carried = begin_again(store, witness)
         status = inspect(store, witness)
         answer = {
-            "store": str(store), "carried_clients": carried,
-            "put_aside": None if aside is None else str(aside), "records": status.records,
-        }  # fmt: skip
+            "store": str(store),
+            "carried_clients": carried,
+            "put_aside": None if aside is None else str(aside),
+            "records": status.records,
+        }
         text = f"{store}: begun anew; {carried} clients who took part are left out"
         if aside is not None:
             text += f"\nThe old store is kept as {aside}"

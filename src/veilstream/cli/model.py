@@ -29,10 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 def fetch_command(
     url: Annotated[str, typer.Argument(help="https://HOST:PORT of the model API.")],
     ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Who vouches for the server: ca.pem of its keys.", show_default="the system's"
-        ),
+        Path | None, typer.Option(help="Who vouches for the server: ca.pem of its keys.", show_default="the system's")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the model is written.")] = Path("model.npz"),
     round_: Annotated[
@@ -41,8 +38,7 @@ def fetch_command(
     expect_plan: Annotated[
         Path | None,
         typer.Option(
-            help="The plan it must be of; its guarantee is worked out again and compared.",
-            show_default=False,
+            help="The plan it must be of; its guarantee is worked out again and compared.", show_default=False
         ),
     ] = None,
     json: Json = False,
@@ -64,9 +60,7 @@ def fetch_command(
         try:
             known = ReleasedModel.load(out)
         except InputError as error:
-            raise InputError(
-                "--out", str(out), "a new file, or a model's", "name another"
-            ) from error
+            raise InputError("--out", str(out), "a new file, or a model's", "name another") from error
     model = fetch_model(url, ca=ca, round_=round_, known=known)
     if plan is not None:
         check_plan(model, plan)
@@ -77,8 +71,7 @@ def fetch_command(
 
 @app.command("show")
 def show_command(
-    file: Annotated[Path, typer.Argument(help="A model that was fetched.", show_default=False)],
-    json: Json = False,
+    file: Annotated[Path, typer.Argument(help="A model that was fetched.", show_default=False)], json: Json = False
 ) -> None:
     """Show what a model's file holds.
 
@@ -96,10 +89,15 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
     from veilstream.runs.released_model import plan_digest
 
     facts: dict[str, Any] = {
-        "file": str(path), "run": model.run, "round": model.round, "rounds": model.rounds,
-        "dim": len(model.model), "norm": float(np.linalg.norm(model.model)),
-        "plan": plan_digest(model.plan), "guarantee": model.guarantee,
-    }  # fmt: skip
+        "file": str(path),
+        "run": model.run,
+        "round": model.round,
+        "rounds": model.rounds,
+        "dim": len(model.model),
+        "norm": float(np.linalg.norm(model.model)),
+        "plan": plan_digest(model.plan),
+        "guarantee": model.guarantee,
+    }
     if json:
         print_json(facts)
         return

@@ -10,35 +10,20 @@ import typer
 __all__ = ["compare_command", "report_command"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Pdf = Annotated[
-    Path | None, typer.Option(help="Also draw one panel for a paper.", show_default=False)
-]
-Svg = Annotated[
-    Path | None, typer.Option(help="The same as a drawing that scales.", show_default=False)
-]
+Pdf = Annotated[Path | None, typer.Option(help="Also draw one panel for a paper.", show_default=False)]
+Svg = Annotated[Path | None, typer.Option(help="The same as a drawing that scales.", show_default=False)]
 
 
 def report_command(
-    run: Annotated[
-        Path,
-        typer.Argument(help="A run's folder; with --verify a statement.txt.", show_default=False),
-    ],
+    run: Annotated[Path, typer.Argument(help="A run's folder; with --verify a statement.txt.", show_default=False)],
     pdf: Pdf = None,
     svg: Svg = None,
     statement: Annotated[
-        bool,
-        typer.Option(
-            "--statement", help="Also write and sign a privacy statement, of a federation's run."
-        ),
+        bool, typer.Option("--statement", help="Also write and sign a privacy statement, of a federation's run.")
     ] = False,
-    keys: Annotated[Path, typer.Option(help="With --statement: the server's folder of keys.")] = (
-        Path("keys/server")
-    ),
+    keys: Annotated[Path, typer.Option(help="With --statement: the server's folder of keys.")] = (Path("keys/server")),
     verify: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check a statement against this public key (server.pub).", show_default=False
-        ),
+        Path | None, typer.Option(help="Check a statement against this public key (server.pub).", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -80,12 +65,9 @@ def report_command(
 
 
 def compare_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, two or more.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, two or more.", show_default=False)],
     method: Annotated[
-        str | None,
-        typer.Option(help="Which method of each.", show_default="the one that each recommends"),
+        str | None, typer.Option(help="Which method of each.", show_default="the one that each recommends")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("compare.html"),
     pdf: Pdf = None,
@@ -130,9 +112,7 @@ def _check_figures(pdf: Path | None, svg: Path | None) -> None:
         if path is None:
             continue
         if path.suffix.lower() != f".{option}":
-            raise InputError(
-                f"--{option}", str(path), f"a name ending in .{option}", f"try figure.{option}"
-            )
+            raise InputError(f"--{option}", str(path), f"a name ending in .{option}", f"try figure.{option}")
         check_figure_path(path)
 
 
@@ -157,9 +137,7 @@ def _verify(path: Path, key: Path, json: bool) -> None:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            "run", str(path), "a statement.txt", f"{error}; name the file itself"
-        ) from None
+        raise InputError("run", str(path), "a statement.txt", f"{error}; name the file itself") from None
     text = verify_statement(content, public_key(key))
     if json:
         print_json({"verified": True, "statement": text})

@@ -11,14 +11,11 @@ __all__ = ["reproduce_command", "run_command"]
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="The run's folder, new or empty.", show_default="runs/NAME, or runs/NAME-2 and so on"
-    ),
+    typer.Option(help="The run's folder, new or empty.", show_default="runs/NAME, or runs/NAME-2 and so on"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Memory = Annotated[
-    int | None,
-    typer.Option(help="Budget in MiB; more runs more seeds at once.", show_default="the plan's"),
+    int | None, typer.Option(help="Budget in MiB; more runs more seeds at once.", show_default="the plan's")
 ]
 Processes = Annotated[int, typer.Option(min=1, help="Spread seeds over this many processes.")]
 Resume = Annotated[bool, typer.Option(help="Continue an interrupted run to the same numbers.")]
@@ -26,14 +23,9 @@ Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default=
 
 
 def run_command(
-    plan: Annotated[
-        Path, typer.Argument(help="A plan in TOML, or the name of a shipped one: mnist_private.")
-    ],
+    plan: Annotated[Path, typer.Argument(help="A plan in TOML, or the name of a shipped one: mnist_private.")],
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Override a key: learning.rounds=200, methods.NAME.step_size=1."
-        ),
+        list[str] | None, typer.Option("--set", help="Override a key: learning.rounds=200, methods.NAME.step_size=1.")
     ] = None,
     seeds: Seeds = None,
     out: Out = None,
@@ -41,14 +33,9 @@ def run_command(
     processes: Processes = 1,
     memory: Memory = None,
     live: Annotated[
-        bool,
-        typer.Option(
-            "--live", help="Show curves in a browser of this machine while they are computed."
-        ),
+        bool, typer.Option("--live", help="Show curves in a browser of this machine while they are computed.")
     ] = False,
-    live_port: Annotated[
-        int, typer.Option(help="With --live: where it listens.", show_default="one that is free")
-    ] = 0,
+    live_port: Annotated[int, typer.Option(help="With --live: where it listens.", show_default="one that is free")] = 0,
     json: Json = False,
 ) -> None:
     """Train by a plan, all methods and seeds at once, and leave a run folder.
@@ -70,9 +57,8 @@ def run_command(
     loaded = Plan.load(plan_path(plan), overrides)
     folder = out or (latest_folder if resume else new_folder)(plan.stem)
     done = run_with_progress(
-        loaded, folder, resume=resume, quiet=json, processes=processes,
-        live_port=live_port if live else None,
-    )  # fmt: skip
+        loaded, folder, resume=resume, quiet=json, processes=processes, live_port=live_port if live else None
+    )
     show_run(done, draw_run(done), json=json)
 
 
@@ -112,9 +98,7 @@ def reproduce_command(
     folder = out or (latest_folder if resume else new_folder)(name)
     runs = {}
     for part, plan in wanted.plans(_changes(seeds, memory), smoke=smoke):
-        runs[part] = run_with_progress(
-            plan, folder / part, resume=resume, quiet=json, processes=processes
-        )
+        runs[part] = run_with_progress(plan, folder / part, resume=resume, quiet=json, processes=processes)
         if figure == "streams":
             write_baselines(runs[part])
     figures = draw_experiment(figure, list(runs.values()), folder)

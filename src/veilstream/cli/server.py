@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veilstream.cli.service_options import (
-    EngineName,
-    Insecure,
-    LogFormat,
-    LogLevel,
-    PlanFile,
-    parse_address,
-)
+from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, PlanFile, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 
@@ -45,10 +38,7 @@ def server_command(
         ),
     ] = False,
     publish_names: Annotated[
-        bool,
-        typer.Option(
-            "--publish-names", help="The same, with learners' names for whoever can reach it."
-        ),
+        bool, typer.Option("--publish-names", help="The same, with learners' names for whoever can reach it.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     engine: EngineName = "direct",
@@ -61,10 +51,7 @@ def server_command(
     ] = None,
     insecure: Insecure = False,
     exit_when_done: Annotated[
-        bool,
-        typer.Option(
-            "--exit-when-done", help="End after the last round, for scripts; else serve models on."
-        ),
+        bool, typer.Option("--exit-when-done", help="End after the last round, for scripts; else serve models on.")
     ] = False,
     next_run: Annotated[
         bool,
@@ -75,15 +62,11 @@ def server_command(
         ),
     ] = False,
     roll_back: Annotated[
-        int | None,
-        typer.Option(help="Go on from the model after so many rounds.", show_default=False),
+        int | None, typer.Option(help="Go on from the model after so many rounds.", show_default=False)
     ] = None,
-    void: Annotated[
-        list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)
-    ] = None,
+    void: Annotated[list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)] = None,
     reset: Annotated[
-        list[str] | None,
-        typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False),
+        list[str] | None, typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False)
     ] = None,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
@@ -105,11 +88,21 @@ def server_command(
     _end_on_sigterm()
     at = None if model_api is None else parse_address("--model-api", model_api)
     service = ServerService(
-        loaded, keys, folder, parse_address("--listen", listen), engine,
-        at, insecure, socket, live=_live(at, publish or publish_names, names=publish_names),
-        exit_when_done=exit_when_done, next_run=next_run,
-        roll_back=roll_back, void=tuple(void or ()), reset=tuple(reset or ()),
-    )  # fmt: skip
+        loaded,
+        keys,
+        folder,
+        parse_address("--listen", listen),
+        engine,
+        at,
+        insecure,
+        socket,
+        live=_live(at, publish or publish_names, names=publish_names),
+        exit_when_done=exit_when_done,
+        next_run=next_run,
+        roll_back=roll_back,
+        void=tuple(void or ()),
+        reset=tuple(reset or ()),
+    )
     last = None if loaded.learning.unbounded else loaded.learning.rounds
     with _Watch(last) as watch:
 
@@ -132,9 +125,8 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
         return None
     if at is None:
         raise InputError(
-            "--publish", True, "--model-api, since the page is served there",
-            "try --model-api 127.0.0.1:8480",
-        )  # fmt: skip
+            "--publish", True, "--model-api, since the page is served there", "try --model-api 127.0.0.1:8480"
+        )
     from functools import partial
 
     from veilstream.federation.addresses import is_loopback
@@ -176,11 +168,14 @@ class _Watch:
 
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
             TextColumn("{task.completed}" + ("" if rounds is None else "/{task.total}")),
             TimeRemainingColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self._task = self._bar.add_task("rounds", total=rounds)
 
     def standing(self, now: Standing) -> None:

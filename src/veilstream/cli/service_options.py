@@ -10,39 +10,23 @@ import typer
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level
 
-__all__ = [
-    "EngineName",
-    "Insecure",
-    "LogFormat",
-    "LogLevel",
-    "PlanFile",
-    "TrustEngine",
-    "parse_address",
-]
+__all__ = ["EngineName", "Insecure", "LogFormat", "LogLevel", "PlanFile", "TrustEngine", "parse_address"]
 
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
-EngineName = Annotated[
-    str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")
-]
+EngineName = Annotated[str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")]
 TrustEngine = Annotated[
     bool,
     typer.Option(
-        "--trust-engine",
-        help="Let an engine's process run under the learner's own account, where it can read all.",
+        "--trust-engine", help="Let an engine's process run under the learner's own account, where it can read all."
     ),
 ]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Loopback only: without TLS (Flower and FLARE keep theirs)."),
+    bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower and FLARE keep theirs).")
 ]
 
 
-LogLevel = Annotated[
-    Level, typer.Option("--log-level", help="The least important lines to show on stderr.")
-]
-LogFormat = Annotated[
-    Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")
-]
+LogLevel = Annotated[Level, typer.Option("--log-level", help="The least important lines to show on stderr.")]
+LogFormat = Annotated[Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")]
 
 
 def parse_address(option: str, text: str) -> tuple[str, int]:

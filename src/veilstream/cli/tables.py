@@ -40,10 +40,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             "reach": comparison.model_reach,
         },
         "people": {"needed": s.people_needed, "there": s.people, "shortage": s.shortage},
-        "offers": [
-            {"change": offer.change, "error_published": offer.error_published}
-            for offer in comparison.offers
-        ],
+        "offers": [{"change": offer.change, "error_published": offer.error_published} for offer in comparison.offers],
         "without_end": {each.way: each.relative for each in comparison.without_end},
         "recommended": comparison.recommended.mechanism,
         "objective": comparison.recommended.objective,
@@ -94,15 +91,12 @@ def print_comparison(comparison: Comparison) -> None:
     )
     if comparison.left_out:
         console.print(
-            f"[dim]Left out at this horizon: {', '.join(comparison.left_out)} "
-            "(ask for one with --mechanism).[/dim]"
+            f"[dim]Left out at this horizon: {', '.join(comparison.left_out)} (ask for one with --mechanism).[/dim]"
         )
     console.print()
     console.print(f"[bold]Recommended[/bold]  {best.title}: {comparison.reason}.")
     if best.objective is not None:
-        console.print(
-            f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"'
-        )
+        console.print(f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"')
     if comparison.setting.unbounded and best.mechanism != "independent":
         console.print('  in a plan: rounds = "unbounded", and no mechanism')
     _print_model(console, comparison)
@@ -128,9 +122,7 @@ def _print_model(console: Console, comparison: Comparison) -> None:
         share = offer.error_published / best.error_published
         if share > _WORTH_SAYING:
             continue
-        console.print(
-            f"[dim]With {offer.change} the noise in what is published would be {share:.2f}x.[/dim]"
-        )
+        console.print(f"[dim]With {offer.change} the noise in what is published would be {share:.2f}x.[/dim]")
 
 
 _WORTH_SAYING = 0.97

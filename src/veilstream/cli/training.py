@@ -47,13 +47,7 @@ def _fetch_data(plan: Plan, console: Console) -> None:
 
 
 def _fetch_table(source: str, console: Console) -> None:
-    from veilstream.streams.datasets import (
-        SOURCE_PREFIX,
-        dataset_directory,
-        dataset_of,
-        dataset_problems,
-        get_dataset,
-    )
+    from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
     if not source.startswith(SOURCE_PREFIX):
         return
@@ -73,13 +67,7 @@ def _need_packages() -> None:
 
 
 def run_with_progress(
-    plan: Plan,
-    out: Path,
-    *,
-    resume: bool,
-    quiet: bool,
-    processes: int = 1,
-    live_port: int | None = None,
+    plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1, live_port: int | None = None
 ) -> Run:
     """Run the plan; everything that is not a result goes to stderr.
 
@@ -111,14 +99,7 @@ def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveS
 
 
 def _run(
-    plan: Plan,
-    out: Path,
-    console: Console,
-    page: LiveSimulation | None,
-    *,
-    resume: bool,
-    quiet: bool,
-    processes: int,
+    plan: Plan, out: Path, console: Console, page: LiveSimulation | None, *, resume: bool, quiet: bool, processes: int
 ) -> Run:
     def promise(prepared: list[Prepared]) -> None:
         if page is not None:
@@ -127,8 +108,9 @@ def _run(
             return
         console.print(
             "Simulation: its noise comes from seeds and protects no one. Deployed with these "
-            "settings, methods would give:", soft_wrap=True,
-        )  # fmt: skip
+            "settings, methods would give:",
+            soft_wrap=True,
+        )
         for p in prepared:
             text = str(p.guarantee) if p.guarantee else f"{p.plan.method.protects} ({p.plan.kind})"
             console.print(f"[bold]{escape(p.plan.name)}[/bold]: {escape(text)}", soft_wrap=True)
@@ -143,9 +125,14 @@ def _run(
             console.print(f"[bold]records[/bold]: {escape(notice)}", soft_wrap=True)
 
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
     solves = plan.run.regret and has_comparators(plan)
     with bar:
         training = bar.add_task("rounds", total=plan.learning.rounds)
@@ -153,12 +140,7 @@ def _run(
 
         def advanced(progress: Any) -> None:
             shown = "" if progress.accuracy is None else f", accuracy {progress.accuracy:.3f}"
-            bar.update(
-                training,
-                completed=progress.done,
-                total=progress.total,
-                description=f"rounds{shown}",
-            )
+            bar.update(training, completed=progress.done, total=progress.total, description=f"rounds{shown}")
             if page is not None:
                 page.progressed(progress)
 
@@ -174,19 +156,21 @@ def _run(
 
         try:
             return run(
-                plan, out, resume=resume, processes=processes,
-                on_notices=records, on_prepared=promise, on_progress=advanced,
+                plan,
+                out,
+                resume=resume,
+                processes=processes,
+                on_notices=records,
+                on_prepared=promise,
+                on_progress=advanced,
                 on_solving=solved,
                 on_written=written,
-            )  # fmt: skip
+            )
         except KeyboardInterrupt:
             if (out / "summary.json").exists():
                 draw_run(Run(out))
             if any(out.glob("checkpoint*.npz")):
-                console.print(
-                    f"The rounds so far are in {escape(str(out))}; --resume continues them.",
-                    soft_wrap=True,
-                )
+                console.print(f"The rounds so far are in {escape(str(out))}; --resume continues them.", soft_wrap=True)
             raise
 
 
@@ -211,12 +195,15 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
     rows = stream_rows(finished)
     tables = write_stream_tables(rows, folder)
     if json:
-        print_json({
-            "rows": [dataclasses.asdict(row) for row in rows],
-            "data": {name: each.summary["data"] for name, each in runs.items()},
-            "seconds": {n: each.summary["training_seconds"] for n, each in runs.items()},
-            "figures": [str(path) for path in figures], "tables": [str(path) for path in tables],
-        })  # fmt: skip
+        print_json(
+            {
+                "rows": [dataclasses.asdict(row) for row in rows],
+                "data": {name: each.summary["data"] for name, each in runs.items()},
+                "seconds": {n: each.summary["training_seconds"] for n, each in runs.items()},
+                "figures": [str(path) for path in figures],
+                "tables": [str(path) for path in tables],
+            }
+        )
         return
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
@@ -227,16 +214,16 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
         table.add_column(f"prequential {name}", justify="right")
     for row in rows:
         table.add_row(
-            row.stream, row.method,
+            row.stream,
+            row.method,
             "[red]nothing[/red]" if row.epsilon is None else f"ε = {row.epsilon:g}",
-            f"{row.accuracy:.4f} ± {row.accuracy_std:.4f}", f"{row.loss:.4f} ± {row.loss_std:.4f}",
-        )  # fmt: skip
+            f"{row.accuracy:.4f} ± {row.accuracy_std:.4f}",
+            f"{row.loss:.4f} ± {row.loss_std:.4f}",
+        )
     console.print(table)
     for name, each in runs.items():
         told = each.summary
-        console.print(
-            f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]"
-        )
+        console.print(f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]")
     console.print(
         f"[dim]mean ± std over {len(finished[0].summary['seeds'])} seeds; majority, no change and "
         "frozen look at labels as they are and protect no one; simulated: noise from seeds "
@@ -302,10 +289,14 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
 
 
 _FIGURES = {
-    "accuracy": "held-out accuracy", "prequential_accuracy": "prequential accuracy",
-    "rmse": "held-out error", "explained": "share explained", "average_loss": "average loss",
-    "dynamic_regret": "dynamic regret", "static_regret": "static regret",
-}  # fmt: skip
+    "accuracy": "held-out accuracy",
+    "prequential_accuracy": "prequential accuracy",
+    "rmse": "held-out error",
+    "explained": "share explained",
+    "average_loss": "average loss",
+    "dynamic_regret": "dynamic regret",
+    "static_regret": "static regret",
+}
 """Figures of a method, by the names that people read."""
 
 
@@ -320,9 +311,7 @@ def _show_records(console: Console, records: dict[str, Any] | None) -> None:
     for why, count in records["refused"].items():
         console.print(f"! {count} rows refused: {escape(why)}")
     for column, count in records["clamped"].items():
-        console.print(
-            f"note: {count} cells of {escape(column)} outside the plan's range or vocabulary"
-        )
+        console.print(f"note: {count} cells of {escape(column)} outside the plan's range or vocabulary")
     left_out = {"too_often": "came as often as the promise allows", "too_soon": "came too soon"}
     for key, why in left_out.items():
         if records[key]:

@@ -60,15 +60,14 @@ class ClientTelemetry:
                     raise
                 except Exception as error:  # whatever a task does
                     raise InputError(
-                        "telemetry.metrics", one.metrics[0],
-                        f"a task that can say it; {type(self._task).__name__} raised "
-                        f"{type(error).__name__}", "another metric, or a task that predicts",
-                    ) from None  # fmt: skip
+                        "telemetry.metrics",
+                        one.metrics[0],
+                        f"a task that can say it; {type(self._task).__name__} raised {type(error).__name__}",
+                        "another metric, or a task that predicts",
+                    ) from None
         self._checked = True
 
-    def values(
-        self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient
-    ) -> MetricValues:
+    def values(self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient) -> MetricValues:
         """Of a client who is there; never raises.
 
         A metric that fails counts as wrong; such clients are counted, and the first is logged, by
@@ -85,30 +84,25 @@ class ClientTelemetry:
         with np.errstate(all="ignore"):
             return MetricValues(self._values(x, sample, raw.reveal().astype(np.float64)))
 
-    def _values(
-        self, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]
-    ) -> NDArray[np.float64]:
+    def _values(self, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]) -> NDArray[np.float64]:
         values = np.zeros(len(self._each))
         failed = False
         for place, one in enumerate(self._each):
             try:
                 values[place] = self._value(one, x, sample, raw)
-            except (
-                Exception
-            ) as error:  # a client's data must not be able to stop or steer a learner
+            except Exception as error:  # a client's data must not be able to stop or steer a learner
                 values[place] = _WITHOUT_ANSWER[one.metrics[0]]
                 if not (self.failed or failed):
                     _log.warning(
                         "telemetry: the task raised %s for the %s of a client, which counts as "
                         "wrong; further failures are counted and not logged",
-                        type(error).__name__, one.metrics[0],
-                    )  # fmt: skip
+                        type(error).__name__,
+                        one.metrics[0],
+                    )
                 failed = True
         self.failed += failed
         return values
 
-    def _value(
-        self, one: Telemetry, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]
-    ) -> float:
+    def _value(self, one: Telemetry, x: NDArray[np.float32], sample: Sample, raw: NDArray[Any]) -> float:
         (value,) = metric_values(one, self._task, x, sample, raw, self._clip_norm)
         return float(value)

@@ -64,9 +64,8 @@ class Epochs:
     _run: str | None  # the server's run that this epoch belongs to
 
     def __init__(
-        self, plan: Plan, terms: Terms, store: Path | str, witness: Path | str | None, *,
-        create: bool,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, terms: Terms, store: Path | str, witness: Path | str | None, *, create: bool
+    ) -> None:
         self._plan, self.terms = plan, terms
         self.one_call = threading.RLock()
         self._broken = False
@@ -175,9 +174,11 @@ class Epochs:
             self._run = run
         elif self._run != run:
             raise InputError(
-                "run", run, f"run {self._run!r}, which this learner's epoch {self.epoch} is for",
+                "run",
+                run,
+                f"run {self._run!r}, which this learner's epoch {self.epoch} is for",
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
-            )  # fmt: skip
+            )
 
     @without_values
     @one_at_a_time
@@ -225,10 +226,11 @@ class Epochs:
         if not self.epochs_left:
             allowed = self._plan.federation.epochs
             raise InputError(
-                "run", run, f"at most {allowed} epochs under one plan (federation.epochs), which "
-                "this learner has been through",
+                "run",
+                run,
+                f"at most {allowed} epochs under one plan (federation.epochs), which this learner has been through",
                 "its operator begins another with `veilstream ledger epoch`, for new clients",
-            )  # fmt: skip
+            )
         if not self._forgotten:
             self._forget_or_refuse()
         followed = self._ledger.chain.standing.followed + 1
@@ -328,9 +330,8 @@ class Epochs:
 
     def _write_epoch(self, epoch: int, about: dict[str, Any] | None = None) -> None:
         self._write(
-            "epoch", {"epoch": epoch, "settings": self.settings} | (about or {}),
-            destroy=self._ledger.names("message"),
-        )  # fmt: skip
+            "epoch", {"epoch": epoch, "settings": self.settings} | (about or {}), destroy=self._ledger.names("message")
+        )
         self._begin_epoch(epoch)
 
     def _begin_epoch(self, epoch: int) -> None:

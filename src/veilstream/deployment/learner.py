@@ -47,11 +47,7 @@ from veilstream.deployment.local_rounds import model_hash, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.recovery import OPEN_ROUND, secret_name
 from veilstream.deployment.release import Release
-from veilstream.deployment.server_input import (
-    checked_acknowledgement,
-    checked_model,
-    checked_round,
-)
+from veilstream.deployment.server_input import checked_acknowledgement, checked_model, checked_round
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
@@ -93,9 +89,11 @@ def _check_dim(plan: Plan, task: Task) -> None:
     if known and plan.feature_count != task.dim:
         field = "data.features" if plan.data.kind == "table" else "data.dim"
         raise InputError(
-            field, plan.feature_count, f"the {task.dim} parameters of the task that was given",
+            field,
+            plan.feature_count,
+            f"the {task.dim} parameters of the task that was given",
             f"[data] dim = {task.dim} in the plan, the same on every side",
-        )  # fmt: skip
+        )
 
 
 def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
@@ -133,9 +131,8 @@ class Learner(Epochs):
 
     @without_values
     def __init__(
-        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None,
-        create: bool = False,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None, create: bool = False
+    ) -> None:
         no_core_dumps()
         _check_dim(plan, task)
         self.task = task
@@ -160,9 +157,7 @@ class Learner(Epochs):
 
     @without_values
     @one_at_a_time
-    def begin_round(
-        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
-    ) -> None:
+    def begin_round(self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None) -> None:
         """Pin the model of round r; refused before any client's data are read if anything is wrong.
 
         Args:
@@ -186,9 +181,7 @@ class Learner(Epochs):
 
     @without_values
     @one_at_a_time
-    def would_begin(
-        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None
-    ) -> bool:
+    def would_begin(self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None) -> bool:
         """Whether `begin_round` would begin a round now; pins and spends nothing.
 
         Args:
@@ -206,9 +199,7 @@ class Learner(Epochs):
         """
         return self._model_of_round(r, x, acknowledged) is not None
 
-    def _model_of_round(
-        self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None
-    ) -> Float32s | None:
+    def _model_of_round(self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None) -> Float32s | None:
         """The model that the round is to be pinned to; None where it is open or sealed."""
         r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
@@ -217,9 +208,7 @@ class Learner(Epochs):
 
     @without_values
     @one_at_a_time
-    def observe(
-        self, client: bytes | str, sample: Sample, bookmark: SourceBookmark | None = None
-    ) -> Answer:
+    def observe(self, client: bytes | str, sample: Sample, bookmark: SourceBookmark | None = None) -> Answer:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
@@ -273,9 +262,10 @@ class Learner(Epochs):
     @without_values
     @one_at_a_time
     def take_many(
-        self, clients: Iterable[Offered | tuple[Any, ...]],
+        self,
+        clients: Iterable[Offered | tuple[Any, ...]],
         told: Callable[[Offered, Outcome], None] = lambda offered, outcome: None,
-    ) -> list[Outcome]:  # fmt: skip
+    ) -> list[Outcome]:
         """`observe_many`, for whoever counts beside the learner what became of each record.
 
         ``told`` is called with every record and its outcome, when its group is stored.
@@ -348,9 +338,12 @@ class Learner(Epochs):
     @without_values
     @one_at_a_time
     def learn_round(
-        self, r: int, x: NDArray[Any], clients: Iterable[tuple[bytes | str, Sample]],
+        self,
+        r: int,
+        x: NDArray[Any],
+        clients: Iterable[tuple[bytes | str, Sample]],
         acknowledged: tuple[int, str] | None = None,
-    ) -> Release:  # fmt: skip
+    ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.
 
         Args:
@@ -390,9 +383,11 @@ class Learner(Epochs):
         release = self._last_release()
         if (r, digest) != (release.round, release.hash):
             raise InputError(
-                "acknowledged", (r, digest[:64]), f"round {release.round} and its hash",
+                "acknowledged",
+                (r, digest[:64]),
+                f"round {release.round} and its hash",
                 "the server acknowledges what it was sent",
-            )  # fmt: skip
+            )
         body = {"epoch": self.epoch, "round": r, "hash": digest}
         if self._ledger.chain.standing.answered != body:
             self._write("ack", body)
@@ -411,9 +406,7 @@ class Learner(Epochs):
 
     # --- what a round consists of ----------------------------------------------------------------
 
-    def _pin(
-        self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None
-    ) -> None:
+    def _pin(self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None) -> None:
         body: dict[str, Any] = {"epoch": self.epoch, "round": r, "x": digest}
         if acknowledged is not None:
             body["acknowledged"] = list(acknowledged)
@@ -520,9 +513,11 @@ class Learner(Epochs):
         body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
         crash_points.reached("message-computed")
         self._write(
-            "message", body | {"x": local.pinned},
-            keep={"message": release.payload} | self._bookmark_blob(), points="message",
-        )  # fmt: skip
+            "message",
+            body | {"x": local.pinned},
+            keep={"message": release.payload} | self._bookmark_blob(),
+            points="message",
+        )
         self._read = None
         local.seal(release)
         if self.horizon_reached:
@@ -534,9 +529,11 @@ class Learner(Epochs):
         """Noise state, so that a restart is quick and old secrets can go."""
         noise = self._local.noise
         self._write(
-            "snapshot", {"epoch": self.epoch, "step": noise.position},
-            keep={"snapshot": noise.snapshot()}, destroy=self._ledger.names("seed/"),
-        )  # fmt: skip
+            "snapshot",
+            {"epoch": self.epoch, "step": noise.position},
+            keep={"snapshot": noise.snapshot()},
+            destroy=self._ledger.names("seed/"),
+        )
         self._snapshot_at = noise.position
         crash_points.reached("snapshot-stored")
 

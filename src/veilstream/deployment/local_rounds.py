@@ -104,9 +104,7 @@ class LocalRounds(NoisySum):
     """One epoch: rounds of τ steps from pinned models."""
 
     def __init__(self, terms: Terms, epoch: int) -> None:
-        super().__init__(
-            terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim
-        )
+        super().__init__(terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim)
         self.terms, self.epoch = terms, epoch
         self._round = self._taken = 0
         self._pinned: str | None = None
@@ -199,13 +197,14 @@ class LocalRounds(NoisySum):
         if r != self._round:
             begun = self._pinned is not None
             raise InputError(
-                "round", r, f"round {self._round}, which {'is open' if begun else 'comes next'}",
+                "round",
+                r,
+                f"round {self._round}, which {'is open' if begun else 'comes next'}",
                 "finish_round first" if begun else "rounds come in order, once",
-            )  # fmt: skip
+            )
         if self._pinned is not None and self._pinned != digest:
             raise PrivacyError(
-                f"round {r} was begun with another model: nothing was released "
-                "(a learner answers one model a round)"
+                f"round {r} was begun with another model: nothing was released (a learner answers one model a round)"
             )
         return self._pinned is None
 
@@ -244,9 +243,11 @@ class LocalRounds(NoisySum):
         """What the round sends, once all its steps count."""
         if self._pinned is None or self._taken != self.terms.local_steps:
             raise InputError(
-                "round", f"{self._taken} steps of round {self._round}",
-                f"a round that was begun and has {self.terms.local_steps}", "apply the others",
-            )  # fmt: skip
+                "round",
+                f"{self._taken} steps of round {self._round}",
+                f"a round that was begun and has {self.terms.local_steps}",
+                "apply the others",
+            )
         payload = self.payload(self.epoch, self._round, self.step)
         return Release(self.epoch, self._round, payload, hashlib.sha256(payload).hexdigest())
 

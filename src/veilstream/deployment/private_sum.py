@@ -69,9 +69,8 @@ class PrivateSum:
         accounting: Accounting | str = Accounting.EXACT,
     ) -> None:
         noise = calibrate_release(
-            budget, mechanism, clip_norm, dim, neighbours=neighbours, participation=participation,
-            accounting=accounting,
-        )  # fmt: skip
+            budget, mechanism, clip_norm, dim, neighbours=neighbours, participation=participation, accounting=accounting
+        )
         self.guarantee, self.grid, self.noise_std = noise.guarantee, noise.grid, noise.std
         check_generator_once(fresh_secret)
         self._dim = dim
@@ -108,9 +107,11 @@ class PrivateSum:
         raw = np.array(gradient)  # as it is now: whoever has it may change it meanwhile
         if raw.shape != (self._dim,) or raw.dtype not in (np.float32, np.float64):
             raise InputError(
-                "gradient", f"{raw.dtype} of shape {raw.shape}",
-                f"float32 or float64 of shape ({self._dim},)", "flatten and cast it",
-            )  # fmt: skip
+                "gradient",
+                f"{raw.dtype} of shape {raw.shape}",
+                f"float32 or float64 of shape ({self._dim},)",
+                "flatten and cast it",
+            )
         with self._one_call:
             step, horizon = self.position, self.guarantee.horizon
             if step == horizon:

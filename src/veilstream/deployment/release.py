@@ -85,9 +85,8 @@ def decode(payload: bytes | memoryview, known_hash: str | None = None) -> Messag
         raise InputError("message", repr(magic), f"to begin with {_MAGIC!r}", "check the sender")
     if len(payload) != HEADER_BYTES + 8 * dim:
         raise InputError(
-            "message", f"{len(payload)} bytes", f"{HEADER_BYTES + 8 * dim} bytes for d = {dim}",
-            "check the sender",
-        )  # fmt: skip
+            "message", f"{len(payload)} bytes", f"{HEADER_BYTES + 8 * dim} bytes for d = {dim}", "check the sender"
+        )
     if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
         raise InputError("message", f"grid {grid}", "a power of two", "check the sender")
     prefix = np.frombuffer(payload, "<i8", offset=HEADER_BYTES).astype(np.int64)

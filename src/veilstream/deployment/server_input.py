@@ -35,8 +35,7 @@ def check_known(acknowledged: tuple[int, str], known: Callable[[int, str], bool]
     r, digest = acknowledged
     if not known(r, digest):
         raise LedgerError(
-            f"the server has accepted round {r} with hash {digest[:16]!r}, which this store "
-            "does not know",
+            f"the server has accepted round {r} with hash {digest[:16]!r}, which this store does not know",
             "this store and its witness are old copies: put the newest ones back; if they are "
             "lost, begin another store, with other clients only",
         )
@@ -54,7 +53,6 @@ def checked_model(x: Any, dim: int, norm_cap: float) -> NDArray[np.float32]:
         length = float(np.sqrt((model.astype(np.float64) ** 2).sum()))
     if not length <= norm_cap:
         raise InputError(
-            "x", f"norm {length:g}", f"a norm of at most {norm_cap:g} (learning.model_norm_cap)",
-            "check the server",
-        )  # fmt: skip
+            "x", f"norm {length:g}", f"a norm of at most {norm_cap:g} (learning.model_norm_cap)", "check the server"
+        )
     return model

@@ -31,15 +31,7 @@ from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
 
-__all__ = [
-    "NOISE_LAW",
-    "SAME_TERMS",
-    "Terms",
-    "both_sides",
-    "check_settings",
-    "differences",
-    "program_digest",
-]
+__all__ = ["NOISE_LAW", "SAME_TERMS", "Terms", "both_sides", "check_settings", "differences", "program_digest"]
 
 NOISE_LAW = "rounded Gaussian prefix sums, 2"
 """Version of the law of what is sent. It changes with anything that makes the same seeds give other
@@ -100,21 +92,39 @@ class Terms:
         if telemetry is not None and task is not None:
             check_metrics(telemetry, task)
         noise = calibrate_release(
-            plan.budget_of(method), prepared.factorization, plan.clip_norm_of(method), dim,
-            neighbours=plan.neighbours, accounting=plan.accounting_of(method),
-            participation=plan.participation, telemetry=telemetry,
-        )  # fmt: skip
+            plan.budget_of(method),
+            prepared.factorization,
+            plan.clip_norm_of(method),
+            dim,
+            neighbours=plan.neighbours,
+            accounting=plan.accounting_of(method),
+            participation=plan.participation,
+            telemetry=telemetry,
+        )
         rounds = plan.learning.rounds
         if plan.learning.unbounded:
             rounds = noise.mechanism.horizon // prepared.steps
         return cls(
-            method, dim, rounds, prepared.steps, noise.mechanism, noise.std,
-            noise.guarantee, noise.grid, plan.learning.projection_radius,
+            method,
+            dim,
+            rounds,
+            prepared.steps,
+            noise.mechanism,
+            noise.std,
+            noise.guarantee,
+            noise.grid,
+            plan.learning.projection_radius,
             plan.learning.model_norm_cap,
-            plan.learning.task, plan.learning.ridge, plan.learning.learners,
-            record_terms(plan), plan.federation.epochs, plan.learning.start_sha256,
-            prepared.rule.gamma, _admission(task), telemetry,
-        )  # fmt: skip
+            plan.learning.task,
+            plan.learning.ridge,
+            plan.learning.learners,
+            record_terms(plan),
+            plan.federation.epochs,
+            plan.learning.start_sha256,
+            prepared.rule.gamma,
+            _admission(task),
+            telemetry,
+        )
 
     @classmethod
     def promises(cls, plan: Plan, dim: int, stated: object) -> bool:
@@ -223,20 +233,21 @@ def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
     changed = differences(ours, stored)
     if "noise_law" in changed:
         raise InputError(
-            "store", f"an epoch under noise law {stored.get('noise_law', '1')!r}",
+            "store",
+            f"an epoch under noise law {stored.get('noise_law', '1')!r}",
             f"one under {NOISE_LAW!r}, which this version runs",
             "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
             "clients; or go on with the version that began it",
-        )  # fmt: skip
+        )
     if changed:
         changed = dict(_leaves(changed))
         then = {key: before for key, (_, before) in changed.items()}
         raise InputError(
-            "plan", {key: now for key, (now, _) in changed.items()},
+            "plan",
+            {key: now for key, (now, _) in changed.items()},
             f"what this store was begun with: {then}",
-            "use the same plan; after the epoch, `veilstream ledger epoch` begins one with "
-            "another plan",
-        )  # fmt: skip
+            "use the same plan; after the epoch, `veilstream ledger epoch` begins one with another plan",
+        )
 
 
 def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
@@ -249,8 +260,7 @@ def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
     for name in [name for name in found if name.rpartition(".")[2] in unlike and "." in name]:
         del found[name]
     told = {k: pair for k, pair in found.items() if ".arithmetic_" not in k} or found
-    lines = [f"{_cut(k)}: server {_cut(repr(s))}, learner {_cut(repr(o))}"
-             for k, (s, o) in told.items()]  # fmt: skip
+    lines = [f"{_cut(k)}: server {_cut(repr(s))}, learner {_cut(repr(o))}" for k, (s, o) in told.items()]
     more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     return ", ".join(lines[:_MOST_NAMED]) + more
 
@@ -283,30 +293,38 @@ def _deployable(plan: Plan) -> MethodPlan:
     private = [m for m in plan.methods if m.method.private]
     if len(private) != 1:
         raise InputError(
-            "methods", [m.name for m in plan.methods], "exactly one private method",
+            "methods",
+            [m.name for m in plan.methods],
+            "exactly one private method",
             "a learner runs one; keep comparisons for simulation",
-        )  # fmt: skip
+        )
     if plan.learning.unbounded and private[0].forgetting == 1.0:
         raise InputError(
-            "learning.unbounded", True, "a method that forgets, where learners are deployed",
+            "learning.unbounded",
+            True,
+            "a method that forgets, where learners are deployed",
             "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
-        )  # fmt: skip
+        )
     if plan.telemetry is not None and plan.telemetry.act != "none":
         raise InputError(
-            "telemetry.act", plan.telemetry.act, "none, where learners are deployed",
+            "telemetry.act",
+            plan.telemetry.act,
+            "none, where learners are deployed",
             "a server tells learners no step sizes: act in simulation, then change the plan",
-        )  # fmt: skip
+        )
     if plan.learning.unbounded and private[0].mechanism_name == "independent":
         raise InputError(
-            "learning.unbounded", True,
+            "learning.unbounded",
+            True,
             "stationary noise, where learners are deployed: independent noise is for so many steps",
-            'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will '
-            "not reach",
-        )  # fmt: skip
+            'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will not reach',
+        )
     _, clients = plan.steps_and_clients(private[0])
     if clients != 1 or plan.learning.clients_per_step != 1:
         raise InputError(
-            "clients_per_step", max(clients, plan.learning.clients_per_step), "1",
+            "clients_per_step",
+            max(clients, plan.learning.clients_per_step),
+            "1",
             "a deployed learner takes one client a step",
-        )  # fmt: skip
+        )
     return private[0]

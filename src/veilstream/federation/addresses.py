@@ -40,9 +40,7 @@ def is_own_host(host: str, port: int) -> bool:
 def check_loopback(host: str) -> None:
     """Without TLS only to oneself."""
     if not is_loopback(host):
-        raise InputError(
-            "--insecure", host, "a loopback address", "use 127.0.0.1, or keys and TLS (the default)"
-        )
+        raise InputError("--insecure", host, "a loopback address", "use 127.0.0.1, or keys and TLS (the default)")
 
 
 def free_port() -> int:
@@ -68,12 +66,8 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
                 return
         except OSError as error:
             if time.monotonic() > until:
-                raise InputError(
-                    "--listen", f"{host}:{port}", "an address that is free", str(error)
-                ) from None
+                raise InputError("--listen", f"{host}:{port}", "an address that is free", str(error)) from None
             if not said:
                 said = True
-                _log.warning(
-                    "%s:%d: %s; waiting %g s for it", host, port, error.strerror, patience_s
-                )
+                _log.warning("%s:%d: %s; waiting %g s for it", host, port, error.strerror, patience_s)
         time.sleep(0.1)

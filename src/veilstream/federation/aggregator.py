@@ -151,9 +151,7 @@ class PartialSums:
         """
         asked = self.asked.get(name)
         if asked is None or reply.learner != name or reply.answers != asked.digest:
-            raise ProtocolError(
-                f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
-            )
+            raise ProtocolError(f"a reply from {name!r} to nothing that was asked", "an old message was sent again")
         if reply.kind != "release":
             del self.asked[name]
             return False
@@ -215,9 +213,11 @@ class AggregatorService:
 
         if self.plan.federation.combine != "mean":
             raise InputError(
-                "federation.combine", self.plan.federation.combine, "mean",
+                "federation.combine",
+                self.plan.federation.combine,
+                "mean",
                 "sums cannot be taken apart: let all learners connect to the server",
-            )  # fmt: skip
+            )
         stop = threading.Event() if stop is None else stop
         self._keys = AggregatorKeys.load(self.keys)
         task = task_of(self.plan) if self.task is None else self.task
@@ -233,16 +233,19 @@ class AggregatorService:
         if not self.insecure:
             tls = TlsFiles(self.keys / "ca.pem", self.keys / "tls.pem", self.keys / "tls.key")
         self._learners = DirectServer(
-            self.keys, self.address, dim=dim, insecure=self.insecure, inbox=self._inbox,
+            self.keys,
+            self.address,
+            dim=dim,
+            insecure=self.insecure,
+            inbox=self._inbox,
             answer_within_s=self.plan.federation.deadline_s,
-        )  # fmt: skip
+        )
         self._up = BranchClient(self.server, self._keys.name, tls, dim=dim, heard=self._heard)
         self._learners.start()
         self._up.start()
         _log.info(
-            "aggregator %s waits for %d learners at %s:%d", self._keys.name,
-            len(self._keys.learners), *self.address,
-        )  # fmt: skip
+            "aggregator %s waits for %d learners at %s:%d", self._keys.name, len(self._keys.learners), *self.address
+        )
         try:
             with supervised([self._learners]) as check:
                 while not stop.is_set():
@@ -307,9 +310,7 @@ class AggregatorService:
             unnamed = request.kind != "round" and request.learner == ""
             if request.learner != learner and not unnamed:
                 raise ProtocolError(f"a request to {request.learner!r}", "check the server")
-            self._sums.ask(
-                dataclasses.replace(request, learner=learner, settings={}, body=b""), digest(head)
-            )
+            self._sums.ask(dataclasses.replace(request, learner=learner, settings={}, body=b""), digest(head))
         except VeilstreamError as error:
             _log.error("%s: %s", learner, shown(error, _LONGEST_LINE))
             self._fail(learner, str(error))

@@ -96,9 +96,7 @@ class DemoResult:
         }
         if self.scores is not None:
             lines[self.scores.metric.capitalize()] = self.scores.text()
-        lines["Ledgers"] = (
-            f"{self.learners} verified: {self.clients} clients, none more often than promised"
-        )
+        lines["Ledgers"] = f"{self.learners} verified: {self.clients} clients, none more often than promised"
         lines["Model"] = self.model
         lines["Folder"] = self.folder
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
@@ -110,9 +108,14 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 
 def run_demo(
-    folder: Path, engine: str, plan: Plan, *, insecure: bool = False,
-    trust_engine: bool = False, options: Sequence[str] = (),
-) -> DemoResult:  # fmt: skip
+    folder: Path,
+    engine: str,
+    plan: Plan,
+    *,
+    insecure: bool = False,
+    trust_engine: bool = False,
+    options: Sequence[str] = (),
+) -> DemoResult:
     """Keys, a server, learners; to the end of the horizon, then everything is checked.
 
     Learners are those of the plan's files, with a file each without the people who are held out; or
@@ -128,9 +131,7 @@ def run_demo(
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     if plan.learning.unbounded:
-        raise InputError(
-            "learning.unbounded", True, "false: a demonstration ends", "--set, or another plan"
-        )
+        raise InputError("learning.unbounded", True, "false: a demonstration ends", "--set, or another plan")
     task = task_of(plan)
     Terms.of(plan, task.dim, task)  # what cannot be deployed is refused before anything is written
     data = DemoData.of(plan)
@@ -147,16 +148,14 @@ def run_demo(
     write_file(folder / "plan.toml", deployed.to_toml())
     if engine == "flower":
         seconds = _run_flower(
-            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_engine,
-            options=list(options),
-        )  # fmt: skip
+            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_engine, options=list(options)
+        )
         return _result(data, task, folder, engine, seconds)
     given = [*options, *(["--insecure"] if insecure else [])]
     flare = _flare(folder, names, trusted=trust_engine) if engine == "flare" else None
     children = _children(
-        folder, engine, port, dict(zip(names, sources, strict=True)), given, flare,
-        trusted=trust_engine,
-    )  # fmt: skip
+        folder, engine, port, dict(zip(names, sources, strict=True)), given, flare, trusted=trust_engine
+    )
     began = time.monotonic()
     try:
         if flare is not None:
@@ -177,10 +176,11 @@ def run_demo(
 def _check_accounts(engine: str, *, trusted: bool) -> None:
     if engine != "direct" and not trusted and os.geteuid() != 0:
         raise InputError(
-            "--engine", engine,
+            "--engine",
+            engine,
             f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
             "use --engine direct, or add --trust-engine where the data are made up",
-        )  # fmt: skip
+        )
 
 
 def _flare(folder: Path, names: list[str], *, trusted: bool) -> LocalFlare:
@@ -192,9 +192,15 @@ def _flare(folder: Path, names: list[str], *, trusted: bool) -> LocalFlare:
 
 
 def _children(
-    folder: Path, engine: str, port: int, sources: dict[str, str], options: list[str],
-    flare: LocalFlare | None = None, *, trusted: bool = False,
-) -> list[Child]:  # fmt: skip
+    folder: Path,
+    engine: str,
+    port: int,
+    sources: dict[str, str],
+    options: list[str],
+    flare: LocalFlare | None = None,
+    *,
+    trusted: bool = False,
+) -> list[Child]:
     """The server first, then the learners, each with its ``--data``."""
 
     def at(name: str) -> list[str]:
@@ -205,25 +211,40 @@ def _children(
     veilstream = [sys.executable, "-m", "veilstream"]
     common = ["--plan", str(folder / "plan.toml"), "--engine", engine, *options]
     server = [
-        *veilstream, "server", *common, "--keys", str(folder / "keys/server"),
-        "--listen", f"{host}:{port}", "--out", str(folder / "run"), "--exit-when-done",
+        *veilstream,
+        "server",
+        *common,
+        "--keys",
+        str(folder / "keys/server"),
+        "--listen",
+        f"{host}:{port}",
+        "--out",
+        str(folder / "run"),
+        "--exit-when-done",
         *at("server"),
-    ]  # fmt: skip
+    ]
     children = [Child(server, folder / "logs/server.log")]
     for name, source in sources.items():
         learner = [
-            *veilstream, "learner", *common, "--keys", str(folder / "keys/learners" / name),
-            "--server", f"{host}:{port}", "--data", source,
-            "--store", str(folder / "learners" / name / "store.db"),
-            "--new-store", *at(name),
-        ]  # fmt: skip
+            *veilstream,
+            "learner",
+            *common,
+            "--keys",
+            str(folder / "keys/learners" / name),
+            "--server",
+            f"{host}:{port}",
+            "--data",
+            source,
+            "--store",
+            str(folder / "learners" / name / "store.db"),
+            "--new-store",
+            *at(name),
+        ]
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children
 
 
-def _run_flower(
-    folder: Path, plan: Plan, sources: dict[str, str], *, trusted: bool, options: list[str]
-) -> float:
+def _run_flower(folder: Path, plan: Plan, sources: dict[str, str], *, trusted: bool, options: list[str]) -> float:
     """With a SuperLink, SuperNodes and `flwr run` (`transports.flower.local`); seconds it took."""
     from veilstream.federation.flower.app_folder import write_app
     from veilstream.federation.flower.local import LocalFlower, socket_folder
@@ -235,9 +256,7 @@ def _run_flower(
     flower.give_to_server(folder / "server-keys")
     flower.give_to_server(folder / "run")
     (folder / "plan.toml").chmod(0o644)
-    write_app(
-        folder / "app", plan=folder / "plan.toml", keys=folder / "server-keys", out=folder / "run"
-    )
+    write_app(folder / "app", plan=folder / "plan.toml", keys=folder / "server-keys", out=folder / "run")
     with ExitStack() as stack:
         stack.callback(flower.close)
         flower.start()
@@ -245,12 +264,26 @@ def _run_flower(
         for name, source in sources.items():
             at = socket_folder(folder / "sockets" / name, flower.accounts[name]) / "s"
             learner = [
-                sys.executable, "-m", "veilstream", "learner", "--engine", "flower",
-                "--plan", str(folder / "plan.toml"), "--data", source,
-                "--keys", str(folder / "keys/learners" / name), "--socket", str(at),
-                "--store", str(folder / "learners" / name / "store.db"), "--new-store",
-                *(["--trust-engine"] if trusted else []), *options,
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "veilstream",
+                "learner",
+                "--engine",
+                "flower",
+                "--plan",
+                str(folder / "plan.toml"),
+                "--data",
+                source,
+                "--keys",
+                str(folder / "keys/learners" / name),
+                "--socket",
+                str(at),
+                "--store",
+                str(folder / "learners" / name / "store.db"),
+                "--new-store",
+                *(["--trust-engine"] if trusted else []),
+                *options,
+            ]
             child = Child(learner, folder / f"logs/{name}.log")
             stack.callback(child.end, 5.0)
             child.start()
@@ -292,9 +325,7 @@ def _wait(children: list[Child], rounds_csv: Path, rounds: int) -> None:
 
 
 def _failed(child: Child) -> VeilstreamError:
-    return VeilstreamError(
-        f"a process ended with {child.exit_code} ({child.log}):\n{child.last_lines()}"
-    )
+    return VeilstreamError(f"a process ended with {child.exit_code} ({child.log}):\n{child.last_lines()}")
 
 
 def _lines(path: Path) -> int:
@@ -311,14 +342,19 @@ def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: floa
     guarantee = Terms.of(plan, task.dim, task).guarantee
     run = json.loads((folder / "run/summary.json").read_text())["run"]
     released = ReleasedModel(
-        models.read(rounds), rounds, rounds, run, (folder / "run/plan.toml").read_text(),
-        guarantee.as_dict(),
-    )  # fmt: skip
+        models.read(rounds), rounds, rounds, run, (folder / "run/plan.toml").read_text(), guarantee.as_dict()
+    )
     released.save(folder / "model.npz")
     return DemoResult(
-        engine, len(data.names), rounds, seconds,
+        engine,
+        len(data.names),
+        rounds,
+        seconds,
         float(np.median([closed.seconds for closed in read_rounds(folder / "run").rounds])),
         data.scores(task, models.read(0), released.model),
-        sum(ledger.clients for ledger in ledgers), data.text(), str(guarantee), str(folder),
+        sum(ledger.clients for ledger in ledgers),
+        data.text(),
+        str(guarantee),
+        str(folder),
         str(folder / "model.npz"),
-    )  # fmt: skip
+    )

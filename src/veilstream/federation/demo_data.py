@@ -83,10 +83,11 @@ class DemoData:
         if min(lasts.values()) < self.plan.learning.rounds:
             shown = ", ".join(f"{name}: {count}" for name, count in list(lasts.items())[:12])
             raise InputError(
-                "learning.rounds", self.plan.learning.rounds,
+                "learning.rounds",
+                self.plan.learning.rounds,
                 f"rounds that every learner's records last for ({shown})",
                 f"--rounds {min(lasts.values())}, fewer local_steps, or more records",
-            )  # fmt: skip
+            )
         paths = [folder / name / "records.jsonl" for name in self.names]
         for path, own in zip(paths, rows.values(), strict=True):
             write_file(path, (_line(cells) for cells in own))
@@ -95,9 +96,7 @@ class DemoData:
     def scores(self, task: Task, before: NDArray[Any], after: NDArray[Any]) -> Scores | None:
         """Two models on held-out clients; None where predictions are no label or number each."""
         plan = self.plan
-        held = self.stream.held_out(
-            plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1
-        )
+        held = self.stream.held_out(plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1)
         target = np.asarray(held.target, np.float64).ravel()
         shape = TaskDetails.of(task).features_shape or np.shape(held.features)[1:]
         features = np.asarray(held.features, np.float32).reshape(len(target), *shape)

@@ -30,9 +30,14 @@ class Child:
     """A command, its log, and how often it had to be started."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
-        directory: Path | None = None, account: int | None = None, python: str = sys.executable,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        account: int | None = None,
+        python: str = sys.executable,
+    ) -> None:
         """A command that is not started yet.
 
         Args:
@@ -75,11 +80,18 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = _STARTER.submit(
-                subprocess.Popen, [*leash, *self.command], stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, env=self._environment, cwd=self._directory, start_new_session=True,
-                user=self._account, group=self._account,
+                subprocess.Popen,
+                [*leash, *self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environment,
+                cwd=self._directory,
+                start_new_session=True,
+                user=self._account,
+                group=self._account,
                 extra_groups=None if self._account is None else [],
-            ).result()  # fmt: skip
+            ).result()
         self.starts += 1
         self._began = time.monotonic()
 

@@ -23,16 +23,7 @@ from veilstream.privacy.traced_clipping import clip_traced
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = [
-    "LARGE",
-    "StepRule",
-    "local_round",
-    "local_step",
-    "moved",
-    "next_model",
-    "server_update",
-    "step_size",
-]
+__all__ = ["LARGE", "StepRule", "local_round", "local_step", "moved", "next_model", "server_update", "step_size"]
 
 LARGE = 10_000
 """Parameters from which on a step is worth more than the overhead of a compiled loop."""
@@ -105,13 +96,7 @@ def next_model(
 
 
 def local_step(
-    task: Task,
-    rule: StepRule,
-    z: Array,
-    clients: Sample,
-    noise: Array,
-    step_size: Array,
-    begun: Array | None = None,
+    task: Task, rule: StepRule, z: Array, clients: Sample, noise: Array, step_size: Array, begun: Array | None = None
 ) -> tuple[Array, Array]:
     """Next local model and the noisy gradient that led to it, with noisy telemetry behind it.
 
@@ -140,9 +125,7 @@ def local_step(
     return moved(z, direction, step_size, rule.projection_radius), noisy
 
 
-def local_round(
-    task: Task, rule: StepRule, x: Array, clients: Sample, noise: Array, step_size: Array
-) -> Array:
+def local_round(task: Task, rule: StepRule, x: Array, clients: Sample, noise: Array, step_size: Array) -> Array:
     """ĝ of one learner: the average of its τ noisy gradients, with telemetry's behind it.
 
     ``clients`` and ``noise`` have the τ steps as their first axis. The noisy gradients are summed
@@ -156,9 +139,7 @@ def local_round(
         first = jax.tree.map(lambda leaf: leaf[0], clients)
         return local_step(task, rule, x, first, noise[0], step_size, x)[1]
 
-    def body(
-        carry: tuple[Array, Array], step: tuple[Sample, Array]
-    ) -> tuple[tuple[Array, Array], None]:
+    def body(carry: tuple[Array, Array], step: tuple[Sample, Array]) -> tuple[tuple[Array, Array], None]:
         z, total = carry
         z, noisy = local_step(task, rule, z, step[0], step[1], step_size, x)
         return (z, total + noisy), None

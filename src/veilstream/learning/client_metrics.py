@@ -23,14 +23,14 @@ def check_metrics(telemetry: Telemetry, task: Task) -> None:
     """Refuse metrics that the task does not have."""
     if "accuracy" in telemetry.metrics and not task.classifies:
         raise InputError(
-            "telemetry.metrics", list(telemetry.metrics),
-            f"no accuracy where {type(task).__name__} predicts a number", 'metrics = ["loss"]',
-        )  # fmt: skip
+            "telemetry.metrics",
+            list(telemetry.metrics),
+            f"no accuracy where {type(task).__name__} predicts a number",
+            'metrics = ["loss"]',
+        )
 
 
-def metric_values(
-    telemetry: Telemetry, task: Task, x: Any, sample: Sample, raw: Any, clip_norm: Any
-) -> Any:
+def metric_values(telemetry: Telemetry, task: Task, x: Any, sample: Sample, raw: Any, clip_norm: Any) -> Any:
     """The metrics of a client who is there, (m,); bounded only by `Telemetry.coordinates`.
 
     Args:

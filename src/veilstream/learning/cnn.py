@@ -76,8 +76,7 @@ def _logits(params: Array, pixels: Array) -> Array:
     from jax.nn import relu
 
     w1, b1, w2, b2, w3, b3, w4, b4 = (
-        params[start:end].reshape(shape)
-        for (start, end), shape in zip(pairwise(_ENDS), _SHAPES, strict=True)
+        params[start:end].reshape(shape) for (start, end), shape in zip(pairwise(_ENDS), _SHAPES, strict=True)
     )
     image = pixels.reshape(_SIDE, _SIDE, 1).astype(jnp.float32) / 255.0
     # Pooling before bias and ReLU: the same numbers, a quarter of the work.

@@ -57,9 +57,7 @@ def check_pure(task: Task, gradient: Asked, *others: Asked) -> None:
                 raise _not_pure(task, together=bool(others))
 
 
-def _calls(
-    records: int, functions: int, turn: int, order: np.random.Generator
-) -> Iterator[tuple[int, int]]:
+def _calls(records: int, functions: int, turn: int, order: np.random.Generator) -> Iterator[tuple[int, int]]:
     """(record, function) of a turn: as a learner's steps ask, or all of them in any order."""
     if functions > 1 and turn % 2:
         for i in order.permutation(records):
@@ -74,20 +72,19 @@ def _not_pure(task: Task, *, together: bool) -> InputError:
     if together:
         what = "a gradient, predictions and losses that are pure functions, all together,"
     return InputError(
-        "task", type(task).__name__,
+        "task",
+        type(task).__name__,
         f"{what} of (model, record): the same record again must give the same bytes",
         "keep no state between records (running means or maxima, caches, counters), draw no random "
         "numbers, and leave the model that is passed in as it is",
-    )  # fmt: skip
+    )
 
 
 def example_records(task: Task) -> list[Sample]:
     """Made-up records that the task admits: one of zeros, then larger and larger ones."""
     admission = Admission.of(task)
     # Not whole numbers, so that a task which numbers its records can tell these from real ones.
-    targets = (
-        (-0.75, 0.25) if admission.labels is None else (admission.labels[0], admission.labels[-1])
-    )
+    targets = (-0.75, 0.25) if admission.labels is None else (admission.labels[0], admission.labels[-1])
     count = int(np.prod(admission.shape, dtype=np.int64))
     ramp = (np.linspace(0.1, 0.9, count) * (-1.0) ** np.arange(count)).reshape(admission.shape)
     # The largest come with either sign, so that a mean of what was seen changes its own.

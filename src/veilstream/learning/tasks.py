@@ -134,9 +134,11 @@ def check_members(task: object) -> None:
     missing = [name for name in wanted if not hasattr(task, name)]
     if missing:
         raise InputError(
-            "task", type(task).__name__, f"a task with {', '.join(wanted)}",
+            "task",
+            type(task).__name__,
+            f"a task with {', '.join(wanted)}",
             f"it lacks {', '.join(missing)}; veilstream.tasks.Task says what each is",
-        )  # fmt: skip
+        )
 
 
 class FromLoss(ABC):

@@ -38,23 +38,14 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.window_noise import WindowNoise
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = [
-    "NORMAL_95",
-    "TELEMETRY_COLUMNS",
-    "Estimate",
-    "RoundNoise",
-    "Span",
-    "TelemetrySums",
-]
+__all__ = ["NORMAL_95", "TELEMETRY_COLUMNS", "Estimate", "RoundNoise", "Span", "TelemetrySums"]
 
 Floats = NDArray[np.float64]
 
 NORMAL_95 = 1.959963984540054
 """Of a standard normal, 95% lie within this."""
 
-TELEMETRY_COLUMNS = (
-    "round", "metric", "estimate", "low", "high", "window", "steps", "sampling", "average",
-)  # fmt: skip
+TELEMETRY_COLUMNS = ("round", "metric", "estimate", "low", "high", "window", "steps", "sampling", "average")
 """Of telemetry.csv, as far as simulations and federations have the same."""
 
 OVER_STEPS, OVER_CLIENTS = "plain mean over steps", "plain mean over clients"
@@ -113,9 +104,7 @@ class RoundNoise:
 
     """
 
-    def __init__(
-        self, mechanism: Factorization | None, noise_std: float, local_steps: int, alike: int = 1
-    ) -> None:
+    def __init__(self, mechanism: Factorization | None, noise_std: float, local_steps: int, alike: int = 1) -> None:
         self._noise = None if mechanism is None or not noise_std else WindowNoise(mechanism)
         self._std, self._tau, self._alike = noise_std, local_steps, alike
         self._spans: list[dict[str, Span]] = []
@@ -160,11 +149,7 @@ class RoundNoise:
                         of_learner.append([lo, hi])
             variance, tau = 0.0, self._tau
             for spans in pieces.values():
-                each = [
-                    math.sqrt(self._noise.variance(lo * tau, hi * tau))
-                    for lo, hi in spans
-                    if lo < hi
-                ]
+                each = [math.sqrt(self._noise.variance(lo * tau, hi * tau)) for lo, hi in spans if lo < hi]
                 variance += sum(each) ** 2
             self._known[first, end] = self._std * math.sqrt(self._alike * variance)
         return self._known[first, end]
@@ -216,11 +201,17 @@ class TelemetrySums:
                 spread *= math.hypot(1.0, float(sums[place] / self._present(sums)))
             found.append(
                 Estimate(
-                    end, name, mean, mean - NORMAL_95 * spread, mean + NORMAL_95 * spread,
-                    end - first, steps, self._sampling(name, mean, spread, count),
+                    end,
+                    name,
+                    mean,
+                    mean - NORMAL_95 * spread,
+                    mean + NORMAL_95 * spread,
+                    end - first,
+                    steps,
+                    self._sampling(name, mean, spread, count),
                     OVER_CLIENTS if of_clients else OVER_STEPS,
                 )
-            )  # fmt: skip
+            )
         return found
 
     def _present(self, sums: Floats) -> float:

@@ -55,10 +55,7 @@ __all__ = [
     "tree_online",
 ]
 
-_LATER = {
-    "NoiseKey": "veilstream.mechanisms.keystream",
-    "NoiseStream": "veilstream.mechanisms.stream",
-}
+_LATER = {"NoiseKey": "veilstream.mechanisms.keystream", "NoiseStream": "veilstream.mechanisms.stream"}
 
 # What draws noise is loaded when it is asked for: a server calibrates and never draws.
 __getattr__ = names_from(__name__, _LATER)

@@ -76,9 +76,7 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
     return norms
 
 
-def band_products(
-    program: NoiseProgram, width: int, distances: Sequence[int]
-) -> tuple[Floats, float]:
+def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -> tuple[Floats, float]:
     """Inner products of columns of C whose entries below ``width`` diagonals are rounding.
 
     Columns are cut off after ``width`` entries, so that those ``width`` apart are orthogonal.
@@ -174,9 +172,7 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
         for i in range(count):
             start, _ = program.span(first + i)
             rows = from_state[i]
-            norms[start : start + length] = fresh[i] + np.einsum(
-                "tk,tk->t", rows @ covariance, rows
-            )
+            norms[start : start + length] = fresh[i] + np.einsum("tk,tk->t", rows @ covariance, rows)
             covariance = move[i] @ covariance @ move[i].T + added[i]
     norms.setflags(write=False)
     return norms
@@ -240,9 +236,7 @@ class RoundingGains:
 def rounding_gains(program: NoiseProgram) -> RoundingGains:
     """For a program in blocks of one step."""
     if program.block_length != 1:
-        raise InputError(
-            "program", program.block_length, "blocks of one step", "with_block_length(1)"
-        )
+        raise InputError("program", program.block_length, "blocks of one step", "with_block_length(1)")
     if program.endless:
         return _endless_gains(program)
     k = program.state_size
@@ -286,9 +280,13 @@ def _endless_gains(program: NoiseProgram) -> RoundingGains:
     later = solve_discrete_lyapunov(back.T, np.outer(seen, seen))
     entered = g / feed
     return RoundingGains(
-        float(np.abs(output) @ sizes), float(abs(feed)), np.abs(F) @ sizes, np.abs(g),
-        float(np.sqrt(1.0 / feed**2 + entered @ later @ entered)), np.sqrt(later.diagonal()),
-    )  # fmt: skip
+        float(np.abs(output) @ sizes),
+        float(abs(feed)),
+        np.abs(F) @ sizes,
+        np.abs(g),
+        float(np.sqrt(1.0 / feed**2 + entered @ later @ entered)),
+        np.sqrt(later.diagonal()),
+    )
 
 
 def check_dense(horizon: int) -> None:

@@ -136,17 +136,14 @@ def _square_root(T: int, sign: float) -> Floats:
     return np.concatenate([[1.0], np.cumprod((j - 1.0 - sign * 0.5) / j)])
 
 
-def _minimise(
-    value_and_gradient: Callable[[Floats], tuple[float, Floats]], start: Floats
-) -> Floats:
+def _minimise(value_and_gradient: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
     from scipy.optimize import minimize
 
     if len(start) == 0:
         return start
     found = minimize(
-        value_and_gradient, start, jac=True, method="L-BFGS-B",
-        options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-9},
-    )  # fmt: skip
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-9}
+    )
     best: Floats = found.x
     return best
 

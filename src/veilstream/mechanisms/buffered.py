@@ -70,9 +70,7 @@ def buffered(
     T = checked_horizon(horizon)
     k = positive_integer("buffers", buffers, "2 to 8 are useful")
     k = min(k, max(1, T - 1))
-    recipe: dict[str, object] = {
-        "mechanism": "buffered", "version": 1, "horizon": T, "buffers": k
-    }  # fmt: skip
+    recipe: dict[str, object] = {"mechanism": "buffered", "version": 1, "horizon": T, "buffers": k}
     if workload is not None:
         _check_workload(workload, T)
     if workload is not None and not workload.plain:
@@ -98,10 +96,11 @@ def _check_workload(workload: Workload, T: int) -> None:
     check_workload(workload, T)
     if not isinstance(workload, Workload) or (T > BUFFERED_LIMIT and not workload.plain):
         raise InputError(
-            "workload", f"{type(workload).__name__} of {T} steps",
+            "workload",
+            f"{type(workload).__name__} of {T} steps",
             f"a Workload of at most {BUFFERED_LIMIT} steps for buffered",
             "`optimal` takes matrices; longer horizons: `toeplitz` with its forgetting",
-        )  # fmt: skip
+        )
 
 
 def _geometric(rates: Floats, count: int) -> tuple[Floats, Floats]:
@@ -153,9 +152,7 @@ def _one_column(T: int, theta: Floats, a: Floats) -> tuple[float, Floats, Floats
     return column, 2.0 * (G @ a), -2.0 * a * (dG @ a) / theta
 
 
-def _returning(
-    T: int, part: Participation, theta: Floats, a: Floats
-) -> tuple[float, Floats, Floats]:
+def _returning(T: int, part: Participation, theta: Floats, a: Floats) -> tuple[float, Floats, Floats]:
     """‖Σ c_j‖² over the left-most pattern, which is the worst where C falls."""
     power = np.arange(T - 1)[:, None]
     terms = np.exp(power * np.log(theta))
@@ -261,9 +258,7 @@ def _truncated(T: int, k: int) -> Floats:
     return start
 
 
-def _tune(
-    T: int, k: int, objective: _Objective, tick: Callable[[int], None]
-) -> tuple[Floats, Floats]:
+def _tune(T: int, k: int, objective: _Objective, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
     """Multistart minimisation."""
     from scipy.optimize import minimize
 
@@ -278,9 +273,8 @@ def _tune(
         while _log_error(guess, objective)[0] >= 1e3:
             guess[k:] -= 0.1
         found = minimize(
-            _log_error, guess, args=(objective,), jac=True, method="BFGS",
-            options={"gtol": 1e-9, "maxiter": 1500},
-        )  # fmt: skip
+            _log_error, guess, args=(objective,), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 1500}
+        )
         if found.fun < best_value:
             best, best_value = found.x, found.fun
         tick(1)

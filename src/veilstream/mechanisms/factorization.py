@@ -60,9 +60,7 @@ class Factorization:
     bandwidth: int | None = None
     """If set, columns of C at least this far apart are orthogonal up to float32 rounding."""
 
-    def __init__(
-        self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None
-    ) -> None:
+    def __init__(self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None) -> None:
         self.name = name
         self.horizon = checked_horizon(horizon)
         self.steps = steps
@@ -102,17 +100,13 @@ class Factorization:
         """
         return self.sensitivity_report(participation).value
 
-    def sensitivity_report(
-        self, participation: Participation | tuple[int, int] | None = None
-    ) -> Sensitivity:
+    def sensitivity_report(self, participation: Participation | tuple[int, int] | None = None) -> Sensitivity:
         """`sensitivity` together with whether it is exact or a safe upper bound."""
         part = as_participation(participation)
         part.check_horizon(self.horizon)
         norms = self.column_norms_squared()
         if not np.isfinite(norms).all():
-            raise InputError(
-                "mechanism", self.name, "columns of C with finite norms", "its C grows too fast"
-            )
+            raise InputError("mechanism", self.name, "columns of C with finite norms", "its C grows too fast")
         if part.times == 1:
             return Sensitivity(float(np.sqrt(norms.max())), True, "largest column norm")
         if self.horizon <= GRAM_LIMIT:
@@ -146,9 +140,7 @@ class Factorization:
         """‖b_s‖² of every row of B: variance of prefix sum s at noise std one."""
         return self._row_norms_squared
 
-    def error_over_time(
-        self, participation: Participation | tuple[int, int] | None = None
-    ) -> Floats:
+    def error_over_time(self, participation: Participation | tuple[int, int] | None = None) -> Floats:
         """Variance of every prefix sum at sensitivity one."""
         return self.row_norms_squared() * self.sensitivity(participation) ** 2
 
@@ -173,9 +165,7 @@ class Factorization:
         """
         return float(self.error_over_time(participation).mean())
 
-    def round_error(
-        self, local_steps: int, participation: Participation | tuple[int, int] | None = None
-    ) -> float:
+    def round_error(self, local_steps: int, participation: Participation | tuple[int, int] | None = None) -> float:
         """Variance at sensitivity one, averaged over round ends: what the released models carry.
 
         Args:

@@ -137,9 +137,8 @@ class FineNormals:
             self._whole_tile = FineNormals(TILE)
         flat = np.empty(2 * len(rows) * pairs)
         exact = self._whole_tile._fill(
-            lambda pair: (rows[pair // pairs], pair % pairs),
-            high.reshape(2, -1), low.reshape(2, -1), flat, std,
-        )  # fmt: skip
+            lambda pair: (rows[pair // pairs], pair % pairs), high.reshape(2, -1), low.reshape(2, -1), flat, std
+        )
         each = flat.reshape(2, len(rows), pairs)
         out[:, :pairs], out[:, pairs:] = each[0], each[1, :, : dim - pairs]
         for pair in exact:
@@ -149,9 +148,8 @@ class FineNormals:
                     out[i, place] = std * nearest_float(rows[i], dim, place)
 
     def _fill(
-        self, place_of: PlaceOf, high: NDArray[np.uint32], low: NDArray[np.uint32], out: Floats,
-        std: float,
-    ) -> list[int]:  # fmt: skip
+        self, place_of: PlaceOf, high: NDArray[np.uint32], low: NDArray[np.uint32], out: Floats, std: float
+    ) -> list[int]:
         """A tile; returns the pairs that need more bits than this."""
         pairs = high.shape[1]
         cosine, sine = out[:pairs], out[pairs:]
@@ -211,11 +209,7 @@ def _within(row: Row, first: int, pair: int) -> tuple[Row, int]:
     return row, first + pair
 
 
-def _joined(
-    words: NDArray[np.uint64] | NDArray[np.int64],
-    high: NDArray[np.uint32],
-    low: NDArray[np.uint32],
-) -> None:
+def _joined(words: NDArray[np.uint64] | NDArray[np.int64], high: NDArray[np.uint32], low: NDArray[np.uint32]) -> None:
     """64-bit words of two halves."""
     halves = words.view("<u4")
     halves[1::2] = high
@@ -233,9 +227,7 @@ def _circle() -> Floats:
     return np.array(half + [(-c, -s) for c, s in half]).T.copy()
 
 
-def _log_near_ends(
-    place_of: PlaceOf, ends: NDArray[np.intp], words: NDArray[np.uint64], logs: Floats
-) -> list[int]:
+def _log_near_ends(place_of: PlaceOf, ends: NDArray[np.intp], words: NDArray[np.uint64], logs: Floats) -> list[int]:
     """Write ln u where u is near 0 or 1; returns pairs that even this does not settle."""
     near = words[ends]
     upper = near >> np.uint64(63) == 1

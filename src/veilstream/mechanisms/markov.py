@@ -154,9 +154,7 @@ def _innovations(chains: BackwardChains | BlockChains) -> _Whitener:
 
 
 def causal_noise(
-    chains: BackwardChains | BlockChains,
-    tolerance: float = 3e-8,
-    tick: Tick = lambda _: None,
+    chains: BackwardChains | BlockChains, tolerance: float = 3e-8, tick: Tick = lambda _: None
 ) -> VaryingSteps:
     """Steps of N = C⁻¹ with CᵀC = X, of the least order that loses at most ``tolerance``.
 

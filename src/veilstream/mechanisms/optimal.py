@@ -13,13 +13,7 @@ from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
 from veilstream.mechanisms.factorization import Factorization, steps_of_strategy
 from veilstream.mechanisms.markov import causal_noise
-from veilstream.mechanisms.optimal_solver import (
-    Optimum,
-    PrefixProblem,
-    RowWeights,
-    chains_of,
-    solve,
-)
+from veilstream.mechanisms.optimal_solver import Optimum, PrefixProblem, RowWeights, chains_of, solve
 from veilstream.mechanisms.steps import VaryingSteps
 from veilstream.mechanisms.workload import MatrixWorkload, Workload, check_workload
 from veilstream.mechanisms.workload_solver import MatrixProblem, WorkloadProblem
@@ -46,9 +40,7 @@ class OptimalFactorization(Factorization):
     def objective_value(self) -> float:
         """The error that was minimised, of the program that runs."""
         rows = self.row_norms_squared()
-        error = (
-            rows.max() if self.objective == "max" else np.average(rows, weights=self.row_weights)
-        )
+        error = rows.max() if self.objective == "max" else np.average(rows, weights=self.row_weights)
         return float(error) * self.sensitivity() ** 2
 
     @property
@@ -109,9 +101,8 @@ def optimal(
     if workload is not None:
         if objective != "mean" or local_steps != 1:
             raise InputError(
-                "objective", objective, "left out beside a workload, as is local_steps",
-                "the workload says what counts",
-            )  # fmt: skip
+                "objective", objective, "left out beside a workload, as is local_steps", "the workload says what counts"
+            )
         check_workload(workload, T)
         if not (isinstance(workload, Workload) and workload.plain):
             return _of_workload(workload, cache)
@@ -127,15 +118,17 @@ def optimal(
         tau, inside = 1, 1.0
 
     recipe: dict[str, object] = {
-        "mechanism": "optimal", "version": 2, "horizon": T, "objective": objective,
-        "local_steps": tau, "interior_weight": inside,
-    }  # fmt: skip
+        "mechanism": "optimal",
+        "version": 2,
+        "horizon": T,
+        "objective": objective,
+        "local_steps": tau,
+        "interior_weight": inside,
+    }
 
     def solution() -> _Solution:
         with progress(f"optimal({T}): solving", total=None) as tick:
-            found = solve(
-                T, lambda t: PrefixProblem(_row_weights(objective, t, tau, inside)), tick=tick
-            )
+            found = solve(T, lambda t: PrefixProblem(_row_weights(objective, t, tau, inside)), tick=tick)
             return found, causal_noise(chains_of(found.row_weights, found.multipliers), tick=tick)
 
     def blank(steps: VaryingSteps) -> OptimalFactorization:
@@ -146,8 +139,7 @@ def optimal(
 
 def _of_workload(workload: Workload | MatrixWorkload, cache: bool) -> WorkloadOptimum:
     T = workload.horizon
-    recipe: dict[str, object] = {"mechanism": "optimal", "version": 2, "horizon": T,
-                                 "workload": workload.as_dict()}  # fmt: skip
+    recipe: dict[str, object] = {"mechanism": "optimal", "version": 2, "horizon": T, "workload": workload.as_dict()}
 
     def solution() -> _Solution:
         with progress(f"optimal({T}) for its workload: solving", total=None) as tick:
@@ -176,10 +168,7 @@ _Solution = tuple[Optimum, VaryingSteps]
 _STEPS = ("transition", "entry", "output", "feed")
 _PROGRAM_GAP = 1e-3
 """Largest gap of a program that is handed out; rounding to float32 alone makes 1e-7 to 1e-4."""
-_SHAPES = {
-    "transition": 3, "entry": 2, "output": 2, "feed": 1, "row_weights": 1, "multipliers": 1,
-    "lower_bound": 0,
-}  # fmt: skip
+_SHAPES = {"transition": 3, "entry": 2, "output": 2, "feed": 1, "row_weights": 1, "multipliers": 1, "lower_bound": 0}
 
 
 _Optimal = TypeVar("_Optimal", bound=OptimalFactorization)
@@ -208,9 +197,10 @@ def _solved(
             found, steps = solution()
             arrays = {
                 **{key: getattr(steps, key) for key in _STEPS},
-                "row_weights": found.row_weights, "multipliers": found.multipliers,
+                "row_weights": found.row_weights,
+                "multipliers": found.multipliers,
                 "lower_bound": np.array(found.lower_bound),
-            }  # fmt: skip
+            }
             gap = certified(arrays).duality_gap
         except (np.linalg.LinAlgError, ArithmeticError) as error:
             raise SolverError(

@@ -34,15 +34,7 @@ from numpy.typing import NDArray
 from veilstream.errors import SolverError
 from veilstream.mechanisms.markov import BackwardChains
 
-__all__ = [
-    "Optimum",
-    "PrefixProblem",
-    "Problem",
-    "chains_of",
-    "overshoot",
-    "resolvents",
-    "solve",
-]
+__all__ = ["Optimum", "PrefixProblem", "Problem", "chains_of", "overshoot", "resolvents", "solve"]
 
 Floats = NDArray[np.float64]
 RowWeights = Callable[[Floats], Floats]
@@ -215,14 +207,14 @@ def _proved(found: Optimum, problem: Problem) -> Optimum:
     """The same with a bound from which all that the trace can have too much is taken."""
     excess = problem.overshoot(found.row_weights, found.multipliers)
     return Optimum(
-        found.multipliers, found.row_weights, found.lower_bound / (1.0 + excess) ** 2,
+        found.multipliers,
+        found.row_weights,
+        found.lower_bound / (1.0 + excess) ** 2,
         (1.0 + found.gap) * (1.0 + excess) ** 2 - 1.0,
-    )  # fmt: skip
+    )
 
 
-def _fixed_point(
-    v: Floats, problem: Problem, tolerance: float, tick: Callable[[int], None]
-) -> Optimum:
+def _fixed_point(v: Floats, problem: Problem, tolerance: float, tick: Callable[[int], None]) -> Optimum:
     """Anderson-accelerated v <- v ∘ diag X on log v."""
     x = np.log(v)
     points: list[Floats] = []

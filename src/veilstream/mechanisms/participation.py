@@ -59,9 +59,7 @@ class Participation:
 
     def __post_init__(self) -> None:
         times = positive_integer("participation.times", self.times, "1 means once")
-        apart = positive_integer(
-            "participation.min_separation", self.min_separation, "1 means any steps"
-        )
+        apart = positive_integer("participation.min_separation", self.min_separation, "1 means any steps")
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "min_separation", apart)
 
@@ -274,7 +272,5 @@ def heaviest_pattern(weights: Floats, k: int, b: int) -> tuple[float, list[int]]
 
 
 def _nested_bound(X: Floats, k: int, b: int) -> tuple[float, list[int]]:
-    per_step = np.concatenate(
-        [_best_patterns(X[:, i : i + 2048], k, b) for i in range(0, len(X), 2048)]
-    )
+    per_step = np.concatenate([_best_patterns(X[:, i : i + 2048], k, b) for i in range(0, len(X), 2048)])
     return heaviest_pattern(per_step, k, b)

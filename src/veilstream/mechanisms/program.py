@@ -98,10 +98,7 @@ def default_block_length(horizon: int, state_size: int) -> int:
 
 
 def compile_program(
-    steps: Steps,
-    horizon: int,
-    block_length: int | None = None,
-    row_scale: Float32s | None = None,
+    steps: Steps, horizon: int, block_length: int | None = None, row_scale: Float32s | None = None
 ) -> NoiseProgram:
     """Multiply steps into float32 blocks."""
     if block_length is None:
@@ -121,9 +118,7 @@ def compile_program(
             block_matrix = _keep_live(steps.block(start, here), here, live)
             matrices.append(_as_float32(block_matrix, here, live.stop - live.start))
         matrix_of_block[block] = known[kind]
-    return NoiseProgram(
-        horizon, length, live.stop - live.start, tuple(matrices), matrix_of_block, row_scale
-    )
+    return NoiseProgram(horizon, length, live.stop - live.start, tuple(matrices), matrix_of_block, row_scale)
 
 
 def _as_float32(matrix: Floats, length: int, state_size: int) -> Float32s:

@@ -62,8 +62,10 @@ def options_for(name: str, workload: Workload, participation: Participation) -> 
     if name == "banded":
         if not workload.plain:
             raise InputError(
-                "workload", "averages, momentum, forgetting or falling steps",
-                "running sums for banded", "optimal and buffered take others",
-            )  # fmt: skip
+                "workload",
+                "averages, momentum, forgetting or falling steps",
+                "running sums for banded",
+                "optimal and buffered take others",
+            )
         return {"participation": participation}
     return {"workload": workload} | ({"participation": participation} if name == "buffered" else {})

@@ -17,9 +17,7 @@ Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 
 
-def noise_of(
-    factorization: Factorization, *, std: float = 1.0, dim: int, seed: int | None = None
-) -> NoiseStream:
+def noise_of(factorization: Factorization, *, std: float = 1.0, dim: int, seed: int | None = None) -> NoiseStream:
     """`Factorization.noise`, which documents it."""
     key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
     return NoiseStream(

@@ -43,11 +43,7 @@ def cache_directory() -> Path:
 
 
 def load_or_solve(
-    recipe: Recipe,
-    dimensions: Mapping[str, int],
-    solve: Callable[[], dict[str, Floats]],
-    *,
-    use: bool = True,
+    recipe: Recipe, dimensions: Mapping[str, int], solve: Callable[[], dict[str, Floats]], *, use: bool = True
 ) -> dict[str, Floats]:
     """The arrays of this recipe, from disk or freshly solved and then stored.
 
@@ -66,9 +62,7 @@ def load_or_solve(
         try:
             return _read(path, name, dimensions)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            warnings.warn(
-                f"cache file {path} is damaged ({error}); rebuilding it", CacheNotice, stacklevel=3
-            )
+            warnings.warn(f"cache file {path} is damaged ({error}); rebuilding it", CacheNotice, stacklevel=3)
     with _one_blas_thread():
         arrays = solve()
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
@@ -76,11 +70,7 @@ def load_or_solve(
     try:
         _write(path, name, arrays)
     except OSError as error:
-        warnings.warn(
-            f"could not write cache file {path} ({error}); going on without it",
-            CacheNotice,
-            stacklevel=3,
-        )
+        warnings.warn(f"could not write cache file {path} ({error}); going on without it", CacheNotice, stacklevel=3)
     return arrays
 
 

@@ -37,9 +37,7 @@ class Steps(Protocol):
         """Matrix M of shape (length + k, k + length) with [W; S'] = M · [S; Z], all k states."""
 
 
-def _compose(
-    transition: Floats, entry: Floats, output: Floats, feed: Floats, length: int
-) -> Floats:
+def _compose(transition: Floats, entry: Floats, output: Floats, feed: Floats, length: int) -> Floats:
     """Multiply ``length`` steps (each array has the step as its first axis) into one block."""
     k = transition.shape[-1]
     block = np.zeros((length + k, k + length))

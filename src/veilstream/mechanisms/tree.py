@@ -97,9 +97,7 @@ class _OnlineTree(Factorization):
 
     def _nodes(self) -> list[tuple[int, int]]:
         """(level, end) of every complete node, in the order in which they close."""
-        return [
-            (level, m) for m in range(1, self.horizon + 1) for level in range((m & -m).bit_length())
-        ]
+        return [(level, m) for m in range(1, self.horizon + 1) for level in range((m & -m).bit_length())]
 
     def strategy_matrix(self) -> Floats:
         check_dense(self.horizon)

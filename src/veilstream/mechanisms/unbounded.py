@@ -66,9 +66,7 @@ def stationary(forgetting: float) -> StationaryFactorization:
         InputError: for a ρ outside (0, 1): without forgetting, noise must know its end.
 
     """
-    forgetting = _checked_rate(
-        forgetting, "in (0, 1): without forgetting, noise without an end grows"
-    )
+    forgetting = _checked_rate(forgetting, "in (0, 1): without forgetting, noise without an end grows")
     memory = max(2, int(np.ceil(40.0 / -np.log(forgetting))))  # ρ^memory < 1e-17
     decays, weights = relaxation(memory, _EXACT)
     steps = exponential_sum(forgetting * decays, forgetting * weights)
@@ -81,12 +79,7 @@ def _checked_rate(forgetting: object, rule: str) -> float:
     if isinstance(forgetting, numbers.Real) and not isinstance(forgetting, bool):
         rate = float(forgetting)
     if not 0.0 < rate < 1.0:
-        raise InputError(
-            "forgetting",
-            forgetting,
-            rule,
-            "try 0.999; or `doubling`, or a horizon that is too long",
-        )
+        raise InputError("forgetting", forgetting, rule, "try 0.999; or `doubling`, or a horizon that is too long")
     return rate
 
 
@@ -132,9 +125,7 @@ class StationaryFactorization(Factorization):
         """One float32 block that repeats."""
         length = 16 if self._block_length is None else self._block_length
         one = compile_program(self.steps, length, length)
-        return EndlessProgram(
-            self.horizon, length, one.state_size, one.matrices, one.matrix_of_block
-        )
+        return EndlessProgram(self.horizon, length, one.state_size, one.matrices, one.matrix_of_block)
 
     def limited(self, horizon: int) -> StationaryFactorization:
         """The same noise at the same memory and sensitivity, refused after so many steps."""
@@ -186,10 +177,11 @@ class StationaryFactorization(Factorization):
         H, E, G, F = self._inverse_block
         if not np.abs(np.linalg.eigvals(F)).max(initial=0.0) < 1.0:
             raise InputError(
-                "forgetting", self.forgetting,
+                "forgetting",
+                self.forgetting,
                 "columns of C that die out in float32, which a ρ this near to 1 does not give",
                 "try 0.99999, or a horizon",
-            )  # fmt: skip
+            )
         later = solve_discrete_lyapunov(F.T, E.T @ E)
         norms: Floats = (H**2).sum(axis=0) + np.einsum("kj,kj->j", G, later @ G)
         norms.setflags(write=False)
@@ -209,9 +201,11 @@ class StationaryFactorization(Factorization):
     def row_norms_squared(self) -> Floats:
         """Refused: sums of noise without an end have no bound; see `published_error`."""
         raise InputError(
-            "mechanism", self.name, "a mechanism with an end, for errors of prefix sums",
+            "mechanism",
+            self.name,
+            "a mechanism with an end, for errors of prefix sums",
             "published_error(rho), prefix_variance(steps), or until(horizon)",
-        )  # fmt: skip
+        )
 
     def published_error(self, forgetting: float) -> float:
         """Variance at sensitivity one of what is published, in the limit that it never exceeds.
@@ -309,6 +303,5 @@ def _widened(steps: ConstantSteps, k: int) -> ConstantSteps:
     """The same with state vectors that stay zero."""
     more = k - len(steps.entry)
     return ConstantSteps(
-        np.pad(steps.transition, (0, more)), np.pad(steps.entry, (0, more)),
-        np.pad(steps.output, (0, more)), steps.feed,
-    )  # fmt: skip
+        np.pad(steps.transition, (0, more)), np.pad(steps.entry, (0, more)), np.pad(steps.output, (0, more)), steps.feed
+    )

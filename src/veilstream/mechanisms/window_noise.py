@@ -42,9 +42,8 @@ class WindowNoise:
         """
         if not 0 <= first <= end <= self._program.horizon:
             raise InputError(
-                "steps", (first, end), f"0 <= first <= end <= {self._program.horizon}",
-                "steps that the mechanism has",
-            )  # fmt: skip
+                "steps", (first, end), f"0 <= first <= end <= {self._program.horizon}", "steps that the mechanism has"
+            )
         if (first, end) not in self._known:
             self._known[first, end] = self._computed(first, end)
         return self._known[first, end]

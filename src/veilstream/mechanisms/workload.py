@@ -32,14 +32,7 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.linear_system import LinearSystem, OutputRow
 from veilstream.mechanisms.participation import Participation
 
-__all__ = [
-    "MATRIX_LIMIT",
-    "MatrixWorkload",
-    "PublishedError",
-    "Workload",
-    "check_workload",
-    "published_blend",
-]
+__all__ = ["MATRIX_LIMIT", "MatrixWorkload", "PublishedError", "Workload", "check_workload", "published_blend"]
 
 Floats = NDArray[np.float64]
 
@@ -124,33 +117,24 @@ class Workload:
             raise InputError("local_steps", tau, f"a divisor of the horizon {T}", "T is R·τ")
         # Plain numbers, whatever kind was given: NumPy's have no JSON, which caches are named by.
         plain: dict[str, object] = {"horizon": T, "local_steps": tau}
-        plain["step_decay"] = _within(
-            "step_decay", self.step_decay, "a finite number >= 0", "0 for none", low=0.0
-        )
+        plain["step_decay"] = _within("step_decay", self.step_decay, "a finite number >= 0", "0 for none", low=0.0)
         if self.averaging is not None:
             plain["averaging"] = _within(
-                "averaging", self.averaging, "a number from 0 to 1e6", "None for none; try 3",
-                low=0.0, high=1e6,
-            )  # fmt: skip
-        if self.newest_weight is not None:
-            plain["newest_weight"] = _within(
-                "newest_weight", self.newest_weight, "in (0, 1]", "try 0.01", high=1.0
+                "averaging", self.averaging, "a number from 0 to 1e6", "None for none; try 3", low=0.0, high=1e6
             )
+        if self.newest_weight is not None:
+            plain["newest_weight"] = _within("newest_weight", self.newest_weight, "in (0, 1]", "try 0.01", high=1.0)
             if self.averaging is not None:
                 raise InputError(
-                    "newest_weight", self.newest_weight, "one kind of averaging",
-                    "remove averaging, or this",
-                )  # fmt: skip
+                    "newest_weight", self.newest_weight, "one kind of averaging", "remove averaging, or this"
+                )
         plain["momentum"] = _within(
-            "momentum", self.momentum, "in [0, 1)", "0 for none; try 0.9", low=0.0,
-            high=math.nextafter(1.0, 0.0),
-        )  # fmt: skip
+            "momentum", self.momentum, "in [0, 1)", "0 for none; try 0.9", low=0.0, high=math.nextafter(1.0, 0.0)
+        )
         plain["forgetting"] = _within(
             "forgetting", self.forgetting, "in (0, 1]", "1 forgets nothing; try 0.999", high=1.0
         )
-        plain["interior_weight"] = _within(
-            "interior_weight", self.interior_weight, "in (0, 1]", "try 0.1", high=1.0
-        )
+        plain["interior_weight"] = _within("interior_weight", self.interior_weight, "in (0, 1]", "try 0.1", high=1.0)
         for field, number in plain.items():
             object.__setattr__(self, field, number)
         if self.step_sizes is not None:
@@ -158,10 +142,12 @@ class Workload:
         elif self.step_decay * math.log(self.rounds) > -math.log(_SMALLEST_FACTOR):
             most = -math.log(_SMALLEST_FACTOR) / math.log(self.rounds)
             raise InputError(
-                "step_decay", self.step_decay,
+                "step_decay",
+                self.step_decay,
                 f"<= {most:.4g}: the last of {self.rounds} rounds would step less than "
-                f"{_SMALLEST_FACTOR:g} of the first", "0.5 for 1/sqrt(round), 0 for none",
-            )  # fmt: skip
+                f"{_SMALLEST_FACTOR:g} of the first",
+                "0.5 for 1/sqrt(round), 0 for none",
+            )
 
     def _checked_schedule(self, given: Any) -> tuple[float, ...]:
         sizes = real_array("step_sizes", given)
@@ -171,14 +157,9 @@ class Workload:
         outside = np.flatnonzero(~((sizes >= 1e-15) & (sizes <= 1e15)))
         if outside.size:
             at = int(outside[0])
-            raise InputError(
-                "step_sizes", f"step_sizes[{at}] = {sizes[at]:g}", rule,
-                "a step of size 0 learns nothing",
-            )  # fmt: skip
+            raise InputError("step_sizes", f"step_sizes[{at}] = {sizes[at]:g}", rule, "a step of size 0 learns nothing")
         if self.step_decay:
-            raise InputError(
-                "step_decay", self.step_decay, "0 beside step_sizes", "put it into step_sizes"
-            )
+            raise InputError("step_decay", self.step_decay, "0 beside step_sizes", "put it into step_sizes")
         return tuple(float(size) for size in sizes)
 
     @classmethod
@@ -257,26 +238,20 @@ class Workload:
             F[:, -1] = beta[:, None] * F[:, 0]
             F[:, -1, -1] += 1.0 - beta
             b[:, -1] = beta * b[:, 0]
-            rows = [
-                OutputRow(n - 1, last.astype(np.float64)),
-                OutputRow(0, np.full(T, self.interior_weight)),
-            ]
+            rows = [OutputRow(n - 1, last.astype(np.float64)), OutputRow(0, np.full(T, self.interior_weight))]
         return LinearSystem(F, b, tuple(rows))
 
     def matrix(self) -> Floats:
         """W, dense, (R, T): what is published at the end of every round; for T up to 8192."""
         analysis.check_dense(self.horizon)
         system = self.system()
-        published: Floats = system.matrix(system.rows[0].coordinate)[self.local_steps - 1 ::
-                                                                     self.local_steps]  # fmt: skip
+        published: Floats = system.matrix(system.rows[0].coordinate)[self.local_steps - 1 :: self.local_steps]
         return published
 
     # --- error -----------------------------------------------------------------------------------
 
     def error(
-        self,
-        mechanism: Factorization,
-        participation: Participation | tuple[int, int] | None = None,
+        self, mechanism: Factorization, participation: Participation | tuple[int, int] | None = None
     ) -> PublishedError:
         """Noise in what is published, exactly: from the program that runs, at sensitivity one.
 
@@ -323,37 +298,45 @@ class MatrixWorkload:
             raise InputError("workload", given, "a square matrix", "one row and column a step")
         if len(W) > MATRIX_LIMIT:
             raise InputError(
-                "workload", given, f"at most {MATRIX_LIMIT} steps as a matrix",
+                "workload",
+                given,
+                f"at most {MATRIX_LIMIT} steps as a matrix",
                 "describe it with Workload(horizon=..., averaging=..., forgetting=...)",
-            )  # fmt: skip
+            )
         if not np.isfinite(W).all():
             raise InputError("workload", given, "finite entries", "look for overflow or 0/0")
         if np.abs(W).max() > _LARGEST_ENTRY:
             row, column = np.unravel_index(np.abs(W).argmax(), W.shape)
             raise InputError(
-                "workload", f"W[{row}, {column}] = {W[row, column]:g}",
+                "workload",
+                f"W[{row}, {column}] = {W[row, column]:g}",
                 f"entries of size up to {_LARGEST_ENTRY:g}",
                 "divide W by a number: the best mechanism stays the same",
-            )  # fmt: skip
+            )
         if np.triu(W, 1).any():
             row, column = np.argwhere(np.triu(W, 1))[0]
             raise InputError(
-                "workload", f"W[{row}, {column}] = {W[row, column]:g}",
-                "causal: nothing above the diagonal", "what is published knows no later gradient",
-            )  # fmt: skip
+                "workload",
+                f"W[{row}, {column}] = {W[row, column]:g}",
+                "causal: nothing above the diagonal",
+                "what is published knows no later gradient",
+            )
         if not W.diagonal().all():
             at = int(np.flatnonzero(W.diagonal() == 0)[0])
             raise InputError(
-                "workload", f"W[{at}, {at}] = 0", "no zero on the diagonal",
+                "workload",
+                f"W[{at}, {at}] = 0",
+                "no zero on the diagonal",
                 "a step that nothing is published of needs a small weight there, try 0.1",
-            )  # fmt: skip
+            )
         least = int(np.abs(W.diagonal()).argmin())
         if abs(W[least, least]) < 1.0 / _LARGEST_ENTRY:
             raise InputError(
-                "workload", f"W[{least}, {least}] = {W[least, least]:g}",
+                "workload",
+                f"W[{least}, {least}] = {W[least, least]:g}",
                 f"entries of size at least {1.0 / _LARGEST_ENTRY:g} on the diagonal",
                 "multiply W by a number, or give that step a weight, try 0.1",
-            )  # fmt: skip
+            )
         W.setflags(write=False)
         self._matrix = W
         self.horizon = len(W)
@@ -367,9 +350,7 @@ class MatrixWorkload:
         return {"matrix_sha256": hashlib.sha256(self._matrix.tobytes()).hexdigest()}
 
     def error(
-        self,
-        mechanism: Factorization,
-        participation: Participation | tuple[int, int] | None = None,
+        self, mechanism: Factorization, participation: Participation | tuple[int, int] | None = None
     ) -> PublishedError:
         """As `Workload.error`; nothing is hidden, so `unpublished` is what is published."""
         _same_horizon(self.horizon, mechanism)
@@ -396,30 +377,23 @@ def real_array(field: str, given: Any) -> Floats:
     try:
         array = np.array(given)
     except ValueError as error:
-        raise InputError(
-            field, type(given).__name__, "numbers in rows of one length", "check the rows"
-        ) from error
+        raise InputError(field, type(given).__name__, "numbers in rows of one length", "check the rows") from error
     if array.size and array.dtype.kind not in "biuf":
-        raise InputError(
-            field,
-            f"array of {array.dtype}",
-            "real numbers",
-            "no text and no complex ones",
-        )
+        raise InputError(field, f"array of {array.dtype}", "real numbers", "no text and no complex ones")
     return array.astype(np.float64)
 
 
 def check_workload(workload: object, horizon: int) -> None:
     """Refuse what is not a workload, or one of another horizon."""
     if not isinstance(workload, Workload | MatrixWorkload):
-        raise InputError(
-            "workload", type(workload).__name__, "a Workload", "vs.Workload(horizon=1000)"
-        )
+        raise InputError("workload", type(workload).__name__, "a Workload", "vs.Workload(horizon=1000)")
     if workload.horizon != horizon:
         raise InputError(
-            "workload", f"horizon {workload.horizon}", f"the mechanism's horizon {horizon}",
+            "workload",
+            f"horizon {workload.horizon}",
+            f"the mechanism's horizon {horizon}",
             f"Workload(horizon={horizon}, ...)",
-        )  # fmt: skip
+        )
 
 
 def _same_horizon(horizon: int, mechanism: Factorization) -> None:
@@ -427,15 +401,16 @@ def _same_horizon(horizon: int, mechanism: Factorization) -> None:
         raise InputError("mechanism", mechanism, "a Factorization", "mechanisms.optimal(1000)")
     if mechanism.horizon != horizon:
         raise InputError(
-            "mechanism", f"horizon {mechanism.horizon}", f"the workload's horizon {horizon}",
+            "mechanism",
+            f"horizon {mechanism.horizon}",
+            f"the workload's horizon {horizon}",
             f"build it for {horizon} steps",
-        )  # fmt: skip
+        )
 
 
 def _within(
-    field: str, value: object, rule: str, way_out: str, *, low: float | None = None,
-    high: float | None = None,
-) -> float:  # fmt: skip
+    field: str, value: object, rule: str, way_out: str, *, low: float | None = None, high: float | None = None
+) -> float:
     """A finite number from ``low`` (above 0 where there is none) to ``high``, as a plain float."""
     number = math.nan
     if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):

@@ -79,9 +79,7 @@ class PublicFacts:
             # An image's features have norm one and a constant beside them.
             length = math.sqrt(2.0) if task in _IMAGE_TASKS else norm
             reach = length if task == "logistic" else math.sqrt(2.0) * length
-            return cls(
-                margin_reach=reach, gradient_bound=reach, half_range=1.0, aim=KAPPA, known=True
-            )
+            return cls(margin_reach=reach, gradient_bound=reach, half_range=1.0, aim=KAPPA, known=True)
         half, bound = 1.0, None  # labels of a table are moved to -1 to 1, but for counts
         if plan.data.kind == "table" and plan.data.label_range is not None:
             slope = {"least_squares": 2.0, "huber": _HUBER_WIDTH}.get(task)
@@ -91,9 +89,12 @@ class PublicFacts:
             bound = None if slope is None else slope * norm
         known = task in ("least_squares", "huber", "poisson")
         return cls(
-            margin_reach=norm if known else 1.0, gradient_bound=bound, half_range=half,
-            aim=KAPPA_NUMBER if known else KAPPA, known=known,
-        )  # fmt: skip
+            margin_reach=norm if known else 1.0,
+            gradient_bound=bound,
+            half_range=half,
+            aim=KAPPA_NUMBER if known else KAPPA,
+            known=known,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,30 +24,36 @@ def stream_of(plan: Plan) -> Stream:
     learning, data = plan.learning, plan.data
     per_round = learning.local_steps * learning.clients_per_step
     if data.kind == "custom":
-        raise InputError(
-            "stream", None, "a stream, since data.kind is custom", "run(plan, stream=)"
-        )
+        raise InputError("stream", None, "a stream, since data.kind is custom", "run(plan, stream=)")
     if data.kind == "mnist":
         from veilstream.streams.mnist import load_mnist
         from veilstream.streams.pool import mnist_stream
 
         return mnist_stream(
             load_mnist(None if data.directory is None else Path(data.directory)),
-            learners=learning.learners, rounds=learning.rounds, per_round=per_round,
-            split=data.split, alpha=data.concentration,
-        )  # fmt: skip
+            learners=learning.learners,
+            rounds=learning.rounds,
+            per_round=per_round,
+            split=data.split,
+            alpha=data.concentration,
+        )
     if data.kind == "table":
         return _tables(plan, per_round)
     if data.kind == "ripple":
         return RippleStream(
-            learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim,
-            step=data.walk,
-        )  # fmt: skip
+            learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim, step=data.walk
+        )
     return SyntheticStream(
-        learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim,
-        alpha=data.alpha, beta=data.beta, feature_norm=data.feature_norm, drift=data.drift,
+        learners=learning.learners,
+        rounds=learning.rounds,
+        per_round=per_round,
+        dim=data.dim,
+        alpha=data.alpha,
+        beta=data.beta,
+        feature_norm=data.feature_norm,
+        drift=data.drift,
         targets="labels" if learning.task == "logistic" else "values",
-    )  # fmt: skip
+    )
 
 
 def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
@@ -74,9 +80,11 @@ def source_files(plan: Plan) -> list[Path]:
     source = plan.data.source
     if source is None:
         raise InputError(
-            "data.source", None, "a file, or several by a pattern, to simulate",
+            "data.source",
+            None,
+            "a file, or several by a pattern, to simulate",
             'source = "records.csv", or "stations/*.csv"',
-        )  # fmt: skip
+        )
     named = named_source(source)
     return _files(source) if named is None else [named[0]]
 
@@ -94,9 +102,11 @@ def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]
     if plan.data.learner is None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(
-            "data.source", twice, "files of different names: each is a learner",
+            "data.source",
+            twice,
+            "files of different names: each is a learner",
             "rename one, or name a column of learners: data.learner",
-        )  # fmt: skip
+        )
     return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
 
 
@@ -112,11 +122,17 @@ def _tables(plan: Plan, per_round: int) -> TableStream:
     tables = _open_tables(plan)
     named = named_source(data.source or "")
     stream = table_stream(
-        tables, schema_of(plan), learners=learning.learners, rounds=learning.rounds,
-        per_round=per_round, visits=participation.times, separation=participation.min_separation,
+        tables,
+        schema_of(plan),
+        learners=learning.learners,
+        rounds=learning.rounds,
+        per_round=per_round,
+        visits=participation.times,
+        separation=participation.min_separation,
         per_step=learning.clients_per_step,
-        returning=data.returning, held_out_share=data.held_out_share,
-    )  # fmt: skip
+        returning=data.returning,
+        held_out_share=data.held_out_share,
+    )
     return stream if named is None else dataclasses.replace(stream, provenance=named[1])
 
 

@@ -150,8 +150,7 @@ class Profile:
         if named and len(repeated) == len(named) > 1:
             often = min(c.texts[as_text(c.name)] for c in repeated)
             return [f"its header is there {counted(often, 'more time')}: were files put together?"]
-        odd = [c for c in named if c in repeated or as_number(c.name) is not None
-               or _OTHER_DATE.fullmatch(c.name)]  # fmt: skip
+        odd = [c for c in named if c in repeated or as_number(c.name) is not None or _OTHER_DATE.fullmatch(c.name)]
         if not odd:
             return []
         return [
@@ -168,10 +167,12 @@ class Profile:
         """
         if self.doubts_of_header:
             raise InputError(
-                "--write", self.title, f"a file with a header ({self.doubts_of_header[0]})",
+                "--write",
+                self.title,
+                f"a file with a header ({self.doubts_of_header[0]})",
                 "a plan is shared, and these may be cells of a record; if they are names, copy "
                 "from the proposal by hand",
-            )  # fmt: skip
+            )
 
 
 def profile(tables: Sequence[TableReader]) -> Profile:
@@ -211,10 +212,12 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
     roles = found.roles
     lines = [
         "# Names and kinds of columns. Ranges and words are yours to fill in, from what anybody",
-        "# knows: this file is shared. An empty cell refuses its record; missing = \"zero\" or",
+        '# knows: this file is shared. An empty cell refuses its record; missing = "zero" or',
         '# "flag" in a feature keeps it. Roles of columns are guesses: check each.',
-        "[data]", 'kind = "table"', f"source = {_quoted(source)}",
-    ]  # fmt: skip
+        "[data]",
+        'kind = "table"',
+        f"source = {_quoted(source)}",
+    ]
     if roles.learner is not None:
         lines.append(f"learner = {_quoted(roles.learner)}  # leave it out where each has a file")
     if roles.client == EACH_ROW:
@@ -229,8 +232,7 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
         lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
     else:
         lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")
-    lines += [f"# {_quoted(name)} is different in nearly every row: no feature"
-              for name in roles.left_out]  # fmt: skip
+    lines += [f"# {_quoted(name)} is different in nearly every row: no feature" for name in roles.left_out]
     for name, each in found.columns.items():
         if name in roles.by_column():
             continue
@@ -238,8 +240,7 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
         if each.kind == "numeric":
             lines += ['kind = "numeric"', "# fill in what anybody knows: low = 0.0, high = 100.0"]
         else:
-            lines += ['kind = "hashed"', f"width = {_WIDTH}",
-                      '# or kind = "categorical" and vocabulary = [...]']  # fmt: skip
+            lines += ['kind = "hashed"', f"width = {_WIDTH}", '# or kind = "categorical" and vocabulary = [...]']
     return "\n".join(lines) + "\n"
 
 

@@ -22,21 +22,114 @@ __all__ = ["FEW", "Roles", "guessed_roles"]
 FEW = 20
 """A column with at most so many different cells is a list of words."""
 
-_LABELS = ("label", "target", "class", "y", "outcome", "ziel", "klasse", "ergebnis", "zielwert",
-           "cible", "etiqueta", "resultado", "classe", "esito")  # fmt: skip
-_CLIENTS = ("client", "person", "people", "patient", "user", "customer", "member", "subject",
-            "kunde", "kunden", "nutzer", "personne", "utilisateur", "paciente", "cliente",
-            "usuario", "persona", "paziente", "klant", "pid", "tag", "id", "who",
-            "name")  # fmt: skip
-_TIMES = ("time", "timestamp", "date", "datetime", "when", "day", "period", "hour", "datum",
-          "zeit", "uhrzeit", "zeitpunkt", "zeitstempel", "jour", "heure", "fecha", "hora", "ora",
-          "tijd")  # fmt: skip
-_LEARNERS = ("learner", "station", "site", "hospital", "clinic", "region", "carrier", "branch",
-             "device", "center", "centre", "klinik", "krankenhaus", "standort", "filiale",
-             "praxis", "clinique", "hopital", "clinica", "sede", "ziekenhuis")  # fmt: skip
-_NUMBERS_OF_THINGS = ("id", "uuid", "guid", "nr", "no", "num", "number", "nummer", "numero", "key",
-                      "code", "ssn", "phone", "telefon", "email", "mail", "iban", "index", "row",
-                      "record")  # fmt: skip
+_LABELS = (
+    "label",
+    "target",
+    "class",
+    "y",
+    "outcome",
+    "ziel",
+    "klasse",
+    "ergebnis",
+    "zielwert",
+    "cible",
+    "etiqueta",
+    "resultado",
+    "classe",
+    "esito",
+)
+_CLIENTS = (
+    "client",
+    "person",
+    "people",
+    "patient",
+    "user",
+    "customer",
+    "member",
+    "subject",
+    "kunde",
+    "kunden",
+    "nutzer",
+    "personne",
+    "utilisateur",
+    "paciente",
+    "cliente",
+    "usuario",
+    "persona",
+    "paziente",
+    "klant",
+    "pid",
+    "tag",
+    "id",
+    "who",
+    "name",
+)
+_TIMES = (
+    "time",
+    "timestamp",
+    "date",
+    "datetime",
+    "when",
+    "day",
+    "period",
+    "hour",
+    "datum",
+    "zeit",
+    "uhrzeit",
+    "zeitpunkt",
+    "zeitstempel",
+    "jour",
+    "heure",
+    "fecha",
+    "hora",
+    "ora",
+    "tijd",
+)
+_LEARNERS = (
+    "learner",
+    "station",
+    "site",
+    "hospital",
+    "clinic",
+    "region",
+    "carrier",
+    "branch",
+    "device",
+    "center",
+    "centre",
+    "klinik",
+    "krankenhaus",
+    "standort",
+    "filiale",
+    "praxis",
+    "clinique",
+    "hopital",
+    "clinica",
+    "sede",
+    "ziekenhuis",
+)
+_NUMBERS_OF_THINGS = (
+    "id",
+    "uuid",
+    "guid",
+    "nr",
+    "no",
+    "num",
+    "number",
+    "nummer",
+    "numero",
+    "key",
+    "code",
+    "ssn",
+    "phone",
+    "telefon",
+    "email",
+    "mail",
+    "iban",
+    "index",
+    "row",
+    "record",
+)
 _STEM = 5
 """A word of so many letters also counts as the beginning of a longer one (patientennummer)."""
 _MOST_LEARNERS = 1000
@@ -57,15 +150,13 @@ class Roles:
 
     def by_column(self) -> dict[str, str]:
         """Column to role."""
-        named = (("client", self.client), ("time", self.time), ("learner", self.learner),
-                 ("label", self.label))  # fmt: skip
+        named = (("client", self.client), ("time", self.time), ("learner", self.learner), ("label", self.label))
         held = {column: role for role, column in named if column not in (None, EACH_ROW)}
         return held | dict.fromkeys(self.left_out, "left out")
 
     def as_dict(self) -> dict[str, str | None]:
         """For ``--json``."""
-        return {"client": self.client, "time": self.time, "learner": self.learner,
-                "label": self.label}  # fmt: skip
+        return {"client": self.client, "time": self.time, "learner": self.learner, "label": self.label}
 
 
 def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Roles:

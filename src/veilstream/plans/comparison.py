@@ -177,13 +177,21 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; without the curve over time."""
         names = (
-            "mechanism", "objective", "sensitivity", "noise_std", "error_max", "error_mean",
-            "error_round_ends", "error_published", "model_noise", "relative_to_independent",
-            "state_vectors", "state_bytes", "seconds_per_step",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
-            "guarantee": self.guarantee.as_dict()
-        }
+            "mechanism",
+            "objective",
+            "sensitivity",
+            "noise_std",
+            "error_max",
+            "error_mean",
+            "error_round_ends",
+            "error_published",
+            "model_noise",
+            "relative_to_independent",
+            "state_vectors",
+            "state_bytes",
+            "seconds_per_step",
+        )
+        return {name: getattr(self, name) for name in names} | {"guarantee": self.guarantee.as_dict()}
 
     @property
     def title(self) -> str:
@@ -281,18 +289,18 @@ def compare(
     return _ranked(setting, rows, left_out=left_out, offers=offers)
 
 
-def _compare_endless(
-    setting: Setting, names: Sequence[str] | None, tick: Callable[[str], None]
-) -> Comparison:
+def _compare_endless(setting: Setting, names: Sequence[str] | None, tick: Callable[[str], None]) -> Comparison:
     """What an unbounded plan runs with, independent noise, and what knowing the end saves."""
     rate = setting.published.forgetting_per_step
     known = ("toeplitz" if rate < 1.0 else "buffered", "independent")
     for name in names or ():
         if name not in known:
             raise InputError(
-                "mechanism", name, f"{' or '.join(known)} for unbounded rounds: it needs an end",
+                "mechanism",
+                name,
+                f"{' or '.join(known)} for unbounded rounds: it needs an end",
                 "leave it out; or name rounds that you will not reach",
-            )  # fmt: skip
+            )
     baseline = _measure(build("independent", setting.horizon), setting, None)
     rows = []
     for name in names or known:
@@ -343,14 +351,9 @@ def _offers(setting: Setting, chosen: Row) -> tuple[Offer, ...]:
         return ()
     mechanism = build("buffered", setting.horizon)
     own = w.error(mechanism, setting.participation).mean
-    others = {"averaging = 3.0": replace(w, averaging=3.0),
-              "forgetting = 0.999": replace(w, forgetting=0.999)}  # fmt: skip
+    others = {"averaging = 3.0": replace(w, averaging=3.0), "forgetting = 0.999": replace(w, forgetting=0.999)}
     return tuple(
-        Offer(
-            change,
-            chosen.error_published
-            * math.sqrt(other.error(mechanism, setting.participation).mean / own),
-        )
+        Offer(change, chosen.error_published * math.sqrt(other.error(mechanism, setting.participation).mean / own))
         for change, other in others.items()
     )
 
@@ -424,12 +427,7 @@ def _seconds_per_step(factorization: Factorization, dim: int) -> float:
     return best * dim / timed
 
 
-def _measure(
-    factorization: Factorization,
-    setting: Setting,
-    baseline: Row | None,
-    objective: str | None = None,
-) -> Row:
+def _measure(factorization: Factorization, setting: Setting, baseline: Row | None, objective: str | None = None) -> Row:
     std, guarantee = calibrate(
         setting.budget,
         factorization,
@@ -441,17 +439,13 @@ def _measure(
         clients_per_step=setting.clients_per_step,
     )
     if std > _LARGEST_STD:
-        raise InputError(
-            "noise std", std, f"<= {_LARGEST_STD:g}", "a larger ε, or a smaller clip_norm; try 1"
-        )
+        raise InputError("noise std", std, f"<= {_LARGEST_STD:g}", "a larger ε, or a smaller clip_norm; try 1")
     # Noise without an end is calibrated as it is, and looked at as far as the horizon.
     seen = factorization
     if isinstance(factorization, StationaryFactorization):
         seen = factorization.until(setting.horizon)
     variance = seen.row_norms_squared() * (std**2 / setting.learners)
-    at_round_ends = math.sqrt(
-        float(variance[setting.local_steps - 1 :: setting.local_steps].mean())
-    )
+    at_round_ends = math.sqrt(float(variance[setting.local_steps - 1 :: setting.local_steps].mean()))
     published = at_round_ends
     if not setting.published.plain:
         unit = std / seen.sensitivity()
@@ -464,8 +458,7 @@ def _measure(
         mechanism=factorization.name,
         objective=objective,
         guarantee=guarantee,
-        sensitivity=guarantee.sensitivity
-        * (setting.clients_per_step / (setting.neighbours.reach * setting.clip_norm)),
+        sensitivity=guarantee.sensitivity * (setting.clients_per_step / (setting.neighbours.reach * setting.clip_norm)),
         noise_std=std,
         error_max=math.sqrt(float(variance.max())),
         error_mean=math.sqrt(float(variance.mean())),

@@ -17,14 +17,7 @@ from veilstream.plans.clients import named_tables, source_files
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.schema import REASONS, RecordSchema
-from veilstream.streams.table_stream import (
-    TableReport,
-    Visit,
-    allowed,
-    dealt_out,
-    read_tables,
-    short_of,
-)
+from veilstream.streams.table_stream import TableReport, Visit, allowed, dealt_out, read_tables, short_of
 from veilstream.wording import counted
 
 __all__ = ["DataCheck", "check_data"]
@@ -64,15 +57,12 @@ class DataCheck:
         for refusal, count in report.refused.most_common():
             share = 100 * count / max(report.rows, 1)
             where = f" in {refusal.column}" if refusal.column else ""
-            found.append(
-                f"{counted(count, 'row')} ({share:.1f}%) refused{where}: {REASONS[refusal.reason]}"
-            )
+            found.append(f"{counted(count, 'row')} ({share:.1f}%) refused{where}: {REASONS[refusal.reason]}")
         for column, count in report.clamped.most_common():
             share = 100 * count / max(report.rows, 1)
             if share >= 1:
                 found.append(
-                    f"{counted(count, 'cell')} ({share:.1f}%) in {column} outside the plan's range "
-                    "or vocabulary"
+                    f"{counted(count, 'cell')} ({share:.1f}%) in {column} outside the plan's range or vocabulary"
                 )
         if len(self.labels) == 1:
             found.append(f"every record has the label {next(iter(self.labels))}")
@@ -89,11 +79,17 @@ class DataCheck:
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            **self.report.as_dict(), "labels": dict(self.labels), "per_learner": self.per_learner,
-            "rounds": self.rounds, "unused_columns": self.unused_columns, "learned": self.learned,
-            "needed": self.needed, "refused_share": self.refused_share,
-            "run_refuses": self.run_refuses, "problems": self.problems(),
-        }  # fmt: skip
+            **self.report.as_dict(),
+            "labels": dict(self.labels),
+            "per_learner": self.per_learner,
+            "rounds": self.rounds,
+            "unused_columns": self.unused_columns,
+            "learned": self.learned,
+            "needed": self.needed,
+            "refused_share": self.refused_share,
+            "run_refuses": self.run_refuses,
+            "problems": self.problems(),
+        }
 
 
 def check_data(paths: list[Path], plan: Plan) -> DataCheck:
@@ -116,17 +112,19 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
     report.returning = sum(count > 1 for count in people.values())
     each = learning.local_steps * learning.clients_per_step
     kept = _at_deployed_learners(visits, plan, report)
-    labels = Counter(
-        str(schema.label.in_units(float(visit.record.sample.target))) for visit in visits
-    )
+    labels = Counter(str(schema.label.in_units(float(visit.record.sample.target))) for visit in visits)
     named = {column for _, table in tables for column in table.columns if column}
     used = {*schema.columns, schema.learner, schema.time}
     checked = DataCheck(
-        report, labels if schema.label.classes else Counter(), kept,
+        report,
+        labels if schema.label.classes else Counter(),
+        kept,
         {name: count // each for name, count in kept.items()},
         # Which columns an encoder of one's own uses, nobody here knows.
-        sorted(named - used) if plan.data.encode is None else [], learning.rounds * each, each,
-    )  # fmt: skip
+        sorted(named - used) if plan.data.encode is None else [],
+        learning.rounds * each,
+        each,
+    )
     _simulate(checked, visits, simulated, paths, plan, schema)
     if report.unordered:
         checked.notes.append(
@@ -144,9 +142,7 @@ def _at_deployed_learners(visits: list[Visit], plan: Plan, report: TableReport) 
         by_learner.setdefault(visit.learner, []).append(visit)
     times = plan.participation
     kept = {
-        name: len(
-            allowed(own, times.times, times.min_separation, plan.learning.clients_per_step, report)
-        )
+        name: len(allowed(own, times.times, times.min_separation, plan.learning.clients_per_step, report))
         for name, own in sorted(by_learner.items())
     }
     report.used = sum(kept.values())
@@ -154,28 +150,27 @@ def _at_deployed_learners(visits: list[Visit], plan: Plan, report: TableReport) 
 
 
 def _simulate(
-    checked: DataCheck,
-    visits: list[Visit],
-    report: TableReport,
-    paths: list[Path],
-    plan: Plan,
-    schema: RecordSchema,
+    checked: DataCheck, visits: list[Visit], report: TableReport, paths: list[Path], plan: Plan, schema: RecordSchema
 ) -> None:
     """By the rules of `veilstream run`; of files that are only some of the plan's, by as many."""
     learning, data = plan.learning, plan.data
     found, wanted = len(checked.per_learner), learning.learners
     some = found < wanted and not _all_files(paths, plan)
     if some:
-        checked.report.notices.append(
-            f"these are the records of {found} of the plan's {counted(wanted, 'learner')}"
-        )
+        checked.report.notices.append(f"these are the records of {found} of the plan's {counted(wanted, 'learner')}")
     try:
         dealt = dealt_out(
-            visits, report, schema, [path.name for path in paths],
-            learners=None if some else wanted, visits=plan.participation.times,
-            separation=plan.participation.min_separation, per_step=learning.clients_per_step,
-            returning=data.returning, held_out_share=data.held_out_share,
-        )  # fmt: skip
+            visits,
+            report,
+            schema,
+            [path.name for path in paths],
+            learners=None if some else wanted,
+            visits=plan.participation.times,
+            separation=plan.participation.min_separation,
+            per_step=learning.clients_per_step,
+            returning=data.returning,
+            held_out_share=data.held_out_share,
+        )
     except InputError as error:
         checked.run_refuses = str(error)
         return

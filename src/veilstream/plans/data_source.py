@@ -33,9 +33,8 @@ class PlanSource(AlwaysReady):
     def __init__(self, plan: Plan, index: int, seed: int | None = None) -> None:
         if not 0 <= index < plan.learning.learners:
             raise InputError(
-                "data", f"plan:{index}", f"a learner from 0 to {plan.learning.learners - 1}",
-                "plan:0 is the first",
-            )  # fmt: skip
+                "data", f"plan:{index}", f"a learner from 0 to {plan.learning.learners - 1}", "plan:0 is the first"
+            )
         self._stream, self._index = stream_of(plan), index
         self._seed = plan.run.first_seed if seed is None else seed
 
@@ -52,9 +51,7 @@ class PlanSource(AlwaysReady):
                 yield Offered(f"{self._seed}/{self._index}/{round_}/{t}", sample)
 
 
-def open_source(
-    text: str, plan: Plan, learner: str | None = None, *, whole: bool = False
-) -> ClientSource:
+def open_source(text: str, plan: Plan, learner: str | None = None, *, whole: bool = False) -> ClientSource:
     """``live``, ``plan:INDEX``, ``module:function``, or a file of records.
 
     Args:
@@ -78,19 +75,16 @@ def open_source(
     return open_file(Path(text), plan, learner, whole=whole)
 
 
-def open_file(
-    path: Path, plan: Plan, learner: str | None = None, *, whole: bool = False
-) -> TableSource:
+def open_file(path: Path, plan: Plan, learner: str | None = None, *, whole: bool = False) -> TableSource:
     """A file of records by the plan's schema; for arguments and errors see `open_source`."""
     if not os.path.lexists(path):
-        raise InputError(
-            "data", str(path), "a file, `live`, `plan:INDEX` or `module:function`",
-            "check the path",
-        )  # fmt: skip
+        raise InputError("data", str(path), "a file, `live`, `plan:INDEX` or `module:function`", "check the path")
     if plan.data.kind != "table":
         raise InputError(
-            "data.kind", plan.data.kind, f'"table", so that columns of {path.name} have a meaning',
+            "data.kind",
+            plan.data.kind,
+            f'"table", so that columns of {path.name} have a meaning',
             f"`veilstream data check {path.name} --write --plan PLAN` proposes a [data] table",
-        )  # fmt: skip
+        )
     table = open_table(path, whole=whole, query=plan.data.query)
     return TableSource(table, schema_of(plan), learner)

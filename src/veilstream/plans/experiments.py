@@ -52,55 +52,63 @@ class Figure:
 
 def _horizon(tau: int) -> dict[str, Any]:
     return {
-        "name": f"cnn, tau {tau}", "learning.local_steps": tau, "learning.rounds": 6000 // tau,
+        "name": f"cnn, tau {tau}",
+        "learning.local_steps": tau,
+        "learning.rounds": 6000 // tau,
         "run.evaluate_every": 200 // tau,
-    }  # fmt: skip
+    }
 
 
 _SMOKE = {"run.seeds": 1, "run.evaluate_every": 50, "data.held_out": 500}
 _STREAMS = ("electricity", "covertype", "flights", "health")
-_BEYOND = (
-    "beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "beyond_edge_10",
-    "mnist_private",
-)  # fmt: skip
+_BEYOND = ("beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "beyond_edge_10", "mnist_private")
 _FAIR = {"fair_logistic": 4, "fair_logistic_200": 20, "fair_logistic_50": 80}
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure(
-            "logistic", "the paper's first figure: logistic regression on synthetic data",
+            "logistic",
+            "the paper's first figure: logistic regression on synthetic data",
             (Variant("", "logistic"),),
             {"learning.rounds": 60, "run.seeds": 2},
         ),
         Figure(
-            "fair", "the first figure's task with every method, baselines too, at its own best",
-            tuple(Variant(f"{4000 // met}-releases", name, {"learning.local_steps": met})
-                  for name, met in _FAIR.items()),
-            {"run.seeds": 2, "run.evaluate_every": 1}, smoke_steps=240,
+            "fair",
+            "the first figure's task with every method, baselines too, at its own best",
+            tuple(
+                Variant(f"{4000 // met}-releases", name, {"learning.local_steps": met}) for name, met in _FAIR.items()
+            ),
+            {"run.seeds": 2, "run.evaluate_every": 1},
+            smoke_steps=240,
         ),
         Figure(
-            "cnn", "the paper's second figure: a CNN on MNIST, tau = 1, 2, 4",
+            "cnn",
+            "the paper's second figure: a CNN on MNIST, tau = 1, 2, 4",
             tuple(Variant(f"tau-{tau}", "cnn", _horizon(tau)) for tau in (1, 2, 4)),
-            _SMOKE, smoke_steps=200,
+            _SMOKE,
+            smoke_steps=200,
         ),
         Figure(
-            "clip", "the CNN's accuracy by clip norm, and what is not private",
+            "clip",
+            "the CNN's accuracy by clip norm, and what is not private",
             (Variant("", "clip"),),
             _SMOKE | {"learning.rounds": 60},
         ),
         Figure(
-            "beyond", "what reaches 0.9 and more on MNIST with the promise kept",
+            "beyond",
+            "what reaches 0.9 and more on MNIST with the promise kept",
             tuple(Variant(name, name, {"run.seeds": 10}) for name in _BEYOND),
             _SMOKE | {"learning.rounds": 30},
         ),
         Figure(
-            "streams", "real streams: where private learning pays, and where it does not",
+            "streams",
+            "real streams: where private learning pays, and where it does not",
             tuple(Variant(name, f"streams_{name}") for name in _STREAMS),
             {"learning.rounds": 60, "run.seeds": 2, "run.evaluate_every": 60},
         ),
     )
-}  # fmt: skip
+}
 
 
 def figure_of(name: str) -> Figure:

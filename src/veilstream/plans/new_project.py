@@ -148,8 +148,5 @@ def _records(index: int, station: str) -> str:
         liking = 0.35 * (hour - 14) - 0.09 * (degrees - 10) + (1.6 if channel == "phone" else -0.8)
         answered = dice.random() < 1 / (1 + math.exp(-liking))
         shown = "" if dice.random() < 0.02 else f"{degrees:.1f}"
-        lines.append(
-            f"{station}-{row:04d},{row},{hour:.2f},{shown},{channel},{campaign},"
-            f"{'yes' if answered else 'no'}"
-        )
+        lines.append(f"{station}-{row:04d},{row},{hour:.2f},{shown},{channel},{campaign},{'yes' if answered else 'no'}")
     return "\n".join(lines) + "\n"

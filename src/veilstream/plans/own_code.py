@@ -44,9 +44,11 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
     found = getattr(module, function_name, None)
     if not callable(found):
         raise InputError(
-            key, name, f"a function {function_name} in {module_name}",
+            key,
+            name,
+            f"a function {function_name} in {module_name}",
             "it has " + (", ".join(_functions(module)) or "none"),
-        )  # fmt: skip
+        )
     function: Callable[..., Any] = found
     return function
 
@@ -79,8 +81,7 @@ def code_hash(key: str, name: str) -> str:
         content.update(file.read_bytes())
         return content.hexdigest()
     inner = Path(*module_name.split(".")[1:]) if "." in module_name else Path("__init__.py")
-    if not any((folder / inner).with_suffix(".py").is_file() or (folder / inner).is_dir()
-               for folder in folders):  # fmt: skip
+    if not any((folder / inner).with_suffix(".py").is_file() or (folder / inner).is_dir() for folder in folders):
         raise _no_file(key, name)
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):
@@ -99,15 +100,15 @@ def _look_here() -> None:
 
 def _not_imported(key: str, name: str, error: Exception) -> InputError:
     return InputError(
-        key, name, "a module that can be imported here",
+        key,
+        name,
+        "a module that can be imported here",
         f"{type(error).__name__}: {error}; is it installed, or in the current directory?",
-    )  # fmt: skip
+    )
 
 
 def _no_file(key: str, name: str) -> InputError:
-    return InputError(
-        key, name, "a module in a file, whose hash all sides compare", "put it into a .py file"
-    )
+    return InputError(key, name, "a module in a file, whose hash all sides compare", "put it into a .py file")
 
 
 def _functions(module: Any) -> list[str]:

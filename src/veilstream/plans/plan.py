@@ -46,10 +46,23 @@ __all__ = [
 
 
 _OF_TABLES = (
-    "source", "query", "learner", "client", "time", "label", "labels", "label_range",
-    "label_outside", "features", "interactions", "bias", "fit", "encode", "held_out_share",
+    "source",
+    "query",
+    "learner",
+    "client",
+    "time",
+    "label",
+    "labels",
+    "label_range",
+    "label_outside",
+    "features",
+    "interactions",
+    "bias",
+    "fit",
+    "encode",
+    "held_out_share",
     "returning",
-)  # fmt: skip
+)
 """Keys of [data] that only records of a table have."""
 
 
@@ -64,9 +77,11 @@ class Plan(PlanTable):
     """A whole run."""
 
     name: str = value(
-        default="run", pattern=r"(?!\.+$)[^/\\\x00-\x1f\x7f]+",
-        shape="text without slashes and control characters", hint="it names the run's folder",
-    )  # fmt: skip
+        default="run",
+        pattern=r"(?!\.+$)[^/\\\x00-\x1f\x7f]+",
+        shape="text without slashes and control characters",
+        hint="it names the run's folder",
+    )
     description: str = ""
     """For people; figures and summaries show it."""
     learning: LearningPlan
@@ -86,22 +101,26 @@ class Plan(PlanTable):
         for field in ("start_sha256", "start_ca"):
             if getattr(self.learning, field) is not None and self.learning.start is None:
                 raise PlanError(
-                    f"learning.{field}", getattr(self.learning, field),
-                    "learning.start beside it", "name the model, or remove it",
-                )  # fmt: skip
+                    f"learning.{field}",
+                    getattr(self.learning, field),
+                    "learning.start beside it",
+                    "name the model, or remove it",
+                )
         if self.federation.min_clients > self.learning.local_steps:
             raise PlanError(
-                "federation.min_clients", self.federation.min_clients,
+                "federation.min_clients",
+                self.federation.min_clients,
                 f"at most learning.local_steps = {self.learning.local_steps}, a round's clients",
                 f"min_clients = {self.learning.local_steps}",
-            )  # fmt: skip
+            )
         need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
         if self.data.clients is not None and need > self.data.clients:
             raise PlanError(
-                "learning.rounds", self.learning.rounds,
+                "learning.rounds",
+                self.learning.rounds,
                 f"a horizon of at most {self.data.clients} clients a learner (needs {need})",
                 f"rounds = {self.data.clients * self.learning.rounds // need}, or more clients",
-            )  # fmt: skip
+            )
         for index, method in enumerate(self.methods):
             self._check_method(f"methods[{index}]", method)
         if self.telemetry is not None:
@@ -112,21 +131,25 @@ class Plan(PlanTable):
         metrics, task = list(telemetry.metrics), self.learning.task
         if "accuracy" in metrics and task in DATA_OF_TASK and task not in _CLASSIFY:
             raise PlanError(
-                "telemetry.metrics", metrics, f"no accuracy where {task} predicts a number",
+                "telemetry.metrics",
+                metrics,
+                f"no accuracy where {task} predicts a number",
                 'metrics = ["loss"], with a loss_cap',
-            )  # fmt: skip
+            )
         if "clipped" in metrics and any(m.method.normalises for m in self.methods):
             raise PlanError(
-                "telemetry.metrics", metrics,
+                "telemetry.metrics",
+                metrics,
                 "no clipped beside a method that normalises gradients: none is ever clipped",
                 "remove it",
-            )  # fmt: skip
+            )
         if self.data.missing_weights != "constant":
             raise PlanError(
-                "data.missing_weights", self.data.missing_weights,
+                "data.missing_weights",
+                self.data.missing_weights,
                 '"constant" where there is telemetry: other weights distort it',
                 "remove it, or [telemetry]",
-            )  # fmt: skip
+            )
 
     def telemetry_of(self, plan: MethodPlan) -> Telemetry | None:
         """What each client contributes beside its gradient; None for nothing."""
@@ -148,9 +171,11 @@ class Plan(PlanTable):
         if data.kind not in (*fitting, "custom"):
             listed = ", ".join(f'"{kind}"' for kind in fitting)
             raise PlanError(
-                "data.kind", data.kind, f'{listed} or "custom" for task = "{task}"',
+                "data.kind",
+                data.kind,
+                f'{listed} or "custom" for task = "{task}"',
                 f'kind = "{fitting[0]}", or another task',
-            )  # fmt: skip
+            )
         self._check_table()
         if data.kind != "synthetic" and data.drift != "none":
             raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
@@ -159,33 +184,37 @@ class Plan(PlanTable):
             raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
         if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
             raise PlanError(
-                "learning.learners", self.learning.learners, "10 for the paper's split by digit",
+                "learning.learners",
+                self.learning.learners,
+                "10 for the paper's split by digit",
                 'learners = 10, or data.split = "even", "dirichlet" or "writers"',
-            )  # fmt: skip
+            )
 
     def _check_attendance(self) -> None:
         data = self.data
         if data.missing_weights != "constant" and not data.partial_attendance:
             raise PlanError(
-                "data.missing_weights", data.missing_weights,
+                "data.missing_weights",
+                data.missing_weights,
                 '"constant" where every learner takes part in every round',
                 "remove it, or add data.missing, data.late or data.leaving",
-            )  # fmt: skip
+            )
         if data.partial_attendance and self.run.noise == "device":
             raise PlanError(
-                "run.noise", self.run.noise,
+                "run.noise",
+                self.run.noise,
                 '"host" where learners miss rounds: each has noise at a pace of its own',
                 'noise = "host"; or remove data.missing, data.late and data.leaving',
-            )  # fmt: skip
+            )
         often = self.participation
         if data.partial_attendance and often.times > 1 and often.min_separation > 1:
             raise PlanError(
-                "privacy.min_separation", often.min_separation,
+                "privacy.min_separation",
+                often.min_separation,
                 "1 where people return and learners miss rounds: a learner that sat some out has "
                 "taken fewer steps between two visits than the run has",
-                "min_separation = 1 (more noise); or remove data.missing, data.late and "
-                "data.leaving",
-            )  # fmt: skip
+                "min_separation = 1 (more noise); or remove data.missing, data.late and data.leaving",
+            )
 
     def _check_table(self) -> None:
         """The keys of records stand where records are, and nowhere else."""
@@ -201,9 +230,11 @@ class Plan(PlanTable):
         for key in _OF_TABLES:
             if getattr(data, key) != DataPlan._entries[key].default:
                 raise PlanError(
-                    f"data.{key}", getattr(data, key), 'nothing unless data.kind is "table"',
+                    f"data.{key}",
+                    getattr(data, key),
+                    'nothing unless data.kind is "table"',
                     'kind = "table", or remove it',
-                )  # fmt: skip
+                )
 
     def _check_method(self, where: str, plan: MethodPlan) -> None:
         method = plan.method
@@ -211,68 +242,73 @@ class Plan(PlanTable):
             for field in ("epsilon", "delta", "accounting", "mechanism"):
                 if getattr(plan, field) is not None:
                     raise PlanError(
-                        f"{where}.{field}", getattr(plan, field),
+                        f"{where}.{field}",
+                        getattr(plan, field),
                         f"nothing: {plan.kind} adds no noise and protects no one",
                         f"remove it, or take another kind than {plan.kind}",
-                    )  # fmt: skip
+                    )
         else:
             self.budget_of(plan, where)
         if method.fixed_mechanism and plan.mechanism not in (None, method.default_mechanism):
             raise PlanError(
-                f"{where}.mechanism", plan.mechanism, f"{method.default_mechanism} for {plan.kind}",
+                f"{where}.mechanism",
+                plan.mechanism,
+                f"{method.default_mechanism} for {plan.kind}",
                 'kind = "ours" takes any',
-            )  # fmt: skip
+            )
         if method.chooses_steps:
             self._check_auto(where, plan)
         fitting = MADE_FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
         if plan.objective is not None and plan.mechanism_name not in fitting:
             raise PlanError(
-                f"{where}.objective", plan.objective,
-                f"only with mechanism = {', '.join(fitting)}", "remove it",
-            )  # fmt: skip
+                f"{where}.objective", plan.objective, f"only with mechanism = {', '.join(fitting)}", "remove it"
+            )
         met = self.learning.local_steps * self.learning.clients_per_step
         if plan.clients_per_step is not None and met % plan.clients_per_step:
             raise PlanError(
-                f"{where}.clients_per_step", plan.clients_per_step,
+                f"{where}.clients_per_step",
+                plan.clients_per_step,
                 f"a divisor of {met}, the clients that a learner meets in a round",
                 f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
-            )  # fmt: skip
+            )
         if plan.objective and plan.mechanism_name == "banded":
             returning = self.participation.times > 1
             if not returning or not self.workload_of(plan).plain:
                 raise PlanError(
-                    f"{where}.objective", plan.objective,
+                    f"{where}.objective",
+                    plan.objective,
                     "people who return ([privacy] participations > 1) and models as they are: "
                     "banded is tuned for nothing else",
                     "remove it, or take optimal or buffered",
-                )  # fmt: skip
+                )
         self.check_visits(plan, where)
         endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
         if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
             raise PlanError(
-                f"{where}.mechanism", plan.mechanism,
+                f"{where}.mechanism",
+                plan.mechanism,
                 f"nothing, or {endless}, for unbounded rounds: this one needs an end",
                 "remove it; or learning.unbounded = false, with the rounds that there will be",
-            )  # fmt: skip
+            )
         if self.learning.unbounded and plan.objective is not None:
             raise PlanError(
-                f"{where}.objective", plan.objective,
-                "nothing beside unbounded rounds: their noise is made for forgetting, or for "
-                "epochs of doubling length",
+                f"{where}.objective",
+                plan.objective,
+                "nothing beside unbounded rounds: their noise is made for forgetting, or for epochs of doubling length",
                 "remove it; or learning.unbounded = false, with the rounds that there will be",
-            )  # fmt: skip
+            )
         if plan.averaging is not None and plan.newest_weight is not None:
             raise PlanError(
-                f"{where}.newest_weight", plan.newest_weight, "one kind of averaging",
-                "remove averaging, or this",
-            )  # fmt: skip
+                f"{where}.newest_weight", plan.newest_weight, "one kind of averaging", "remove averaging, or this"
+            )
         one = self.learning.learners == 1 and self.learning.local_steps == 1
         if method.one_machine and not one:
             raise PlanError(
-                f"{where}.kind", plan.kind, "learners = 1 and local_steps = 1 (one machine)",
-                f"this plan has learners = {self.learning.learners}, "
-                f"local_steps = {self.learning.local_steps}",
-            )  # fmt: skip
+                f"{where}.kind",
+                plan.kind,
+                "learners = 1 and local_steps = 1 (one machine)",
+                f"this plan has learners = {self.learning.learners}, local_steps = {self.learning.local_steps}",
+            )
 
     def _check_auto(self, where: str, plan: MethodPlan) -> None:
         """What is chosen is not said: a number beside it would be tuned on someone's data."""
@@ -280,14 +316,18 @@ class Plan(PlanTable):
         for field in ("step_size", "server_step_size", "clip_norm"):
             if getattr(plan, field) != entries[field].default:
                 raise PlanError(
-                    f"{where}.{field}", getattr(plan, field),
-                    "nothing: auto takes it from public facts", 'remove it, or kind = "ours"',
-                )  # fmt: skip
+                    f"{where}.{field}",
+                    getattr(plan, field),
+                    "nothing: auto takes it from public facts",
+                    'remove it, or kind = "ours"',
+                )
         if self.learning.unbounded:
             raise PlanError(
-                f"{where}.kind", plan.kind, "a run with an end: auto's step depends on it",
+                f"{where}.kind",
+                plan.kind,
+                "a run with an end: auto's step depends on it",
                 'rounds that you will not reach, or kind = "ours" with a step_size',
-            )  # fmt: skip
+            )
 
     def check_visits(self, plan: MethodPlan, where: str = "methods") -> None:
         """Refuse a promise to people who return whose separation is not in the method's own steps.
@@ -310,13 +350,13 @@ class Plan(PlanTable):
             return
         field = f"{where}.kind" if plan.clients_per_step is None else f"{where}.clients_per_step"
         raise PlanError(
-            field, plan.kind if plan.clients_per_step is None else plan.clients_per_step,
+            field,
+            plan.kind if plan.clients_per_step is None else plan.clients_per_step,
             f"the plan's steps beside privacy.participations = {times}: a round of {plan.name} has "
             f"{steps} x {clients} clients, the plan's {own[0]} x {own[1]}, in which visits are "
             "kept apart",
-            f"learning.local_steps = {steps} and clients_per_step = {clients} for all methods, or "
-            "participations = 1",
-        )  # fmt: skip
+            f"learning.local_steps = {steps} and clients_per_step = {clients} for all methods, or participations = 1",
+        )
 
     def budget_of(self, plan: MethodPlan, where: str = "methods") -> Budget:
         """The method's own budget, or the plan's."""
@@ -325,16 +365,16 @@ class Plan(PlanTable):
         if epsilon is None or delta is None:
             missing = "epsilon" if epsilon is None else "delta"
             raise PlanError(
-                f"{where}.{missing}", None, "a budget for a method that adds noise",
+                f"{where}.{missing}",
+                None,
+                "a budget for a method that adds noise",
                 f"add [privacy] with {missing}, or {missing} to the method",
-            )  # fmt: skip
+            )
         return Budget(epsilon, delta)
 
     def steps_and_clients(self, plan: MethodPlan) -> tuple[int, int]:
         """A method's steps in a round and clients in a step; together the clients of a round."""
-        steps, clients = plan.method.steps_and_clients(
-            self.learning.local_steps, self.learning.clients_per_step
-        )
+        steps, clients = plan.method.steps_and_clients(self.learning.local_steps, self.learning.clients_per_step)
         if plan.clients_per_step is None:
             return steps, clients
         return steps * clients // plan.clients_per_step, plan.clients_per_step
@@ -343,10 +383,15 @@ class Plan(PlanTable):
         """What the method publishes, as a linear map of its gradients."""
         steps, _ = self.steps_and_clients(plan)
         return Workload(
-            horizon=self.learning.rounds * steps, local_steps=steps, step_decay=plan.step_decay,
-            averaging=plan.averaging, newest_weight=plan.newest_weight, momentum=plan.momentum,
-            forgetting=plan.forgetting, interior_weight=plan.interior_weight,
-        )  # fmt: skip
+            horizon=self.learning.rounds * steps,
+            local_steps=steps,
+            step_decay=plan.step_decay,
+            averaging=plan.averaging,
+            newest_weight=plan.newest_weight,
+            momentum=plan.momentum,
+            forgetting=plan.forgetting,
+            interior_weight=plan.interior_weight,
+        )
 
     def clip_norm_of(self, plan: MethodPlan) -> float:
         """The method's own B_g, or the plan's; of normalised gradients it is one."""
@@ -436,19 +481,12 @@ def _override(content: dict[str, Any], key: str, given: object) -> str:
     """Set a dotted key; returns the field that it is."""
     methods = content.get("methods")
     if key.startswith("methods.") and isinstance(methods, list):
-        named = {
-            m["name"]: i
-            for i, m in enumerate(methods)
-            if isinstance(m, dict) and isinstance(m.get("name"), str)
-        }
+        named = {m["name"]: i for i, m in enumerate(methods) if isinstance(m, dict) and isinstance(m.get("name"), str)}
         rest = key.removeprefix("methods.")
         # Names may hold dots: the longest that fits is meant.
         fitting = [name for name in named if rest.startswith(f"{name}.")]
         if not fitting:
-            raise PlanError(
-                "--set", key, "methods.NAME.key with a NAME of the plan",
-                "there are " + ", ".join(named),
-            )  # fmt: skip
+            raise PlanError("--set", key, "methods.NAME.key with a NAME of the plan", "there are " + ", ".join(named))
         name = max(fitting, key=len)
         field = rest.removeprefix(f"{name}.")
         methods[named[name]][field] = given

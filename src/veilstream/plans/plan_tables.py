@@ -25,11 +25,16 @@ __all__ = [
 
 
 DATA_OF_TASK = {
-    "logistic": ("synthetic", "table"), "least_squares": ("synthetic", "table"),
-    "softmax": ("table",), "huber": ("table",), "poisson": ("table",),
-    "ripple": ("ripple",), "cnn": ("mnist",), "edge_features": ("mnist",),
+    "logistic": ("synthetic", "table"),
+    "least_squares": ("synthetic", "table"),
+    "softmax": ("table",),
+    "huber": ("table",),
+    "poisson": ("table",),
+    "ripple": ("ripple",),
+    "cnn": ("mnist",),
+    "edge_features": ("mnist",),
     "random_features": ("mnist",),
-}  # fmt: skip
+}
 """Which data the tasks that are known learn from."""
 
 
@@ -56,9 +61,7 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = value(
-        ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end'
-    )
+    rounds: int = value(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
     unbounded: bool = False
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
     it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
@@ -70,9 +73,11 @@ class LearningPlan(PlanTable):
     clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g: every client's gradient is shortened to this norm where it is longer."""
     task: str = value(
-        default="logistic", choices=(*DATA_OF_TASK, "custom"), pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
+        default="logistic",
+        choices=(*DATA_OF_TASK, "custom"),
+        pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
         shape='"package.module:function"',
-    )  # fmt: skip
+    )
     """What is learned. "package.module:function" names a function that makes a task of your own, on
     every machine; "custom" is one given in Python: run(plan, task=...)."""
     ridge: float = value(default=0.0, ge=0, hint="0 for none")
@@ -85,9 +90,8 @@ class LearningPlan(PlanTable):
     """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
     server's models (`veilstream.runs.start`). Learners do not read it: they get the server's x."""
     start_sha256: str | None = value(
-        default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits",
-        hint="start.json of a run says it",
-    )  # fmt: skip
+        default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits", hint="start.json of a run says it"
+    )
     """Which model `start` must be; server and learners then agree on it."""
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
     """Who vouches for a server that `start` names: a PEM file."""
@@ -96,10 +100,11 @@ class LearningPlan(PlanTable):
         if given.get("rounds") == "unbounded":
             if given.get("unbounded", True) is not True:
                 raise PlanError(
-                    "unbounded", given["unbounded"],
+                    "unbounded",
+                    given["unbounded"],
                     'true, or nothing, beside rounds = "unbounded"',
                     "remove it, or say how many rounds there will be",
-                )  # fmt: skip
+                )
             given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
         super().__init__(**given)
 
@@ -162,9 +167,11 @@ class DataPlan(PlanTable):
     """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
     or cut where they are longer."""
     encode: str | None = value(
-        default=None, pattern=r"[^\W\d][\w.]*:[^\W\d]\w*", shape='"package.module:function"',
+        default=None,
+        pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
+        shape='"package.module:function"',
         hint="a function from a row to features, for features of your own",
-    )  # fmt: skip
+    )
     """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
     held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
     """Share of a table's people who are measured on and not learned from."""
@@ -237,9 +244,11 @@ class TelemetryPlan(PlanTable):
     """
 
     metrics: tuple[str, ...] = value(
-        default=("accuracy",), empty=False, choices=METRIC_NAMES,
+        default=("accuracy",),
+        empty=False,
+        choices=METRIC_NAMES,
         hint='["accuracy"]; leave the table out for no telemetry',
-    )  # fmt: skip
+    )
     scale: float = value(default=0.3, gt=0, le=10, hint="times the clip norm; try 0.3")
     """Width of each metric's coordinate, in clip norms: wider is seen better and needs more noise,
     √(1 + metrics·(scale/2)²) times as much; 1.1% for one metric at 0.3."""
@@ -265,18 +274,21 @@ class TelemetryPlan(PlanTable):
             raise PlanError("factor", self.factor, "< 1 where it reduces a step", "try 0.5")
         if self.act != "none" and self.metrics[0] not in ("accuracy", "loss"):
             raise PlanError(
-                "act", self.act, "accuracy or loss as the first metric: it is what is acted on",
+                "act",
+                self.act,
+                "accuracy or loss as the first metric: it is what is acted on",
                 'metrics = ["accuracy", ...]',
-            )  # fmt: skip
+            )
 
 
 class MethodPlan(PlanTable):
     """One line of the comparison."""
 
     name: str = value(
-        pattern=r"[^/\\\x00-\x1f\x7f]+", shape="text without slashes and control characters",
+        pattern=r"[^/\\\x00-\x1f\x7f]+",
+        shape="text without slashes and control characters",
         hint="a short name for tables and figures",
-    )  # fmt: skip
+    )
     kind: str = value(default="ours", choices=METHODS)
     """Whose method: ours, one of those that the paper compares, without noise, or one that needs no
     tuning ("auto")."""
@@ -319,9 +331,11 @@ class MethodPlan(PlanTable):
         """Refuse a method that neither says its step size nor chooses it."""
         if self.step_size is None and not self.method.chooses_steps:
             raise PlanError(
-                "step_size", None, "a finite number > 0",
+                "step_size",
+                None,
+                "a finite number > 0",
                 'add step_size = ...; try 0.1, or kind = "auto" which needs none',
-            )  # fmt: skip
+            )
 
     @property
     def method(self) -> Method:
@@ -338,9 +352,11 @@ class MethodPlan(PlanTable):
         """
         if self.step_size is None:
             raise InputError(
-                "step_size", None, f"a number: {self.name} has not chosen its own yet",
+                "step_size",
+                None,
+                f"a number: {self.name} has not chosen its own yet",
                 "take the method from prepare(plan, method).plan",
-            )  # fmt: skip
+            )
         return self.step_size
 
     def blend(self, round_: Any) -> Any:

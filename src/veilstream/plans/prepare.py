@@ -172,16 +172,13 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
-    rule = StepRule(
-        enforced, learning.projection_radius, method.method.unit_steps, gamma_of(plan, method)
-    )
+    rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps, gamma_of(plan, method))
     name = method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
-        options = {"objective": method.objective, "local_steps": steps,
-                   "interior_weight": method.interior_weight}  # fmt: skip
+        options = {"objective": method.objective, "local_steps": steps, "interior_weight": method.interior_weight}
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)

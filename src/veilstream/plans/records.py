@@ -11,26 +11,12 @@ from veilstream.learning.tasks import TaskDetails
 from veilstream.plans.own_code import code_hash, load_function
 from veilstream.plans.schema import PlanTable, value
 from veilstream.records.own_records import AS_IT_IS, OwnRecords
-from veilstream.records.schema import (
-    Categorical,
-    Feature,
-    Hashed,
-    Label,
-    Numeric,
-    RecordSchema,
-)
+from veilstream.records.schema import Categorical, Feature, Hashed, Label, Numeric, RecordSchema
 
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
-__all__ = [
-    "TABLE_TASKS",
-    "FeaturePlan",
-    "check_own_records",
-    "label_unit",
-    "record_terms",
-    "schema_of",
-]
+__all__ = ["TABLE_TASKS", "FeaturePlan", "check_own_records", "label_unit", "record_terms", "schema_of"]
 
 TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
 """Tasks for records of a table."""
@@ -73,15 +59,11 @@ class FeaturePlan(PlanTable):
         wanted = {"numeric": set(), "categorical": {"vocabulary"}, "hashed": {"width"}}[self.kind]
         for key in sorted(wanted):
             if getattr(self, key) is None:
-                raise InputError(
-                    key, None, f"given for kind = {self.kind!r}", f"add {key} to {self.name}"
-                )
+                raise InputError(key, None, f"given for kind = {self.kind!r}", f"add {key} to {self.name}")
         allowed = wanted | ({"low", "high", "center", "scale"} if self.kind == "numeric" else set())
         for key in ("low", "high", "center", "scale", "vocabulary", "width"):
             if key not in allowed and getattr(self, key) is not None:
-                raise InputError(
-                    key, getattr(self, key), f"nothing for kind = {self.kind!r}", "remove it"
-                )
+                raise InputError(key, getattr(self, key), f"nothing for kind = {self.kind!r}", "remove it")
         if self.kind == "numeric":
             self._check_range()
 
@@ -90,9 +72,11 @@ class FeaturePlan(PlanTable):
         by_scale = (self.center is not None, self.scale is not None)
         if sorted([by_range, by_scale]) != [(False, False), (True, True)]:
             raise InputError(
-                "low", self.low, f"low and high, or center and scale, for {self.name}",
+                "low",
+                self.low,
+                f"low and high, or center and scale, for {self.name}",
                 "constants that anybody knows, never ones that were read off private records",
-            )  # fmt: skip
+            )
         self.feature()
 
     def feature(self) -> Feature:
@@ -124,9 +108,11 @@ def schema_of(plan: Plan) -> RecordSchema:
     if data.label is None or data.client is None:
         missing = "label" if data.label is None else "client"
         raise InputError(
-            f"data.{missing}", None, 'a column, since data.kind is "table"',
+            f"data.{missing}",
+            None,
+            'a column, since data.kind is "table"',
             f'{missing} = "..."; `veilstream data check FILE` proposes one',
-        )  # fmt: skip
+        )
     return RecordSchema(
         client=data.client,
         label=_label(plan, data.label),
@@ -155,19 +141,22 @@ def check_own_records(plan: Plan) -> None:
     for key in _OF_COLUMNS:
         if getattr(data, key):
             raise InputError(
-                f"data.{key}", getattr(data, key), "nothing beside data.encode, which does it",
-                "remove one of the two",
-            )  # fmt: skip
+                f"data.{key}", getattr(data, key), "nothing beside data.encode, which does it", "remove one of the two"
+            )
     if data.client is None:
         raise InputError(
-            "data.client", None, "a column that says who, also with data.encode",
+            "data.client",
+            None,
+            "a column that says who, also with data.encode",
             'client = "person", or "#row" if nobody returns',
-        )  # fmt: skip
+        )
     if plan.learning.task == "custom":
         raise InputError(
-            "learning.task", "custom", "a task by name, since data.encode must know its features",
+            "learning.task",
+            "custom",
+            "a task by name, since data.encode must know its features",
             'task = "my_model:make_task"',
-        )  # fmt: skip
+        )
 
 
 def _own_records(plan: Plan, name: str) -> OwnRecords:
@@ -178,9 +167,11 @@ def _own_records(plan: Plan, name: str) -> OwnRecords:
     assert data.client is not None
     if details.features_shape is None:
         raise InputError(
-            "learning.task", plan.learning.task, "a task with features_shape or an example",
+            "learning.task",
+            plan.learning.task,
+            "a task with features_shape or an example",
             "say what one client's features look like: task.features_shape = (d,)",
-        )  # fmt: skip
+        )
     label = AS_IT_IS
     if data.labels is not None:
         signed = details.labels is not None and set(details.labels) == {-1.0, 1.0}
@@ -230,28 +221,21 @@ def _label(plan: Plan, name: str) -> Label:
     if data.labels is not None and data.label_range is not None:
         raise InputError("data.labels", data.labels, "either labels or label_range", "remove one")
     if known and classifies and data.labels is None:
-        raise InputError(
-            "data.labels", None, f"the label's texts, since {task} classifies",
-            'labels = ["no", "yes"]',
-        )  # fmt: skip
+        raise InputError("data.labels", None, f"the label's texts, since {task} classifies", 'labels = ["no", "yes"]')
     if data.labels is not None:
         if known and not classifies:
             raise InputError(
-                "data.labels", data.labels, f"label_range, since {task} predicts a number",
-                "label_range = [0.0, 100.0]",
-            )  # fmt: skip
+                "data.labels", data.labels, f"label_range, since {task} predicts a number", "label_range = [0.0, 100.0]"
+            )
         return Label(name, data.labels, signed=task == "logistic")
     if data.label_range is None or len(data.label_range) != 2:
         raise InputError(
-            "data.label_range", data.label_range, "two numbers, the label's public range",
-            "label_range = [0.0, 100.0]",
-        )  # fmt: skip
+            "data.label_range", data.label_range, "two numbers, the label's public range", "label_range = [0.0, 100.0]"
+        )
     low, high = data.label_range
     if task == "poisson" and low < 0:
         raise InputError("data.label_range", data.label_range, "from 0 on: counts", "[0.0, 50.0]")
-    return Label(
-        name, None, low=low, high=high, counts=task == "poisson", outside=data.label_outside
-    )
+    return Label(name, None, low=low, high=high, counts=task == "poisson", outside=data.label_outside)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -204,9 +204,7 @@ def _entries_of(table: type[Table]) -> dict[str, _Entry]:
             kind, array = get_args(kind)[0], True
         if get_origin(kind) is Literal:
             kind, rule = str, dataclasses.replace(rule, choices=get_args(kind))
-        entries[each.name] = _Entry(
-            each.name, kind, array, optional, each.default, rule, table.refusal
-        )
+        entries[each.name] = _Entry(each.name, kind, array, optional, each.default, rule, table.refusal)
     return entries
 
 

@@ -50,9 +50,11 @@ def _own(plan: Plan, name: str) -> Task:
         task = make(plan)
     except Exception as error:  # whatever a stranger's function does
         raise InputError(
-            "learning.task", name, "a function of the plan that returns a task",
+            "learning.task",
+            name,
+            "a function of the plan that returns a task",
             f"it raised {type(error).__name__}: {error}",
-        ) from error  # fmt: skip
+        ) from error
     check_members(task)
     checked: Task = task
     return checked

@@ -141,9 +141,7 @@ def _reach(
     telemetry: Telemetry | None,
 ) -> _Reach:
     if not isinstance(factorization, Factorization):
-        raise InputError(
-            "factorization", factorization, "a Factorization", "mechanisms.optimal(1000)"
-        )
+        raise InputError("factorization", factorization, "a Factorization", "mechanisms.optimal(1000)")
     clip = checked_clip_norm(clip_norm)
     together = positive_integer("clients_per_step", clients_per_step, "try 1")
     near, part = Neighbours.of(neighbours), as_participation(participation)

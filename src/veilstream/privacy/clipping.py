@@ -26,9 +26,7 @@ def checked_clip_norm(clip_norm: object) -> float:
     return bound
 
 
-def clip(
-    gradients: NDArray[np.floating], clip_norm: float, *, gamma: float | None = None
-) -> Clipped:
+def clip(gradients: NDArray[np.floating], clip_norm: float, *, gamma: float | None = None) -> Clipped:
     """Scale each vector along the last axis to norm at most ``clip_norm``.
 
     Guarantees, for every input of float32 or float64, whatever its shape and values:

@@ -72,9 +72,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a <= 0.0 and mu >= 0.5:
-        complement = math.exp(float(log_ndtr(a))) + math.exp(-0.5 * a * a - _LOG_SQRT_2PI) * _mills(
-            b
-        )
+        complement = math.exp(float(log_ndtr(a))) + math.exp(-0.5 * a * a - _LOG_SQRT_2PI) * _mills(b)
         return math.log1p(-complement)
     drop = _mills_drop(a, mu)
     return -0.5 * a * a - _LOG_SQRT_2PI + math.log(drop) if drop > 0.0 else -math.inf

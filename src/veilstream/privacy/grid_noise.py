@@ -65,9 +65,8 @@ class GridNoise:
     def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int) -> None:
         if program.block_length != 1:
             raise InputError(
-                "program", f"blocks of {program.block_length} steps", "blocks of one step",
-                "with_block_length(1)",
-            )  # fmt: skip
+                "program", f"blocks of {program.block_length} steps", "blocks of one step", "with_block_length(1)"
+            )
         self._program, self._grid, self._dim = program, grid, dim
         self._scale = math.nextafter(std / grid.step, math.inf)  # V in units of the grid
         self._position = 0
@@ -213,9 +212,7 @@ class GridNoise:
         a = Fraction(feed) * Fraction(self._scale)
         low = high = 0
         for ends in enclosures(row, self._dim, coordinate):
-            low, high = sorted(
-                math.floor(offset + a * Fraction(end) + Fraction(1, 2)) for end in ends
-            )
+            low, high = sorted(math.floor(offset + a * Fraction(end) + Fraction(1, 2)) for end in ends)
             if low == high:
                 break
         return low  # the bits have run out with probability below 2^-300

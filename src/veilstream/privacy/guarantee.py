@@ -63,19 +63,11 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        epsilon = positive_number(
-            "privacy.epsilon", self.epsilon, "lower means more private; try 1"
-        )
+        epsilon = positive_number("privacy.epsilon", self.epsilon, "lower means more private; try 1")
         if epsilon > 1e6:
-            raise InputError(
-                "privacy.epsilon", self.epsilon, "<= 1e6", "that protects no one; try 1"
-            )
+            raise InputError("privacy.epsilon", self.epsilon, "<= 1e6", "that protects no one; try 1")
         delta = self.delta
-        if (
-            isinstance(delta, bool)
-            or not isinstance(delta, numbers.Real)
-            or not 0.0 < float(delta) < 1.0
-        ):
+        if isinstance(delta, bool) or not isinstance(delta, numbers.Real) or not 0.0 < float(delta) < 1.0:
             raise InputError("privacy.delta", delta, "in (0, 1)", "well below 1/clients; try 1e-6")
 
 
@@ -192,9 +184,7 @@ class Guarantee:
         """Plain values, for JSON."""
         plain = asdict(self)
         if self.telemetry is None:
-            del plain[
-                "telemetry"
-            ]  # as before there was any: stores and digests stay what they were
+            del plain["telemetry"]  # as before there was any: stores and digests stay what they were
         else:
             plain["telemetry"]["metrics"] = list(self.telemetry.metrics)
             plain["telemetry"]["noise_price"] = self.telemetry.price(self.clip_norm)

@@ -106,9 +106,11 @@ def _affordable(stepwise: StationaryFactorization, asked: Guarantee, dim: int) -
     steps = 0.01 * (asked.sensitivity / asked.noise_std) / a_step
     if steps < 2.0**20:
         raise InputError(
-            "dim", dim, "few enough for float64 to keep noise without an end for 2^20 steps",
+            "dim",
+            dim,
+            "few enough for float64 to keep noise without an end for 2^20 steps",
             "fewer parameters, a larger epsilon, or a plan with an end",
-        )  # fmt: skip
+        )
     return 1 << min(30, int(math.log2(steps)))
 
 
@@ -145,9 +147,11 @@ def calibrate_release(
     coordinates += 0 if telemetry is None else len(telemetry.metrics)
     stepwise = mechanism.with_block_length(1)
     options = {
-        "neighbours": neighbours, "participation": participation, "accounting": accounting,
+        "neighbours": neighbours,
+        "participation": participation,
+        "accounting": accounting,
         "telemetry": telemetry,
-    }  # fmt: skip
+    }
     if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
         _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
         stepwise = stepwise.limited(_affordable(stepwise, asked, coordinates))
@@ -157,23 +161,24 @@ def calibrate_release(
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
         raise InputError(
-            "privacy.delta", asked.delta,
+            "privacy.delta",
+            asked.delta,
             f"more than {2.0 * tail:.1g}: over {stepwise.horizon} steps of {coordinates} "
             "coordinates, draws of finite length can keep no smaller one",
             "a larger delta, or a smaller epsilon",
-        )  # fmt: skip
+        )
     inner = Budget(asked.epsilon, asked.delta - tail)
     std, gaussian = calibrate(inner, stepwise, clip_norm, **options)  # type: ignore[arg-type]
     mu = gaussian.sensitivity / std
     if not charge.mu < 0.1 * mu:
         raise InputError(
-            "dim", coordinates,
+            "dim",
+            coordinates,
             f"few enough for float64: rounding may add {charge.mu:.2g} to mu = {mu:.2g}",
             "fewer steps or parameters, or a larger epsilon",
-        )  # fmt: skip
+        )
     std *= mu / (mu - charge.mu) * (1.0 + 4e-16)
     promised = dataclasses.replace(
-        gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu,
-        arithmetic_delta=charge.delta,
-    )  # fmt: skip
+        gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu, arithmetic_delta=charge.delta
+    )
     return ReleaseNoise(stepwise, std, grid_for(clip_norm, std), promised, charge)

@@ -35,9 +35,7 @@ _WAY_OUT = "seeds must come from the operating system, 32 bytes each: check what
 def checked_seed(seed: bytes) -> bytes:
     """The seed itself, if nothing is obviously wrong with it."""
     if type(seed) is not bytes or len(seed) != SEED_BYTES:
-        raise PrivacyError(
-            f"a noise seed is not {SEED_BYTES} bytes: nothing was released ({_WAY_OUT})"
-        )
+        raise PrivacyError(f"a noise seed is not {SEED_BYTES} bytes: nothing was released ({_WAY_OUT})")
     if len(set(seed)) < _LEAST_DISTINCT:
         raise PrivacyError(
             f"a noise seed has {len(set(seed))} different bytes, at least {_LEAST_DISTINCT} were "
@@ -56,8 +54,7 @@ def check_generator(draw: Callable[[], bytes], draws: int = _DRAWS) -> None:
         )
     if uniform < _NEVER:
         raise PrivacyError(
-            f"the bytes of {draws} noise seeds are not uniform (p = {uniform:.1g}): nothing was "
-            f"released ({_WAY_OUT})"
+            f"the bytes of {draws} noise seeds are not uniform (p = {uniform:.1g}): nothing was released ({_WAY_OUT})"
         )
 
 

@@ -51,9 +51,11 @@ class Telemetry:
         unknown = [name for name in self.metrics if name not in METRIC_NAMES]
         if unknown or not self.metrics or len(set(self.metrics)) < len(self.metrics):
             raise InputError(
-                "telemetry.metrics", list(self.metrics),
-                f"one or more of {', '.join(METRIC_NAMES)}, each once", 'metrics = ["accuracy"]',
-            )  # fmt: skip
+                "telemetry.metrics",
+                list(self.metrics),
+                f"one or more of {', '.join(METRIC_NAMES)}, each once",
+                'metrics = ["accuracy"]',
+            )
         if not _is_traced(self.width):
             width = positive_number("telemetry width", self.width, "try 0.3·clip_norm")
             object.__setattr__(self, "width", width)
@@ -70,9 +72,11 @@ class Telemetry:
         norm = math.hypot(float(clip_norm), *[0.5 * self.width] * len(self.metrics)) * _ROUND_UP
         if not math.isfinite(norm):
             raise InputError(
-                "clip_norm", clip_norm, f"finite with telemetry of width {self.width:g} beside it",
+                "clip_norm",
+                clip_norm,
+                f"finite with telemetry of width {self.width:g} beside it",
                 "another clip norm; try 1",
-            )  # fmt: skip
+            )
         return norm
 
     def on_grid(self, step: float) -> Telemetry:
@@ -87,9 +91,8 @@ class Telemetry:
         units = math.trunc(0.5 * self.width / step)
         if units < 1:
             raise InputError(
-                "telemetry width", self.width, f"at least twice the grid's step, {step:g}",
-                "a larger telemetry.scale",
-            )  # fmt: skip
+                "telemetry width", self.width, f"at least twice the grid's step, {step:g}", "a larger telemetry.scale"
+            )
         return replace(self, width=2.0 * units * step)
 
     def price(self, clip_norm: float) -> float:

@@ -35,9 +35,11 @@ class Admission:
         details = TaskDetails.of(task)
         if details.features_shape is None:
             raise InputError(
-                "task", type(task).__name__, "a task with features_shape or an example",
+                "task",
+                type(task).__name__,
+                "a task with features_shape or an example",
                 "say what one client's features look like: task.features_shape = (d,)",
-            )  # fmt: skip
+            )
         return cls(details.features_shape, details.labels)
 
     @property

@@ -19,8 +19,7 @@ __all__ = ["LONGEST_NAME", "NAME_RULE", "client_name", "normal_form"]
 
 LONGEST_NAME = 1024
 NAME_RULE = (
-    f"a text of 1 to {LONGEST_NAME} characters without control characters, not white space alone, "
-    "or a whole number"
+    f"a text of 1 to {LONGEST_NAME} characters without control characters, not white space alone, or a whole number"
 )
 """What a client's name must be, for errors."""
 

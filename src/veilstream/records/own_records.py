@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 
 from veilstream.privacy.clipping import clip
 from veilstream.records.sample import Sample
-from veilstream.records.schema import (
-    EACH_ROW,
-    Encoded,
-    Label,
-    RecordSchema,
-    RefusedRecord,
-    with_decimal_point,
-)
+from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord, with_decimal_point
 
 __all__ = ["AS_IT_IS", "OwnRecords"]
 
@@ -77,17 +70,13 @@ class OwnRecords(RecordSchema):
             raise RefusedRecord("unknown label", "")
         return Encoded(client, Sample(features, target))
 
-    def _features(
-        self, row: Mapping[str, object], comma: bool
-    ) -> tuple[NDArray[np.float32], list[str]]:
+    def _features(self, row: Mapping[str, object], comma: bool) -> tuple[NDArray[np.float32], list[str]]:
         return self._called(row, comma, with_target=False)[0], []
 
     def _called(
         self, row: Mapping[str, object], comma: bool, *, with_target: bool
     ) -> tuple[NDArray[np.float32], np.float32]:
-        cells = {
-            k: with_decimal_point(v) if comma else v for k, v in row.items() if k != self.client
-        }
+        cells = {k: with_decimal_point(v) if comma else v for k, v in row.items() if k != self.client}
         first = self._read(self.function(dict(cells)), with_target)
         again = self._read(self.function(cells), with_target)
         if not np.array_equal(first[0], again[0]) or first[1] != again[1]:

@@ -168,9 +168,11 @@ class Numeric:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise InputError(
-                f"features.{self.name}", (self.low, self.high), "low < high, both finite",
+                f"features.{self.name}",
+                (self.low, self.high),
+                "low < high, both finite",
                 "give the range that anybody knows, not what the records show",
-            )  # fmt: skip
+            )
 
     @property
     def width(self) -> int:
@@ -201,9 +203,11 @@ class Categorical:
         known = [as_text(word) for word in self.vocabulary]
         if not known or len(set(known)) < len(known):
             raise InputError(
-                f"features.{self.name}.vocabulary", self.vocabulary,
-                "at least one text, each once", 'vocabulary = ["north", "south"]',
-            )  # fmt: skip
+                f"features.{self.name}.vocabulary",
+                self.vocabulary,
+                "at least one text, each once",
+                'vocabulary = ["north", "south"]',
+            )
 
     @property
     def width(self) -> int:
@@ -239,9 +243,7 @@ class Hashed:
 
     def __post_init__(self) -> None:
         if not 1 <= self.buckets <= 1 << 20:
-            raise InputError(
-                f"features.{self.name}.width", self.buckets, "from 1 to 1048576", "try 64"
-            )
+            raise InputError(f"features.{self.name}.width", self.buckets, "from 1 to 1048576", "try 64")
 
     @property
     def width(self) -> int:
@@ -278,21 +280,24 @@ class Label:
         if self.classes is None:
             if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
                 raise InputError(
-                    "label_range", (self.low, self.high), "low < high, both finite",
+                    "label_range",
+                    (self.low, self.high),
+                    "low < high, both finite",
                     "give the range that anybody knows, not what the records show",
-                )  # fmt: skip
+                )
             return
         known = [as_text(word) for word in self.classes]
         if len(set(known)) < max(len(known), 2):
             raise InputError(
-                "labels", self.classes, "two texts or more, each once",
-                'labels = ["no", "yes"]; the second is +1',
-            )  # fmt: skip
+                "labels", self.classes, "two texts or more, each once", 'labels = ["no", "yes"]; the second is +1'
+            )
         if self.signed and len(known) > 2:
             raise InputError(
-                "labels", self.classes, "two texts, since logistic regression tells two apart",
+                "labels",
+                self.classes,
+                "two texts, since logistic regression tells two apart",
                 'task = "softmax" takes more; or keep two',
-            )  # fmt: skip
+            )
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -355,14 +360,14 @@ class RecordSchema:
         others = [self.client, self.label.name]
         if not names or len(set(names)) < len(names) or set(names) & set(others):
             raise InputError(
-                "features", names, "at least one column, each once, and neither client nor label",
+                "features",
+                names,
+                "at least one column, each once, and neither client nor label",
                 "list the columns that predict",
-            )  # fmt: skip
+            )
         for pair in self.interactions:
             if not set(pair) <= set(names):
-                raise InputError(
-                    "interactions", " * ".join(pair), "two of the features", f"there are {names}"
-                )
+                raise InputError("interactions", " * ".join(pair), "two of the features", f"there are {names}")
 
     @cached_property
     def _places(self) -> dict[str, slice]:
@@ -410,9 +415,7 @@ class RecordSchema:
         except Exception:  # whatever a cell holds
             return Refusal("not readable")
 
-    def features_of(
-        self, row: Mapping[str, object], *, decimal_comma: bool = False
-    ) -> Float32s | Refusal:
+    def features_of(self, row: Mapping[str, object], *, decimal_comma: bool = False) -> Float32s | Refusal:
         """Features alone, for a prediction."""
         try:
             return self._features(row, decimal_comma)[0]

@@ -30,8 +30,9 @@ def draw_audit(report: AuditReport, folder: Path, *, name: str = "audit") -> lis
     figure.suptitle(
         f"Audit of {promise.mechanism} noise, T = {promise.horizon}, "
         f"({promise.epsilon:g}, {promise.delta:g})-LDP: {state}",
-        fontsize="medium", color="black" if not report.alarms else "#B00020",
-    )  # fmt: skip
+        fontsize="medium",
+        color="black" if not report.alarms else "#B00020",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
@@ -43,19 +44,23 @@ def _draw_trade_off(axes: Any, report: AuditReport) -> None:
     many = report.many
     alpha = np.linspace(1e-4, 1.0 - 1e-4, 400)
     axes.plot(
-        alpha, GaussianCurve(many.claim).trade_off(alpha), color=_CLAIMED,
+        alpha,
+        GaussianCurve(many.claim).trade_off(alpha),
+        color=_CLAIMED,
         label=f"promised: no test below (mu = {many.claim:.3f})",
-    )  # fmt: skip
+    )
     wrong, missed = np.array(many.roc).T
     axes.plot(
-        wrong, missed, ".", color=_COUNTED, markersize=3,
-        label=f"best of {many.runs - many.fitted:,} counted runs",
-    )  # fmt: skip
+        wrong, missed, ".", color=_COUNTED, markersize=3, label=f"best of {many.runs - many.fitted:,} counted runs"
+    )
     if 0.0 < many.mu_lower < np.inf:
         axes.plot(
-            alpha, GaussianCurve(many.mu_lower).trade_off(alpha), color=_COUNTED, linewidth=1,
+            alpha,
+            GaussianCurve(many.mu_lower).trade_off(alpha),
+            color=_COUNTED,
+            linewidth=1,
             label=f"bound at {many.confidence:.0%} (mu >= {many.mu_lower:.3f})",
-        )  # fmt: skip
+        )
     axes.plot([0, 1], [1, 0], ":", color="0.6", label="knows nothing")
     axes.set_xlabel("false-alarm rate")
     axes.set_ylabel("miss rate")
@@ -75,13 +80,8 @@ def _draw_privacy_curve(axes: Any, report: AuditReport) -> None:
             deltas = [GaussianCurve(mu).delta(float(e)) for e in epsilons]
             axes.plot(epsilons, deltas, color=colour, label=f"{label} (mu = {mu:.3f})")
     delta = report.guarantee.delta
-    axes.plot(
-        report.guarantee.epsilon, delta, "o", color=_CLAIMED, markerfacecolor="none",
-        label="the promise",
-    )  # fmt: skip
-    axes.plot(
-        report.many.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions"
-    )
+    axes.plot(report.guarantee.epsilon, delta, "o", color=_CLAIMED, markerfacecolor="none", label="the promise")
+    axes.plot(report.many.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions")
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(delta * 1e-3, 1e-12))
     axes.set_xlabel("ε")
@@ -95,9 +95,14 @@ def _draw_steps(axes: Any, run: OneRun) -> None:
     steps = np.arange(1, len(run.measured) + 1)
     finite = np.isfinite(run.measured)
     axes.fill_between(
-        steps[finite], run.lower[finite], run.upper[finite], color=_MEASURED, alpha=0.3, lw=0,
+        steps[finite],
+        run.lower[finite],
+        run.upper[finite],
+        color=_MEASURED,
+        alpha=0.3,
+        lw=0,
         label=f"measured, all steps at {run.confidence:.0%}",
-    )  # fmt: skip
+    )
     if run.expected is not None:
         axes.plot(steps, run.expected, color=_MEASURED, linewidth=1, label="expected in messages")
     axes.axhline(run.claim, color=_CLAIMED, label="promised")

@@ -59,9 +59,7 @@ def to_tensorboard(run: Run, out: Path, most_points: int = MOST_POINTS) -> list[
     return folders
 
 
-def to_mlflow(
-    run: Run, uri: str, experiment: str | None = None, most_points: int = MOST_POINTS
-) -> list[str]:
+def to_mlflow(run: Run, uri: str, experiment: str | None = None, most_points: int = MOST_POINTS) -> list[str]:
     """Add a run to an MLflow tracking store or server.
 
     Args:
@@ -100,9 +98,11 @@ def to_mlflow(
         same = f"tags.`veilstream.folder` = '{folder}'"
         if client.search_runs([listed], same, max_results=1):
             raise InputError(
-                "RUN", str(run.path), f"a folder that experiment {name!r} does not have yet",
+                "RUN",
+                str(run.path),
+                f"a folder that experiment {name!r} does not have yet",
                 "name another with --experiment, or delete its runs there",
-            )  # fmt: skip
+            )
         for each in tracked:
             tags = {key: value.replace("'", "") for key, value in each.tags.items()}
             begun = client.create_run(listed, start_time=when, tags=tags, run_name=each.name)
@@ -120,9 +120,11 @@ def to_mlflow(
             made.append(id_)
     except MlflowException as error:
         raise InputError(
-            "--out", uri, "an MLflow store or server that can be written",
+            "--out",
+            uri,
+            "an MLflow store or server that can be written",
             f"{str(error).splitlines()[0]}; try sqlite:///mlflow.db",
-        ) from error  # fmt: skip
+        ) from error
     return made
 
 

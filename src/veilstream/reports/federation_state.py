@@ -46,9 +46,7 @@ def federation_state(run: Run) -> dict[str, Any]:
         "charts": {"telemetry": telemetry, "rounds": _round_charts(rounds)},
         "results": {
             "columns": ["learner", "epoch", "rounds taken part"],
-            "rows": [
-                [name, str(seat["epoch"]), str(seat["rounds"])] for name, seat in learners.items()
-            ],
+            "rows": [[name, str(seat["epoch"]), str(seat["rounds"])] for name, seat in learners.items()],
             "note": f"{len(rounds)} rounds; in {len(missing)} of them someone was missing.",
             "main": None,
         },
@@ -82,9 +80,7 @@ def _round_charts(rounds: list[ListedRound]) -> list[dict[str, Any]]:
     ]
 
 
-def _headline(
-    rounds: list[ListedRound], telemetry: list[dict[str, Any]], learners: int
-) -> dict[str, Any]:
+def _headline(rounds: list[ListedRound], telemetry: list[dict[str, Any]], learners: int) -> dict[str, Any]:
     times = sorted(row.seconds for row in rounds)
     beside = [{"label": "learners", "value": str(learners)}]
     if times:
@@ -92,9 +88,4 @@ def _headline(
     newest = latest_estimate(telemetry)
     if newest is not None:
         beside.append(newest)
-    return {
-        "value": f"{len(rounds):,}",
-        "label": "rounds under the promise",
-        "spread": "",
-        "beside": beside,
-    }
+    return {"value": f"{len(rounds):,}", "label": "rounds under the promise", "spread": "", "beside": beside}

@@ -33,26 +33,32 @@ def audit_of(run: Run) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         one, many, claim = found["one_run"], found["many_run"], found["claimed"]
         bounds = [
-            {"label": f"one run, {name} server", "mu": one[name]["mu_lower"],
-             "epsilon": one[name]["epsilon_lower"]}
+            {"label": f"one run, {name} server", "mu": one[name]["mu_lower"], "epsilon": one[name]["epsilon_lower"]}
             for name in ("fixed", "adaptive")
-        ]  # fmt: skip
+        ]
         bounds.append(
-            {"label": f"{many['runs']:,} runs with a canary", "mu": many["mu_lower"],
-             "epsilon": many["epsilon_via_mu"]}
-        )  # fmt: skip
+            {"label": f"{many['runs']:,} runs with a canary", "mu": many["mu_lower"], "epsilon": many["epsilon_via_mu"]}
+        )
         audited = found.get("plan_sha256")
         return {
-            "kept": found["kept"], "verdict": found["verdict"], "claimed": claim,
-            "bounds": bounds, "confidence": many["confidence"], "runs": many["runs"],
-            "cannot_see": list(found["cannot_see"]), "made": found.get("made"),
-            "plan_sha256": audited, "of_this_plan": audited == plan_digest(run.plan),
-        }  # fmt: skip
+            "kept": found["kept"],
+            "verdict": found["verdict"],
+            "claimed": claim,
+            "bounds": bounds,
+            "confidence": many["confidence"],
+            "runs": many["runs"],
+            "cannot_see": list(found["cannot_see"]),
+            "made": found.get("made"),
+            "plan_sha256": audited,
+            "of_this_plan": audited == plan_digest(run.plan),
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            "audit", str(path), "what `veilstream audit --out` wrote",
+            "audit",
+            str(path),
+            "what `veilstream audit --out` wrote",
             f"{type(error).__name__} {error}; audit again, or remove it",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def audit_digest(run: Run) -> str:

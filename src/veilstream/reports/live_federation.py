@@ -46,18 +46,8 @@ _MOST_ROWS = 200
 _RECENT = 100
 _COLUMNS = ("seconds", "answered", "sent", "received")
 _CHARTS = {
-    "answered": (
-        "Learners that answered",
-        "learners",
-        "In each round.",
-        {"answered": "Learners that answered"},
-    ),
-    "seconds": (
-        "Time of a round",
-        "seconds",
-        "From announcing a model to moving it.",
-        {"seconds": "Time of a round"},
-    ),
+    "answered": ("Learners that answered", "learners", "In each round.", {"answered": "Learners that answered"}),
+    "seconds": ("Time of a round", "seconds", "From announcing a model to moving it.", {"seconds": "Time of a round"}),
     "bytes": (
         "Bytes of messages",
         "bytes",
@@ -82,9 +72,15 @@ class LiveFederation(LiveState):
     """
 
     def __init__(
-        self, coordinator: Coordinator, metrics: ServerMetrics, folder: Path, path: str, *,
-        named: bool, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        coordinator: Coordinator,
+        metrics: ServerMetrics,
+        folder: Path,
+        path: str,
+        *,
+        named: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._coordinator, self._metrics, self._run = coordinator, metrics, Run(folder)
         self._clock, self._round_began, self._told_at = clock, clock(), -_EVERY_S
         names = sorted(coordinator.fold.seats)
@@ -103,11 +99,7 @@ class LiveFederation(LiveState):
         self._bytes = (0, 0)
         self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
         state = federation_state(self._run)
-        state["provenance"] = {
-            "facts": [["Run", coordinator.run]],
-            "command": "",
-            "plan": public_plan(self._run.plan),
-        }
+        state["provenance"] = {"facts": [["Run", coordinator.run]], "command": "", "plan": public_plan(self._run.plan)}
         state["charts"] = {"telemetry": state["charts"]["telemetry"], "rounds": self._charts()}
         super().__init__(state | {"audit": None} | self._parts(), path)
 
@@ -129,9 +121,7 @@ class LiveFederation(LiveState):
 
     def _close(self, now: Standing) -> None:
         assert now.closed is not None
-        sent, received = (
-            self._metrics.counted(f"message_{way}_bytes") for way in ("sent", "received")
-        )
+        sent, received = (self._metrics.counted(f"message_{way}_bytes") for way in ("sent", "received"))
         before, self._bytes = self._bytes, (sent, received)
         seen = [now.seconds, float(len(now.closed.accepted))]
         row = [*seen, float(sent - before[0]), float(received - before[1])]
@@ -154,11 +144,7 @@ class LiveFederation(LiveState):
                 self.change(patch)
             return
         charts: dict[str, Any] = {"rounds": self._charts()}
-        whole = (
-            telemetry is not None
-            or self._appended >= _REDRAW_AFTER
-            or not self._state["charts"]["rounds"]
-        )
+        whole = telemetry is not None or self._appended >= _REDRAW_AFTER or not self._state["charts"]["rounds"]
         if telemetry is not None:
             charts["telemetry"] = telemetry
         if whole:

@@ -56,12 +56,22 @@ class LiveSimulation(LiveState):
         self._loss: NDArray[np.float32] = empty
         self._held_out: NDArray[np.float32] = empty
         state: dict[str, Any] = {
-            "schema": SCHEMA, "kind": "simulation", "title": plan.name,
-            "subtitle": plan.description, "notices": [_NOTICE],
-            "headline": self._headline(0, 0, None), "promise": None, "methods": [], "groups": [],
-            "main": None, "seeds": self._seeds, "charts": {}, "results": None, "audit": None,
+            "schema": SCHEMA,
+            "kind": "simulation",
+            "title": plan.name,
+            "subtitle": plan.description,
+            "notices": [_NOTICE],
+            "headline": self._headline(0, 0, None),
+            "promise": None,
+            "methods": [],
+            "groups": [],
+            "main": None,
+            "seeds": self._seeds,
+            "charts": {},
+            "results": None,
+            "audit": None,
             "provenance": {"facts": [], "command": "", "plan": plan.to_toml()},
-        }  # fmt: skip
+        }
         super().__init__(state, path)
 
     def prepared(self, methods: list[Prepared]) -> None:
@@ -136,8 +146,7 @@ class LiveSimulation(LiveState):
                 chart(
                     "loss",
                     "Average loss so far",
-                    "Prequential: the loss of each round's clients at the model published "
-                    "before it.",
+                    "Prequential: the loss of each round's clients at the model published before it.",
                     "average loss",
                     np.arange(1, so_far.shape[-1] + 1),
                     self._by_name(means),

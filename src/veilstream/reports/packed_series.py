@@ -44,13 +44,7 @@ def pack(values: NDArray[Any]) -> dict[str, Any]:
     span = b - a or 1.0
     codes = np.where(finite, np.rint((scaled - a) / span * _STEPS), MISSING).astype("<u2")
     text = base64.b64encode(codes.tobytes()).decode("ascii")
-    return {
-        "shape": list(given.shape),
-        "low": float(a),
-        "span": float(span),
-        "log": bool(logarithmic),
-        "codes": text,
-    }
+    return {"shape": list(given.shape), "low": float(a), "span": float(span), "log": bool(logarithmic), "codes": text}
 
 
 def unpack(packed: Mapping[str, Any]) -> Floats:

@@ -36,11 +36,7 @@ def promise_of(guarantee: Mapping[str, Any] | None, *, simulated: bool) -> dict[
     epsilon, delta = g["epsilon"], g["delta"]
     often = g["participation"]["times"]
     apart = g["participation"]["min_separation"]
-    takes_part = (
-        "takes part once"
-        if often == 1
-        else f"takes part at most {often} times, at least {apart} steps apart"
-    )
+    takes_part = "takes part once" if often == 1 else f"takes part at most {often} times, at least {apart} steps apart"
     endless = g["horizon"] >= ENDLESS
     steps = "however many steps" if endless else f"all {g['horizon']:,} steps"
     swapped = "any other" if g["neighbours"] == "replace-one" else "one that says nothing"
@@ -80,11 +76,7 @@ def promise_of(guarantee: Mapping[str, Any] | None, *, simulated: bool) -> dict[
                 if g.get("arithmetic_mu")
                 else []
             ),
-            *(
-                ["Here seeds made the noise, so this run itself protected no one."]
-                if simulated
-                else []
-            ),
+            *(["Here seeds made the noise, so this run itself protected no one."] if simulated else []),
         ],
         "leaves": _leaves(g),
         "uncovered": _uncovered(g),

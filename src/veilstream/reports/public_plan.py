@@ -29,8 +29,4 @@ def public_plan(plan: Plan) -> str:
 def _public(table: Any) -> Any:
     if isinstance(table, list):
         return [_public(entry) for entry in table]
-    return {
-        key: content
-        for key, content in table.items()
-        if isinstance(content, int | float) or key in _WORDS
-    }
+    return {key: content for key, content in table.items() if isinstance(content, int | float) or key in _WORDS}

@@ -12,14 +12,7 @@ from veilstream.reports.packed_series import pack, thinned, window_means
 from veilstream.research.theory.printed_norms import tree_norms_as_printed
 from veilstream.runs.folder import Run
 
-__all__ = [
-    "chart",
-    "held_out_chart",
-    "learning_charts",
-    "noise_charts",
-    "printed_bound",
-    "running_mean",
-]
+__all__ = ["chart", "held_out_chart", "learning_charts", "noise_charts", "printed_bound", "running_mean"]
 
 Floats = NDArray[np.float64]
 
@@ -108,8 +101,7 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
             chart(
                 "distance",
                 "What noise did to the model",
-                "Distance of the model to that of the same method without noise, on the same "
-                "clients.",
+                "Distance of the model to that of the same method without noise, on the same clients.",
                 "distance",
                 rounds,
                 far,

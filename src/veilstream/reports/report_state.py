@@ -65,11 +65,7 @@ def report_state(run: Run) -> dict[str, Any]:
             f"Not complete: {summary['rounds']} of {run.plan.learning.rounds} rounds. "
             "veilstream run --resume continues it."
         )
-    notices += [
-        f"{name} {m['final']['remark']}."
-        for name, m in summary["methods"].items()
-        if m["final"].get("remark")
-    ]
+    notices += [f"{name} {m['final']['remark']}." for name, m in summary["methods"].items() if m["final"].get("remark")]
     return common | {
         "kind": "simulation",
         "title": summary["name"],
@@ -81,11 +77,7 @@ def report_state(run: Run) -> dict[str, Any]:
         "groups": list(dict.fromkeys(m["group"] for m in methods if m["group"])),
         "main": main,
         "seeds": summary["seeds"],
-        "charts": {
-            "learning": learning_charts(run),
-            "telemetry": telemetry_charts(run),
-            "noise": noise_charts(run),
-        },
+        "charts": {"learning": learning_charts(run), "telemetry": telemetry_charts(run), "noise": noise_charts(run)},
         "results": _results(summary),
     }
 
@@ -123,12 +115,7 @@ def _headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     own = summary["methods"][main]["final"]
     found = [kind for kind in kinds if own.get(kind[0])]
     if not found:
-        return {
-            "value": "diverged",
-            "label": f"{main}: no final figure",
-            "spread": "",
-            "beside": [],
-        }
+        return {"value": "diverged", "label": f"{main}: no final figure", "spread": "", "beside": []}
     key, label, form = found[0]
     budget = summary["methods"][main]["guarantee"]
     beside = []
@@ -143,12 +130,7 @@ def _headline(summary: Mapping[str, Any]) -> dict[str, Any]:
             beside.append({"label": name, "value": _form(method["final"][key]["mean"], form)})
     seeds = len(summary["seeds"])
     spread = f"± {_form(own[key]['std'], form)} over {seeds} seeds" if seeds > 1 else "one seed"
-    return {
-        "value": _form(own[key]["mean"], form),
-        "label": f"{label}, {main}",
-        "spread": spread,
-        "beside": beside[:3],
-    }
+    return {"value": _form(own[key]["mean"], form), "label": f"{label}, {main}", "spread": spread, "beside": beside[:3]}
 
 
 def _form(value: float, form: str) -> str:
@@ -158,9 +140,7 @@ def _form(value: float, form: str) -> str:
 def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
     methods = summary["methods"]
     keys = [k for k in _RESULTS if any(m["final"].get(k) for m in methods.values())]
-    if "held_out_accuracy" not in keys and any(
-        m["final"].get("accuracy") for m in methods.values()
-    ):
+    if "held_out_accuracy" not in keys and any(m["final"].get("accuracy") for m in methods.values()):
         keys.insert(0, "accuracy")  # a folder of an earlier version
     rows = []
     for name, method in methods.items():
@@ -190,10 +170,7 @@ def _cell(value: Mapping[str, Any] | None) -> str:
 
 def _provenance(run: Run) -> dict[str, Any]:
     versions = run.versions
-    facts = [
-        ["Folder", run.path.resolve().name],
-        *([key, str(said)] for key, said in versions.items()),
-    ]
+    facts = [["Folder", run.path.resolve().name], *([key, str(said)] for key, said in versions.items())]
     return {"facts": facts, "command": _command(run), "plan": run.plan.to_toml()}
 
 
@@ -205,8 +182,7 @@ def _command(run: Run) -> str:
         words = ["--plan", stored, "--keys", "keys/server", "--out", again]
         return shlex.join(["veilstream", "server", *words])
     if "custom" in (plan.learning.task, plan.data.kind):
-        own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind))
-               if k == "custom"]  # fmt: skip
+        own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind)) if k == "custom"]
         given = "".join(f", {word}={word}" for word in own)
         return f"veilstream.run({stored!r}, out={again!r}{given})"
     return shlex.join(["veilstream", "run", stored, "--out", again])

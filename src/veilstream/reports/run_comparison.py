@@ -33,9 +33,11 @@ class Compared:
         self.run, self.name = run, name
         if run.is_federation:
             raise InputError(
-                "run", str(run.path), "a simulation's folder",
+                "run",
+                str(run.path),
+                "a simulation's folder",
                 "a federation's accuracy is private; its own report shows what may be seen",
-            )  # fmt: skip
+            )
         self.summary = run.summary
         self.method = self.summary["main_method"] if method is None else method
         if self.method not in self.summary["methods"]:
@@ -89,8 +91,14 @@ def comparison_state(compared: Sequence[Compared]) -> dict[str, Any]:
         "headline": best,
         "promise": None,
         "methods": [
-            {"name": each.name, "label": each.name, "group": None, "mechanism": None,
-             "private": each.facts["guarantee"] is not None, "colour": i}
+            {
+                "name": each.name,
+                "label": each.name,
+                "group": None,
+                "mechanism": None,
+                "private": each.facts["guarantee"] is not None,
+                "colour": i,
+            }
             for i, each in enumerate(compared)
         ],
         "groups": [],
@@ -100,8 +108,7 @@ def comparison_state(compared: Sequence[Compared]) -> dict[str, Any]:
         "results": {
             "columns": ["run", "method", "protects (ε, δ)", *(_FIGURES[k] for k in keys)],
             "rows": [
-                [each.name, each.method, _promise(each), *(_cell(each.final(k)) for k in keys)]
-                for each in compared
+                [each.name, each.method, _promise(each), *(_cell(each.final(k)) for k in keys)] for each in compared
             ],
             "note": "Mean ± standard deviation over each run’s own seeds.",
             "main": best["run"],
@@ -109,12 +116,10 @@ def comparison_state(compared: Sequence[Compared]) -> dict[str, Any]:
         "audit": None,
         "provenance": {
             "facts": [[each.name, str(each.run.path)] for each in compared],
-            "command": shlex.join(
-                ["veilstream", "compare", *(str(each.run.path) for each in compared)]
-            ),
+            "command": shlex.join(["veilstream", "compare", *(str(each.run.path) for each in compared)]),
             "plan": "",
         },
-    }  # fmt: skip
+    }
 
 
 def _charts(compared: Sequence[Compared]) -> list[dict[str, Any]]:
@@ -130,10 +135,7 @@ def _charts(compared: Sequence[Compared]) -> list[dict[str, Any]]:
             filled[:, [place[r] for r in own]] = found[each.method]
             values[each.name] = filled
         about = "Of the published model, on clients who are never learned from."
-        charts.append(
-            chart("held-out", "Held-out accuracy", about, "accuracy", np.array(rounds), values,
-                  share=True)
-        )  # fmt: skip
+        charts.append(chart("held-out", "Held-out accuracy", about, "accuracy", np.array(rounds), values, share=True))
     longest = max(each.summary["rounds"] for each in compared)
     losses = {}
     for each in compared:
@@ -143,9 +145,8 @@ def _charts(compared: Sequence[Compared]) -> list[dict[str, Any]]:
         losses[each.name] = filled
     about = "Prequential: the loss of each round’s clients at the model published before it."
     charts.append(
-        chart("loss", "Average loss so far", about, "average loss", np.arange(1, longest + 1),
-              losses, logarithmic=True)
-    )  # fmt: skip
+        chart("loss", "Average loss so far", about, "average loss", np.arange(1, longest + 1), losses, logarithmic=True)
+    )
     return charts
 
 
@@ -157,8 +158,7 @@ def _best(compared: Sequence[Compared]) -> dict[str, Any]:
         key, label, sign = "average_loss", "least average loss", 1.0
     there = [(each, found) for each in compared if (found := each.final(key))]
     if not there:
-        return {"value": "–", "label": "no run has a final figure", "spread": "", "beside": [],
-                "run": None}  # fmt: skip
+        return {"value": "–", "label": "no run has a final figure", "spread": "", "beside": [], "run": None}
     winner, figure = min(there, key=lambda pair: sign * pair[1]["mean"])
     percent = sign < 0
 
@@ -169,11 +169,9 @@ def _best(compared: Sequence[Compared]) -> dict[str, Any]:
         "value": form(figure["mean"]),
         "label": f"{label}, {winner.name}",
         "spread": f"± {form(figure['std'])}",
-        "beside": [
-            {"label": each.name, "value": form(found["mean"])}
-            for each, found in there
-            if each is not winner
-        ][:4],
+        "beside": [{"label": each.name, "value": form(found["mean"])} for each, found in there if each is not winner][
+            :4
+        ],
         "run": winner.name,
     }
 

@@ -82,22 +82,24 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
     """
     if not run.is_federation:
         raise InputError(
-            "run", str(run.path), "a federation's run folder",
+            "run",
+            str(run.path),
+            "a federation's run folder",
             "a simulation protects no one, so there is nothing to state; deploy its plan",
-        )  # fmt: skip
+        )
     head = RunHead.load(run.path)
     _check_folder(run, head)
     if not any(seat.name in keys.learners for seat in head.seats):
         raise InputError(
-            "keys", str(keys.path), "the keys that this run's server has; they know none of its "
+            "keys",
+            str(keys.path),
+            "the keys that this run's server has; they know none of its "
             f"learners ({', '.join(seat.name for seat in head.seats[:8])})",
             "name the folder that the server was started with",
-        )  # fmt: skip
+        )
     key = keys.identity
     parts = _parts(run, head, time.time() if now is None else now)
-    body = "\n\n".join(
-        f"{title}\n\n" + "\n".join(_wrapped(line) for line in lines) for title, lines in parts
-    )
+    body = "\n\n".join(f"{title}\n\n" + "\n".join(_wrapped(line) for line in lines) for title, lines in parts)
     text = f"PRIVACY STATEMENT\n{run.plan.name}\n\n{body}\n"
     return Statement(text, key.public.raw.hex(), key.sign(_DOMAIN + text.encode()).hex(), parts)
 
@@ -125,9 +127,7 @@ def verify_statement(content: str, server: PublicKey) -> str:
         )
     signature = bytes.fromhex(said["signature"])
     if not server.verifies(signature, _DOMAIN + text.encode()):
-        raise ProtocolError(
-            "a statement whose text is not what was signed", "ask for the original; trust none else"
-        )
+        raise ProtocolError("a statement whose text is not what was signed", "ask for the original; trust none else")
     return text
 
 
@@ -148,22 +148,24 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
     parts = [
         (
             "What is promised",
-            [f"{promise['symbols']}: {guarantee['unit']}, {guarantee['neighbours']} neighbours.",
-             promise["words"]],
+            [f"{promise['symbols']}: {guarantee['unit']}, {guarantee['neighbours']} neighbours.", promise["words"]],
         ),
         ("What it rests on", [f"- {line}" for line in promise["rests"]]),
         ("What leaves a learner", [" ".join(promise["leaves"])]),
         ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
         ("How far it has come, by the server's account", _heads(run, head)),
         ("The last audit", _audit(run)),
-        ("What this is about", [
-            f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
-            f"Run {head.run}, begun {versions.get('began', 'at an unknown time')}, veilstream "
-            f"{versions.get('veilstream', 'of an unknown version')}, commit "
-            f"{versions.get('commit', 'unknown')}.",
-            f"Stated {day}.",
-        ]),
-    ]  # fmt: skip
+        (
+            "What this is about",
+            [
+                f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
+                f"Run {head.run}, begun {versions.get('began', 'at an unknown time')}, veilstream "
+                f"{versions.get('veilstream', 'of an unknown version')}, commit "
+                f"{versions.get('commit', 'unknown')}.",
+                f"Stated {day}.",
+            ],
+        ),
+    ]
     if promise["remarks"]:
         parts.insert(2, ("What a careful reader should know", promise["remarks"]))
     return parts
@@ -173,20 +175,22 @@ def _check_folder(run: Run, head: RunHead) -> None:
     """Refuse a folder whose files do not belong together: they would be signed as one story."""
     if not Terms.promises(run.plan, head.dim, run.guarantees):
         raise InputError(
-            "run", str(run.path / "guarantee.json"), "the guarantee that plan.toml gives",
-            "one of the two was changed, or another version wrote them: restore them, or state it "
-            "with that version",
-        )  # fmt: skip
+            "run",
+            str(run.path / "guarantee.json"),
+            "the guarantee that plan.toml gives",
+            "one of the two was changed, or another version wrote them: restore them, or state it with that version",
+        )
     if not (run.path / "summary.json").exists():
         return
     summary = run.summary
     said = summary.get("run"), summary.get("rounds"), summary.get("guarantee")
     if said != (head.run, head.round, run.guarantees):
         raise InputError(
-            "run", str(run.path / "summary.json"),
+            "run",
+            str(run.path / "summary.json"),
             f"the summary of run {head.run} after {head.round} rounds, as checkpoint.bin has it",
             "restore the whole folder from one copy",
-        )  # fmt: skip
+        )
 
 
 def _heads(run: Run, head: RunHead) -> list[str]:
@@ -205,14 +209,14 @@ def _heads(run: Run, head: RunHead) -> list[str]:
         round_, link = seat.accepted
         if (seat.name, seat.epoch, round_, link) not in listed:
             raise InputError(
-                "run", str(run.path / "releases.csv"),
-                f"{seat.name}'s round {round_} of epoch {seat.epoch}, which checkpoint.bin has as "
-                "taken", "restore the whole folder from one copy",
-            )  # fmt: skip
+                "run",
+                str(run.path / "releases.csv"),
+                f"{seat.name}'s round {round_} of epoch {seat.epoch}, which checkpoint.bin has as taken",
+                "restore the whole folder from one copy",
+            )
         excluded = {"held": "; left out for now", "void": "; left out for good"}
         lines.append(
-            f"{seat.name}: epoch {seat.epoch}, {round_ + 1} rounds, ledger head {link}"
-            f"{excluded.get(seat.state, '')}"
+            f"{seat.name}: epoch {seat.epoch}, {round_ + 1} rounds, ledger head {link}{excluded.get(seat.state, '')}"
         )
     return lines
 
@@ -227,9 +231,11 @@ def _listed_releases(path: Path) -> _Releases:
         numbers = row["epoch"].isdecimal() and row["learner_round"].isdecimal()
         if not (numbers and _LINK.fullmatch(row["hash"])):
             raise damaged_table(
-                path, line, "an epoch, a round and a whole hash in every row",
+                path,
+                line,
+                "an epoch, a round and a whole hash in every row",
                 "a server that is started again removes a last line that a kill cut short",
-            )  # fmt: skip
+            )
         found.add((row["learner"], int(row["epoch"]), int(row["learner_round"]), row["hash"]))
     return found
 
@@ -241,9 +247,7 @@ def _audit(run: Run) -> list[str]:
         return [f"None lies in the run's folder. {again}"]
     if not audit["of_this_plan"]:
         digest = audit["plan_sha256"]
-        whose = (
-            "that does not say of which plan" if digest is None else f"of another plan ({digest})"
-        )
+        whose = "that does not say of which plan" if digest is None else f"of another plan ({digest})"
         return [f"One lies in the run's folder {whose}, so it says nothing of this run. {again}"]
     return [
         f"{audit['verdict']}.",
@@ -258,9 +262,7 @@ def _audit(run: Run) -> list[str]:
 
 def _wrapped(line: str) -> str:
     indent = "  " if line.startswith("- ") else ""
-    return textwrap.fill(
-        line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 _STYLE = """
@@ -271,14 +273,13 @@ p { margin: .25rem 0; overflow-wrap: anywhere; } .of { color: #55595f; margin: 0
 .signature { font: .75rem/1.5 ui-monospace, Menlo, Consolas, monospace; border-top: 1px solid #ccc;
 margin-top: 2rem; padding-top: .75rem; overflow-wrap: anywhere; }
 @media print { html { font-size: 10.5pt; } body { margin: 0; max-width: none; } }
-"""  # noqa: E501
+"""
 
 
 def _page(statement: Statement, name: str) -> str:
     """The same text for people."""
     body = [
-        f"<h2>{html.escape(title)}</h2>\n"
-        + "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
+        f"<h2>{html.escape(title)}</h2>\n" + "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
         for title, lines in statement.parts
     ]
     return (
@@ -309,6 +310,8 @@ def public_key(path: Path) -> PublicKey:
         return PublicKey(raw)
     except (OSError, ValueError) as error:
         raise InputError(
-            "--verify", str(path), "the server's public key, as server.pub of a learner's keys",
+            "--verify",
+            str(path),
+            "the server's public key, as server.pub of a learner's keys",
             f"{error}; keys/learners/NAME/server.pub is one",
-        ) from None  # fmt: skip
+        ) from None

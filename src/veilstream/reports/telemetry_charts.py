@@ -43,9 +43,11 @@ def telemetry_charts(run: Run) -> list[dict[str, Any]]:
                 metrics.setdefault(row["metric"], []).append(read)
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise InputError(
-            "run", str(path), "round, metric, estimate, low, high and window in every row",
+            "run",
+            str(path),
+            "round, metric, estimate, low, high and window in every row",
             f"{error}; restore it, or remove it",
-        ) from error  # fmt: skip
+        ) from error
     return [
         _of_methods(metric, rows) if rows[0].get("method") is not None else _of_run(metric, rows)
         for metric, rows in metrics.items()
@@ -89,9 +91,7 @@ def _of_run(metric: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     made = chart(
         f"telemetry-{metric}", _title(metric), about, metric, table[:, 0], {}
     )  # series below: a bar of its own instead of seeds
-    made["series"] = {
-        metric: {part: pack(table[:, i]) for i, part in enumerate(_NUMBERS) if part != "round"}
-    }
+    made["series"] = {metric: {part: pack(table[:, i]) for i, part in enumerate(_NUMBERS) if part != "round"}}
     return made | {"average": short}
 
 
@@ -101,8 +101,7 @@ def _of_methods(metric: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = {seed: i for i, seed in enumerate(dict.fromkeys(row["seed"] for row in rows))}
     places = {r: i for i, r in enumerate(rounds)}
     curves: dict[str, NDArray[np.float64]] = {
-        name: np.full((len(seeds), len(rounds)), np.nan)
-        for name in dict.fromkeys(row["method"] for row in rows)
+        name: np.full((len(seeds), len(rounds)), np.nan) for name in dict.fromkeys(row["method"] for row in rows)
     }
     bars: dict[str, list[float]] = {}
     for row in rows:
@@ -116,9 +115,7 @@ def _of_methods(metric: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         f"{sentence} Window: {rows[-1]['window']}. The band is over seeds; an estimate’s own error "
         f"bar (95%) at the end: {said}."
     )
-    return chart(f"telemetry-{metric}", _title(metric), about, metric, np.array(rounds), curves) | {
-        "average": short
-    }
+    return chart(f"telemetry-{metric}", _title(metric), about, metric, np.array(rounds), curves) | {"average": short}
 
 
 def _title(metric: str) -> str:

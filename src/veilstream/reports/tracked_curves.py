@@ -85,9 +85,7 @@ def _of_methods(run: Run, most: int) -> list[TrackedRun]:
             told = [row for row in telemetry if (row.get("method"), row.get("seed")) == own]
             curves += _telemetry(told, most)
             tags = _tags(run) | {"veilstream.simulated": "true", "veilstream.seed": str(seed)}
-            made.append(
-                TrackedRun(f"{name}, seed {seed}", settings, tags, [c for c in curves if c.rounds])
-            )
+            made.append(TrackedRun(f"{name}, seed {seed}", settings, tags, [c for c in curves if c.rounds]))
     return made
 
 

@@ -60,10 +60,12 @@ class Comparators:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as held:
                 offline, varied = held["offline_losses"], held["path_variation"]
                 found = cls(
-                    held["round_values"], float(held["separable"]),
+                    held["round_values"],
+                    float(held["separable"]),
                     offline if offline.size else None,
-                    float(varied) if varied.size else None, str(held["remark"]),
-                )  # fmt: skip
+                    float(varied) if varied.size else None,
+                    str(held["remark"]),
+                )
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
             return None
         return found if found.round_values.shape == (rounds,) else None
@@ -101,13 +103,9 @@ def comparators(plan: Plan, seed: int) -> Comparators:
     offline = solve(chunks, plan.data.dim, ridge)
     share = float(np.concatenate(separable).mean())
     if not offline.attained:
-        remark = (
-            "no single model attains the least loss over all rounds: static regret is undefined"
-        )
+        remark = "no single model attains the least loss over all rounds: static regret is undefined"
         return Comparators(np.concatenate(values), share, None, None, remark)
-    losses = np.concatenate(
-        [_losses(offline.minimiser, f, t, ridge, logistic) for f, t in problems()]
-    )
+    losses = np.concatenate([_losses(offline.minimiser, f, t, ridge, logistic) for f, t in problems()])
     varied = path_variation(np.concatenate(minimisers), offline.minimiser)
     known = None if np.isnan(varied.value) else varied.value
     return Comparators(np.concatenate(values), share, losses, known, varied.reason)
@@ -117,9 +115,7 @@ def _round_problems(plan: Plan, seed: int) -> Iterator[tuple[Floats, Floats]]:
     """Features (rounds, clients of all learners, d) and targets, some rounds at a time."""
     stream = stream_of(plan)
     R = plan.learning.rounds
-    together = max(
-        1, min(_ROUNDS, plan.run.memory_mib * 2**20 // (8 * _clients(plan) * plan.data.dim))
-    )
+    together = max(1, min(_ROUNDS, plan.run.memory_mib * 2**20 // (8 * _clients(plan) * plan.data.dim)))
     for first in range(0, R, together):
         drawn = [stream.round(seed, r) for r in range(first, min(first + together, R))]
         features = np.array([s.features for s in drawn], np.float64)

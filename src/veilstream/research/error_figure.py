@@ -22,9 +22,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 def check_figure_path(path: Path) -> None:
     """Refuse, before any work is done, what could not be written afterwards."""
     if path.suffix.lower() not in _FORMATS:
-        raise InputError(
-            "figure", str(path), "a name ending in .png, .svg or .pdf", "try error.png"
-        )
+        raise InputError("figure", str(path), "a name ending in .png, .svg or .pdf", "try error.png")
     if path.is_dir():
         raise InputError("figure", str(path), "a file, not a folder", "name a file in it")
     inside = next(parent for parent in path.absolute().parents if parent.exists())

@@ -10,13 +10,7 @@ import numpy as np
 
 from veilstream.colours import colour_of
 from veilstream.research.error_figure import save_figure
-from veilstream.research.learning_figure import (
-    draw_curves,
-    draw_run,
-    legend_below,
-    new_figure,
-    plain_numbers,
-)
+from veilstream.research.learning_figure import draw_curves, draw_run, legend_below, new_figure, plain_numbers
 from veilstream.research.streams_report import draw_streams
 from veilstream.runs.folder import Run
 
@@ -97,9 +91,7 @@ def _clip(runs: Sequence[Run]) -> Any:
     rounds, accuracy = run.held_out_accuracy()
     draw_curves(right, np.array(rounds), accuracy, loose, summary)
     right.set_xlabel("round r")
-    right.set_title(
-        "NOT PRIVATE: noise calibrated for B_g = 1, gradients not clipped", fontsize="small"
-    )
+    right.set_title("NOT PRIVATE: noise calibrated for B_g = 1, gradients not clipped", fontsize="small")
     plain_numbers(left.xaxis)
     for panel in (left, right):
         panel.grid(visible=True, alpha=0.2)

@@ -17,15 +17,7 @@ from veilstream.reports.run_comparison import Compared
 from veilstream.research.error_figure import save_figure
 from veilstream.runs.folder import Run
 
-__all__ = [
-    "draw_comparison",
-    "draw_curves",
-    "draw_panel",
-    "draw_run",
-    "legend_below",
-    "new_figure",
-    "plain_numbers",
-]
+__all__ = ["draw_comparison", "draw_curves", "draw_panel", "draw_run", "legend_below", "new_figure", "plain_numbers"]
 
 
 def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
@@ -84,9 +76,10 @@ def draw_panel(run: Run, path: Path) -> Path:
     promise = summary["methods"][summary["main_method"]]["guarantee"]
     if promise:
         axes.set_title(
-            f"every client has ({promise['epsilon']:g}, {promise['delta']:g})-local differential "
-            "privacy (simulated)", fontsize="medium", loc="left",
-        )  # fmt: skip
+            f"every client has ({promise['epsilon']:g}, {promise['delta']:g})-local differential privacy (simulated)",
+            fontsize="medium",
+            loc="left",
+        )
     legend_beside(figure, [axes])
     save_figure(figure, path, dpi=150)
     return path
@@ -130,17 +123,19 @@ def legend_below(figure: Any, panels: Iterable[Any], columns: int = 6) -> None:
     """One legend for all panels, off the curves."""
     found = _entries(panels)
     figure.legend(
-        found.values(), found.keys(), loc="outside lower center", fontsize="small", frameon=False,
+        found.values(),
+        found.keys(),
+        loc="outside lower center",
+        fontsize="small",
+        frameon=False,
         ncols=min(columns, len(found)),
-    )  # fmt: skip
+    )
 
 
 def legend_beside(figure: Any, panels: Iterable[Any]) -> None:
     """The same at the right."""
     found = _entries(panels)
-    figure.legend(
-        found.values(), found.keys(), loc="outside right center", fontsize="small", frameon=False
-    )
+    figure.legend(found.values(), found.keys(), loc="outside right center", fontsize="small", frameon=False)
 
 
 def _entries(panels: Iterable[Any]) -> dict[str, Any]:
@@ -172,9 +167,7 @@ def new_figure(width: float, height: float) -> Any:
 def _loss_label(summary: dict[str, Any]) -> str:
     compared = summary["comparators"]
     if compared and compared["separable_rounds"] == 1.0:
-        return (
-            "average loss so far = dynamic regret per step\n(every round is separable: best loss 0)"
-        )
+        return "average loss so far = dynamic regret per step\n(every round is separable: best loss 0)"
     return "average prequential loss so far"
 
 
@@ -193,9 +186,7 @@ def _panels(summary: dict[str, Any]) -> dict[str, list[str]]:
     return panels or {"no privacy": free}
 
 
-def draw_curves(
-    axes: Any, rounds: Any, values: dict[str, Any], names: list[str], summary: dict[str, Any]
-) -> None:
+def draw_curves(axes: Any, rounds: Any, values: dict[str, Any], names: list[str], summary: dict[str, Any]) -> None:
     """Mean and band of some methods; noise-free in black, not private dotted."""
     free = iter((":", (0, (1, 4)), "-."))
     for name in names:

@@ -134,17 +134,11 @@ def logistic_optimum(
         value[hard], gradient_norm[hard] = np.where(strict, 0.0, f), np.where(strict, 0.0, g)
         minimiser[hard] = np.where(reached[:, None], x, np.nan)
     return RoundOptimum(
-        value=value,
-        minimiser=minimiser,
-        attained=attained,
-        separable=separable,
-        gradient_norm=gradient_norm,
+        value=value, minimiser=minimiser, attained=attained, separable=separable, gradient_norm=gradient_norm
     )
 
 
-def least_squares_optimum(
-    features: ArrayLike, targets: ArrayLike, ridge: float = 0.0
-) -> RoundOptimum:
+def least_squares_optimum(features: ArrayLike, targets: ArrayLike, ridge: float = 0.0) -> RoundOptimum:
     """Minimise mean_i ½(a_i·x - y_i)² + ridge/2 ‖x‖² for P problems at once.
 
     ``features`` (P, N, d), ``targets`` (P, N). A minimiser always exists; where many do, the one
@@ -170,9 +164,7 @@ def least_squares_optimum(
     )
 
 
-def offline_logistic_optimum(
-    chunks: Chunks, dim: int, ridge: float = 0.0, tolerance: float = 1e-8
-) -> OfflineOptimum:
+def offline_logistic_optimum(chunks: Chunks, dim: int, ridge: float = 0.0, tolerance: float = 1e-8) -> OfflineOptimum:
     """The x* of static regret: `logistic_optimum` over a whole stream, one chunk in memory.
 
     ``chunks()`` yields (features (N, d), labels (N,)) and is called once per Newton pass: it must
@@ -366,10 +358,7 @@ def _line_search(
     for _ in range(40):
         s = length[waiting, None]
         trial = _objective(
-            margin[waiting] + s * slope[waiting],
-            w[waiting] + s * step[waiting],
-            rows[waiting],
-            penalty[waiting],
+            margin[waiting] + s * slope[waiting], w[waiting] + s * step[waiting], rows[waiting], penalty[waiting]
         )
         enough = f[waiting] - 1e-4 * s[:, 0] * decrement[waiting] + _SLACK * f[waiting]
         waiting = waiting[~(trial <= enough)]

@@ -51,9 +51,7 @@ def dynamic_regret(losses: ArrayLike, optimum_values: ArrayLike, *, local_steps:
     return _regret(losses, "optimum_values", optimum_values, local_steps)
 
 
-def static_regret(
-    losses: ArrayLike, comparator_losses: ArrayLike, *, local_steps: int = 1
-) -> Regret:
+def static_regret(losses: ArrayLike, comparator_losses: ArrayLike, *, local_steps: int = 1) -> Regret:
     """Static regret of ``losses`` (..., R) against f^r(x*) (R,), the loss of one fixed model.
 
     If the offline optimum is not attained no x* exists; the comparator's mean loss is then its
@@ -80,9 +78,7 @@ def path_variation(round_minimisers: ArrayLike, offline_minimiser: ArrayLike) ->
     missing = np.flatnonzero(np.isnan(rounds).any(axis=1))
     reasons = []
     if missing.size:
-        reasons.append(
-            f"{missing.size} of {len(rounds)} rounds (first: {missing[0]}) have no minimiser"
-        )
+        reasons.append(f"{missing.size} of {len(rounds)} rounds (first: {missing[0]}) have no minimiser")
     if np.isnan(offline).any():
         reasons.append("the whole stream has no minimiser")
     if reasons:

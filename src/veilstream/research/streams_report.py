@@ -100,9 +100,8 @@ def _spread(std: float, row: StreamRow) -> str:
 def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Accuracy over time: a row for each stream, a column for each budget; returns the files."""
     budgets = sorted(
-        {m["guarantee"]["epsilon"] for run in runs for m in run.summary["methods"].values()
-         if m["guarantee"]}
-    )  # fmt: skip
+        {m["guarantee"]["epsilon"] for run in runs for m in run.summary["methods"].values() if m["guarantee"]}
+    )
     figure = new_figure(4.4 * len(budgets) + 0.6, 2.9 * len(runs) + 0.4)
     axes = figure.subplots(len(runs), len(budgets), squeeze=False, sharex="row", sharey="row")
     for line, run in zip(axes, runs, strict=True):
@@ -111,9 +110,10 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
         _, beside = _windows(run.baselines("prequential_accuracy"))
         for panel, epsilon in zip(line, budgets, strict=True):
             names = [
-                name for name, m in summary["methods"].items()
+                name
+                for name, m in summary["methods"].items()
                 if not m["guarantee"] or m["guarantee"]["epsilon"] == epsilon
-            ]  # fmt: skip
+            ]
             for name, values in beside.items():
                 panel.plot(at, values[0], color=_STYLES[name], linewidth=1, alpha=0.8, label=name)
             draw_curves(panel, at, curves, names, summary)
@@ -133,10 +133,7 @@ def _windows(values: dict[str, Any]) -> tuple[Floats, dict[str, Floats]]:
     rounds = next(iter(values.values())).shape[1]
     ends = np.unique(np.linspace(0, rounds, min(WINDOWS, rounds) + 1).astype(int))
     spans = list(pairwise(ends))
-    return ends[1:], {
-        name: np.stack([_mean(own[:, a:b]) for a, b in spans], axis=1)
-        for name, own in values.items()
-    }
+    return ends[1:], {name: np.stack([_mean(own[:, a:b]) for a, b in spans], axis=1) for name, own in values.items()}
 
 
 def _mean(own: Floats) -> Floats:

@@ -111,7 +111,7 @@ def _stored_plan(path: Path) -> Plan:
         raise InputError(
             "out", str(path), "the plan that the run in this folder wrote",
             f"restore it, or name another folder; {error}",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def check_folder(
@@ -128,7 +128,7 @@ def check_folder(
             raise InputError(
                 "out", str(path), "a folder without another run",
                 f"{'; '.join(changed[:5])}: set it back to resume, or name a new folder",
-            )  # fmt: skip
+            )
         if not resume:
             raise InputError(
                 "out", str(path), "a folder without a run", "--resume continues it; or name another"
@@ -249,7 +249,7 @@ class Run:
             raise InputError(
                 "run", str(self.path / name), "a file that the run wrote",
                 f"{error}; --resume an unfinished run, or run it again",
-            ) from error  # fmt: skip
+            ) from error
         self._check_keys(name, content, ())
         return content
 
@@ -295,7 +295,7 @@ class Run:
             raise InputError(
                 "run", str(self.path), "a run that keeps its models",
                 "models of more than 64 MiB are not kept; run fewer methods and seeds",
-            )  # fmt: skip
+            )
         try:
             with np.load(path) as stored:
                 chosen: Float32s = stored[method][seeds.index(seed)]
@@ -394,7 +394,7 @@ class Run:
                 raise damaged_table(
                     path, 0, f"{whole[0]} seeds of {whole[1]} rows for every method",
                     f"{method} has {there[0]} of {there[1]}",
-                )  # fmt: skip
+                )
 
     def _read_table(self, name: str) -> dict[str, dict[str, Float32s]]:
         """By column and method, an array (seeds, rounds); read once as long as it stays the same.
@@ -437,7 +437,7 @@ class Run:
                     raise damaged_table(
                         path, 0, "as many rows for every seed of a method",
                         f"{method} has {min(seeds.values())} to {max(seeds.values())}",
-                    )  # fmt: skip
+                    )
                 rows = (last - first) // len(seeds)
                 values = table[first:last].reshape(len(seeds), rows, len(columns))
                 for place, column in enumerate(columns):
@@ -449,13 +449,13 @@ class Run:
 
 _SUMMARY_KEYS = (
     "name", "complete", "rounds", "seeds", "main_method", "comparators", "data", "methods",
-)  # fmt: skip
+)
 _METHOD_KEYS = ("mechanism", "guarantee", "noise_std", "final")
 _SEAT_KEYS = ("epoch", "rounds")
 _GUARANTEE_KEYS = (
     "epsilon", "delta", "unit", "neighbours", "participation", "horizon", "accounting",
     "mechanism", "clip_norm", "sensitivity", "noise_std", "mu", "adversary",
-)  # fmt: skip
+)
 """What pages and figures read of a run's JSON files."""
 
 

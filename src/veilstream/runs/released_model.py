@@ -62,7 +62,7 @@ class ReleasedModel:
             buffer, model=self.model.astype("<f4"), round=np.int64(self.round),
             rounds=np.int64(self.rounds), run=np.array(self.run), plan=np.array(self.plan_toml),
             guarantee=np.array(json.dumps(self.guarantee, allow_nan=False)),
-        )  # fmt: skip
+        )
         return buffer.getvalue()
 
     def save(self, path: Path | str) -> None:
@@ -108,7 +108,7 @@ class ReleasedModel:
             raise InputError(
                 "model", origin, "an .npz file with model, round, plan and guarantee",
                 f"{error}; {_WAY_OUT}",
-            ) from None  # fmt: skip
+            ) from None
         if not np.isfinite(model).all():
             raise InputError("model", origin, "finite parameters", "fetch another round")
         return cls(model, *whole, texts["run"], texts["plan"], guarantee)

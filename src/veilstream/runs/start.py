@@ -126,7 +126,7 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
         raise _refused(
             text, f"a model of {dim} numbers, as the task has (this has {model.size})",
             "it must come from a run with the same task and data.dim",
-        )  # fmt: skip
+        )
     if not np.isfinite(model).all():
         raise _refused(text, "a model of finite numbers", "that run diverged; take another")
     norm, cap = float(np.linalg.norm(model.astype(np.float64))), plan.learning.model_norm_cap
@@ -134,12 +134,12 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
         raise _refused(
             text, f"a model of norm at most learning.model_norm_cap = {cap:g} (this has {norm:g})",
             "learners would refuse it; take another, or a larger cap on every side",
-        )  # fmt: skip
+        )
     if wanted is not None and model_sha256(model) != wanted:
         raise InputError(
             "learning.start_sha256", wanted, f"the model's own, {model_sha256(model)}",
             f"{text} holds another model than the plan was agreed on",
-        )  # fmt: skip
+        )
 
 
 def last_released(folder: Path) -> StartingModel:
@@ -154,7 +154,7 @@ def last_released(folder: Path) -> StartingModel:
         raise _refused(
             str(folder), "the folder of a finished run (it has no summary.json)",
             "let that run end first; `veilstream run` and `veilstream server` write one",
-        )  # fmt: skip
+        )
     run = Run(folder)
     about = run.summary
     if "simulated" in about:
@@ -177,7 +177,7 @@ def _from_file(path: Path) -> StartingModel:
         raise _refused(
             str(path), "a run's folder, an .npz file, or an https address",
             f"{error.strerror}; paths are taken from where the command is started",
-        ) from error  # fmt: skip
+        ) from error
     return _from_npz(data, str(path))
 
 
@@ -196,7 +196,7 @@ def _from_npz(data: bytes, source: str) -> StartingModel:
         raise _refused(
             source, "an .npz file with an array `model`",
             f"{error}; `veilstream model fetch` writes one",
-        ) from error  # fmt: skip
+        ) from error
     return StartingModel(model.astype(np.float32), source, facts)
 
 
@@ -208,7 +208,7 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
         raise _refused(
             text, "an https address (http on this machine only)",
             "try https://fl.example.org:8480/model/latest",
-        )  # fmt: skip
+        )
     try:
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=ca)
@@ -221,7 +221,7 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
             client.request(
                 "GET", parts.path if parts.path not in ("", "/") else "/model/latest",
                 headers={"Accept": "application/octet-stream"},
-            )  # fmt: skip
+            )
             answer = client.getresponse()
             data = answer.read(4 * dim + 1)
             status, kind = answer.status, answer.getheader("Content-Type", "")
@@ -235,13 +235,13 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
         raise _refused(
             text, f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
             "name /model/latest or /model/ROUND of a veilstream server",
-        )  # fmt: skip
+        )
     if len(data) != 4 * dim:
         size = f"more than {4 * dim}" if len(data) > 4 * dim else str(len(data))
         raise _refused(
             text, f"a model of {dim} numbers, {4 * dim} bytes (it sent {size})",
             "it must come from a run with the same task and data.dim",
-        )  # fmt: skip
+        )
     model = np.frombuffer(data, "<f4").astype(np.float32)
     facts: dict[str, Any] = {}
     if said["run"]:

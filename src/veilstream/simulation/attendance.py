@@ -53,9 +53,13 @@ class Attendance:
         if not data.partial_attendance:
             return None
         return cls(
-            learners=plan.learning.learners, rounds=plan.learning.rounds, missing=data.missing,
-            late=data.late, leaving=data.leaving, by_answers=data.missing_weights == "answered",
-        )  # fmt: skip
+            learners=plan.learning.learners,
+            rounds=plan.learning.rounds,
+            missing=data.missing,
+            late=data.late,
+            leaving=data.leaving,
+            by_answers=data.missing_weights == "answered",
+        )
 
     @lru_cache(maxsize=1024)  # noqa: B019 - frozen, few, and asked for every round
     def span(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

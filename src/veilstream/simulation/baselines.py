@@ -31,13 +31,7 @@ from veilstream.runs.folder import Run, history_csv
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.pool import PoolStream
 
-__all__ = [
-    "BASELINES",
-    "FROZEN_SHARE",
-    "frozen_rounds",
-    "prequential_baselines",
-    "write_baselines",
-]
+__all__ = ["BASELINES", "FROZEN_SHARE", "frozen_rounds", "prequential_baselines", "write_baselines"]
 
 Floats = NDArray[np.float64]
 
@@ -51,9 +45,7 @@ def frozen_rounds(rounds: int) -> int:
     return max(1, math.ceil(FROZEN_SHARE * rounds))
 
 
-def prequential_baselines(
-    plan: Plan, task: Task, stream: PoolStream
-) -> dict[str, dict[str, Floats]]:
+def prequential_baselines(plan: Plan, task: Task, stream: PoolStream) -> dict[str, dict[str, Floats]]:
     """Accuracy and loss of each baseline in every round.
 
     Args:
@@ -77,9 +69,7 @@ def prequential_baselines(
     for learner in range(stream.learners):
         met = [(r, p, int(labels[i])) for r, p, i in _in_order(places[:, learner])]
         for name, predict in (("majority", _majority), ("no change", _no_change)):
-            for (r, p, _), (right, loss) in zip(
-                met, predict([label for *_, label in met], len(classes)), strict=True
-            ):
+            for (r, p, _), (right, loss) in zip(met, predict([label for *_, label in met], len(classes)), strict=True):
                 found[name].put((r, learner, p), right, loss)
     _freeze(plan, task, stream, places, found["frozen"])
     return {name: cells.by_round() for name, cells in found.items()}
@@ -130,25 +120,23 @@ def _no_change(labels: list[int], classes: int) -> Iterator[tuple[bool, float]]:
         repeats, seen, last = repeats + same, seen + 1, label
 
 
-def _freeze(
-    plan: Plan, task: Task, stream: PoolStream, places: NDArray[np.int32], into: _Cells
-) -> None:
+def _freeze(plan: Plan, task: Task, stream: PoolStream, places: NDArray[np.int32], into: _Cells) -> None:
     """Learn for a while, then only predict."""
     import jax
 
     free = [method for method in plan.methods if method.kind == "noise-free"]
     if not free:
         raise InputError(
-            "methods", [m.name for m in plan.methods], "one of kind noise-free, which is frozen",
+            "methods",
+            [m.name for m in plan.methods],
+            "one of kind noise-free, which is frozen",
             'add a method with kind = "noise-free"',
-        )  # fmt: skip
+        )
     learned = frozen_rounds(plan.learning.rounds)
     learning = dataclasses.replace(plan.learning, rounds=learned)
     run = dataclasses.replace(plan.run, seeds=1, evaluate_every=learned)
     short = dataclasses.replace(plan, learning=learning, run=run, methods=(free[0],))
-    simulation = Simulation(
-        short, [prepare(short, free[0])], (plan.run.first_seed,), task=task, stream=stream
-    )
+    simulation = Simulation(short, [prepare(short, free[0])], (plan.run.first_seed,), task=task, stream=stream)
     while not simulation.done:
         simulation.advance()
     for r in range(learned):

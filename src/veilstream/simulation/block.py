@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veilstream.learning.algorithm import (
-    StepRule,
-    local_round,
-    server_update,
-)
+from veilstream.learning.algorithm import StepRule, local_round, server_update
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.telemetry import Telemetry
 
@@ -111,11 +107,7 @@ class Block:
         def one_round(carry: tuple[ModelArrays, Array], now: Any) -> tuple[Any, dict[str, Array]]:
             models, kept = carry
             here, noise, schedule = now
-            kept = jax.lax.cond(
-                schedule.slot >= 0,
-                lambda: kept.at[schedule.slot].set(models.average),
-                lambda: kept,
-            )
+            kept = jax.lax.cond(schedule.slot >= 0, lambda: kept.at[schedule.slot].set(models.average), lambda: kept)
             met = here if pool is None else _look_up(pool, here)
             models, measured = self._round(models, met, noise, schedule, clip_norm, noise_std)
             return (models, kept), measured
@@ -145,9 +137,7 @@ class Block:
         loss, accuracy = self._measure(models.average, clients)
         noise = self._noise(unit_noise, noise_std, x)
 
-        def learner(
-            x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array
-        ) -> Array:
+        def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array) -> Array:
             told = replace(self.telemetry[0], width=width) if self.telemetry else None
             rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told)
             return local_round(self.task, rule, x, met, noise, eta)
@@ -170,10 +160,7 @@ class Block:
             releases = schedule.weights[:, :, None] * releases
         releases, told = releases[..., : x.shape[-1]], releases[..., x.shape[-1] :]
         after, velocity = self._update(models, releases, size)
-        apart = [
-            jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j]
-            for i, j in enumerate(self.twin)
-        ]
+        apart = [jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j] for i, j in enumerate(self.twin)]
         measured = {
             "loss": loss,
             "accuracy": accuracy,
@@ -232,9 +219,7 @@ class Block:
         each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
         return jnp.stack(each)
 
-    def _noise_norm(
-        self, unit: tuple[Array, ...], std: Array, x: Array, counted: Array | None
-    ) -> Array:
+    def _noise_norm(self, unit: tuple[Array, ...], std: Array, x: Array, counted: Array | None) -> Array:
         """Norm of the noise in the averaged release that the model takes, (methods, seeds)."""
         import jax.numpy as jnp
 

@@ -27,28 +27,13 @@ from veilstream.plans.tasks import task_of
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
-from veilstream.simulation.noise_source import (
-    DeviceNoise,
-    HostNoise,
-    NoisePlace,
-    OwnPaceNoise,
-    noise_place,
-    noise_seed,
-)
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place, noise_seed
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
 
-__all__ = [
-    "METRICS",
-    "Progress",
-    "Simulation",
-    "evaluated_rounds",
-    "memory_of",
-    "noise_place_of",
-    "noise_seed",
-]
+__all__ = ["METRICS", "Progress", "Simulation", "evaluated_rounds", "memory_of", "noise_place_of", "noise_seed"]
 
 Float32s = NDArray[np.float32]
 
@@ -100,12 +85,7 @@ def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tupl
 
 
 def memory_of(
-    plan: Plan,
-    prepared: Sequence[Prepared],
-    seeds: int,
-    task: Task,
-    stream: Stream,
-    processes: int = 1,
+    plan: Plan, prepared: Sequence[Prepared], seeds: int, task: Task, stream: Stream, processes: int = 1
 ) -> MemoryPlan:
     """What fits the plan's budget, in each of some processes."""
     groups = []
@@ -219,10 +199,7 @@ class Simulation:
             return None
         targets = self.stream.targets
         whole = np.issubdtype(targets.dtype, np.integer)
-        return Sample(
-            jnp.asarray(self.stream.features),
-            jnp.asarray(targets, jnp.int32 if whole else jnp.float32),
-        )
+        return Sample(jnp.asarray(self.stream.features), jnp.asarray(targets, jnp.int32 if whole else jnp.float32))
 
     def _group(self, indices: list[int]) -> _Group:
         import jax
@@ -258,11 +235,14 @@ class Simulation:
             noise = DeviceNoise(mechanisms, self.seeds, **size)
             run_block = _with_device_noise(block, noise)
         return _Group(
-            indices, members, block, noise,
+            indices,
+            members,
+            block,
+            noise,
             np.array([p.rule.clip_norm for p in members], np.float32),
             np.array([p.noise_std for p in members], np.float32),
             jax.jit(run_block),
-        )  # fmt: skip
+        )
 
     def _start(self) -> _Position:
         import jax.numpy as jnp
@@ -312,10 +292,7 @@ class Simulation:
             here = self._position
         clients = self._clients(first, count)
         with jax.default_matmul_precision("highest"):
-            results = [
-                self._advance_group(index, clients, first, count)
-                for index in range(len(self._groups))
-            ]
+            results = [self._advance_group(index, clients, first, count) for index in range(len(self._groups))]
         models, noise, unread = zip(*results, strict=True)
         self._position = _Position(first + count, models, noise, (*here.unread, (first, unread)))
         leave = 0 if first + count == R else _IN_FLIGHT
@@ -340,9 +317,7 @@ class Simulation:
             models, measured, kept = group.run_block(x, clients, made, *fixed)
             return models, (), (measured, kept)
         number = first // self.block_rounds
-        state, models, measured, kept = group.run_block(
-            here.noise[index], number, x, clients, *fixed
-        )
+        state, models, measured, kept = group.run_block(here.noise[index], number, x, clients, *fixed)
         return models, state, (measured, kept)
 
     @property
@@ -381,19 +356,14 @@ class Simulation:
         slots = np.full(count, -1, np.int32)
         looked = [r - first for r in self.evaluated if first <= r < first + count]
         slots[looked] = np.arange(len(looked))
-        eta, effective_eta, blends = (
-            np.array(values, np.float32).T for values in (local, effective, weights)
-        )
+        eta, effective_eta, blends = (np.array(values, np.float32).T for values in (local, effective, weights))
         there = self._attendance
         counted = None
         if there is not None:
             counted = there.weights(self.seeds, first, count)
             if any(p.plan.step_decay for p in group.prepared):
                 taken = there.rounds_taken(self.seeds, first, count).astype(np.float64)
-                own = [
-                    step_size(p.plan.local_step_size, p.plan.step_decay, taken)
-                    for p in group.prepared
-                ]
+                own = [step_size(p.plan.local_step_size, p.plan.step_decay, taken) for p in group.prepared]
                 eta = np.stack(own, axis=1).astype(np.float32)
         factor = None
         if self.telemetry is not None and self.telemetry.acts:
@@ -519,20 +489,26 @@ class Simulation:
 
         if str(state["noise_place"]) != self.noise_place:
             raise InputError(
-                "run.noise", self.noise_place, f"{state['noise_place']}, as the run was begun",
+                "run.noise",
+                self.noise_place,
+                f"{state['noise_place']}, as the run was begun",
                 f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
-            )  # fmt: skip
+            )
         if state["current0"].shape[-1] != self.task.dim:
             raise InputError(
-                "task.dim", self.task.dim, f"{state['current0'].shape[-1]}, as the run was begun",
+                "task.dim",
+                self.task.dim,
+                f"{state['current0'].shape[-1]}, as the run was begun",
                 "resume with the task that it was begun with, or name a new folder",
-            )  # fmt: skip
+            )
         round_ = int(state["round"])
         if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
             raise InputError(
-                "run.memory_mib", self.block_rounds, f"blocks of {state['block_rounds']} rounds",
+                "run.memory_mib",
+                self.block_rounds,
+                f"blocks of {state['block_rounds']} rounds",
                 "resume with the memory and processes that the run was begun with",
-            )  # fmt: skip
+            )
         models = tuple(
             began._replace(
                 **{
@@ -544,9 +520,7 @@ class Simulation:
             for i, began in enumerate(self._start().models)
         )
         noise = tuple(
-            group.noise.replay(round_ // self.block_rounds)
-            if isinstance(group.noise, DeviceNoise)
-            else ()
+            group.noise.replay(round_ // self.block_rounds) if isinstance(group.noise, DeviceNoise) else ()
             for group in self._groups
         )
         self.held_out_accuracy[...] = state["held_out_accuracy"]

@@ -96,17 +96,15 @@ def memory_plan(
         each = f" in each of {processes} processes" if processes > 1 else ""
         fewer = ", or fewer processes" if processes > 1 else ""
         raise InputError(
-            "run.memory_mib", budget_bytes // 2**20,
+            "run.memory_mib",
+            budget_bytes // 2**20,
             f"at least {need} for one seed of this plan{each}",
-            "raise it, or take fewer methods, fewer learners or a mechanism with less state"
-            + fewer,
-        )  # fmt: skip
+            "raise it, or take fewer methods, fewer learners or a mechanism with less state" + fewer,
+        )
     # Few long blocks cost less than many short ones, but all seeds at once save most.
     together = min(seeds, room // least)
     per_seed = room // together
     block = max(1, min(-(-rounds // 50), (per_seed - fixed) // max(1, 4 * a_round)))
     if not on_host:  # the matrices of a program in long blocks would take memory of their own
         block = max(1, min(block, _DEVICE_STEPS // max(g.steps for g in groups)))
-    return MemoryPlan(
-        int(together), int(block), int(_FIXED + together * (fixed + 4 * block * a_round))
-    )
+    return MemoryPlan(int(together), int(block), int(_FIXED + together * (fixed + 4 * block * a_round)))

@@ -31,15 +31,7 @@ from veilstream.simulation.attendance import Attendance
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = [
-    "DeviceNoise",
-    "HostNoise",
-    "NoisePlace",
-    "OwnPaceNoise",
-    "learner_noise_seed",
-    "noise_place",
-    "noise_seed",
-]
+__all__ = ["DeviceNoise", "HostNoise", "NoisePlace", "OwnPaceNoise", "learner_noise_seed", "noise_place", "noise_seed"]
 
 Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]
@@ -76,18 +68,10 @@ class HostNoise:
     """Streams of one or more mechanisms, one per seed, each over all learners' coordinates."""
 
     def __init__(
-        self,
-        mechanisms: Sequence[Factorization],
-        seeds: Sequence[int],
-        *,
-        steps: int,
-        dim: int,
-        rounds: int,
+        self, mechanisms: Sequence[Factorization], seeds: Sequence[int], *, steps: int, dim: int, rounds: int
     ) -> None:
         # A stream holds a block of its own: no longer than the one that is asked for.
-        fitting = [
-            m.with_block_length(min(m.program.block_length, rounds * steps)) for m in mechanisms
-        ]
+        fitting = [m.with_block_length(min(m.program.block_length, rounds * steps)) for m in mechanisms]
         self._steps = steps
         self._dim = dim
         self._open(fitting, seeds)
@@ -97,8 +81,7 @@ class HostNoise:
 
     def _open(self, mechanisms: Sequence[Factorization], seeds: Sequence[int]) -> None:
         self._streams: list[list[NoiseStream]] = [
-            [m.noise(std=1.0, dim=self._dim, seed=noise_seed(seed, m.name)) for seed in seeds]
-            for m in mechanisms
+            [m.noise(std=1.0, dim=self._dim, seed=noise_seed(seed, m.name)) for seed in seeds] for m in mechanisms
         ]
 
     def take(self, first: int, count: int, following: int) -> tuple[Float32s, ...]:
@@ -186,9 +169,7 @@ class OwnPaceNoise(HostNoise):
         self._of_learners: list[list[list[NoiseStream]]] = [
             [
                 [
-                    m.noise(
-                        std=1.0, dim=self._dim // n, seed=learner_noise_seed(seed, m.name, learner)
-                    )
+                    m.noise(std=1.0, dim=self._dim // n, seed=learner_noise_seed(seed, m.name, learner))
                     for learner in range(n)
                 ]
                 for seed in seeds
@@ -218,13 +199,7 @@ class DeviceNoise:
     """Programs inside JAX; `block` is pure, and runs in the compiled block of rounds."""
 
     def __init__(
-        self,
-        mechanisms: Sequence[Factorization],
-        seeds: Sequence[int],
-        *,
-        steps: int,
-        dim: int,
-        rounds: int,
+        self, mechanisms: Sequence[Factorization], seeds: Sequence[int], *, steps: int, dim: int, rounds: int
     ) -> None:
         import jax
 
@@ -241,9 +216,7 @@ class DeviceNoise:
         _, _, seeds, dim = self._shape
         return tuple(program.initial_state(seeds * dim) for program in self._programs)
 
-    def block(
-        self, keys: Any, states: tuple[Array, ...], number: Any
-    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def block(self, keys: Any, states: tuple[Array, ...], number: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Next states, and increments (rounds, steps, seeds, dim) a mechanism, of a block."""
         import jax
         import jax.numpy as jnp

@@ -134,10 +134,15 @@ class SimulatedLearner:
             return
         both = np.float32(float(size) * method.server_step_size)
         self._x, self._velocity = next_model(
-            self._x, self._sum, both, radius, velocity=self._velocity,
-            momentum=np.float32(method.momentum), start=self._start,
+            self._x,
+            self._sum,
+            both,
+            radius,
+            velocity=self._velocity,
+            momentum=np.float32(method.momentum),
+            start=self._start,
             forgetting=np.float32(method.forgetting),
-        )  # fmt: skip
+        )
         share = np.float32(method.blend(round_))
         self._published = self._published + share * (self._x - self._published)
         self._z, self._sum = self._x.copy(), np.zeros_like(self._x)
@@ -161,24 +166,25 @@ class SimulatedLearner:
 
 def _one_method(plan: Plan) -> MethodPlan:
     learning = plan.learning
-    for key, given in (("learners", learning.learners),
-                       ("clients_per_step", learning.clients_per_step)):  # fmt: skip
+    for key, given in (("learners", learning.learners), ("clients_per_step", learning.clients_per_step)):
         if given != 1:
             raise InputError(
-                f"learning.{key}", given, "1, to simulate record by record",
+                f"learning.{key}",
+                given,
+                "1, to simulate record by record",
                 f"{key} = 1; `veilstream run` simulates whole federations",
-            )  # fmt: skip
+            )
     if plan.data.partial_attendance:
         data = plan.data
         raise InputError(
-            "data.missing", (data.missing, data.late, data.leaving),
+            "data.missing",
+            (data.missing, data.late, data.leaving),
             "0, and late and leaving too, for one learner: it misses what it is not given",
             "remove them",
-        )  # fmt: skip
+        )
     private = [m for m in plan.methods if m.method.private]
     if len(private) != 1 or plan.steps_and_clients(private[0])[1] != 1:
         raise InputError(
-            "methods", [m.name for m in plan.methods], "exactly one private method",
-            "`veilstream run` compares several",
-        )  # fmt: skip
+            "methods", [m.name for m in plan.methods], "exactly one private method", "`veilstream run` compares several"
+        )
     return private[0]

@@ -62,10 +62,11 @@ class PrivateModel:
             self._schema = schema_of(learner.plan)
         elif not (hasattr(learner.task, "encode_one") and hasattr(learner.task, "encode_targets")):
             raise InputError(
-                "learner", type(learner.task).__name__,
-                "a plan whose [data] has kind = \"table\", or a task that encodes dictionaries",
+                "learner",
+                type(learner.task).__name__,
+                'a plan whose [data] has kind = "table", or a task that encodes dictionaries',
                 "name the columns in the plan, or take vs.models.DictLogistic",
-            )  # fmt: skip
+            )
         self.refused: Counter[str] = Counter()
         """Records that could not be used, by reason: for this machine only."""
 
@@ -97,9 +98,7 @@ class PrivateModel:
         """Whether anyone is protected: not in a simulation."""
         return not isinstance(self._learner, SimulatedLearner)
 
-    def learn_one(
-        self, x: Mapping[Any, object], y: object, client: str | bytes | None = None
-    ) -> Answer:
+    def learn_one(self, x: Mapping[Any, object], y: object, client: str | bytes | None = None) -> Answer:
         """Learn from one client's record; what cannot be used is refused and counted.
 
         Args:
@@ -118,9 +117,11 @@ class PrivateModel:
         """
         if client is None and self.protects:
             raise InputError(
-                "client", None, "who this record is of, since nobody may be used too often",
+                "client",
+                None,
+                "who this record is of, since nobody may be used too often",
                 "learn_one(x, y, client=...)",
-            )  # fmt: skip
+            )
         try:
             sample = self._sample(x, y)
         except InputError as error:  # of the task's own encoder: names a key and a type, no value

@@ -35,9 +35,7 @@ class ExpectedRecords:
     def of(cls, plan: Plan, task: Task) -> ExpectedRecords:
         """What this plan and this task need."""
         learning = plan.learning
-        return cls(
-            learning.learners, learning.local_steps, learning.clients_per_step, TaskDetails.of(task)
-        )
+        return cls(learning.learners, learning.local_steps, learning.clients_per_step, TaskDetails.of(task))
 
     @property
     def per_round(self) -> int:
@@ -60,15 +58,18 @@ class ExpectedRecords:
         for name, array in (("features", features), ("target", target), ("present", met.present)):
             if array is not None and np.shape(array)[:2] != lead:
                 raise InputError(
-                    f"{where}.{name}", f"shape {np.shape(array)}",
+                    f"{where}.{name}",
+                    f"shape {np.shape(array)}",
                     f"{lead} first: {self.learners} learners, {each}",
                     "make the stream for this plan's learners, local_steps and clients_per_step",
-                )  # fmt: skip
+                )
         if met.present is not None and np.shape(met.present) != lead:
             raise InputError(
-                f"{where}.present", f"shape {np.shape(met.present)}", f"shape {lead}",
+                f"{where}.present",
+                f"shape {np.shape(met.present)}",
+                f"shape {lead}",
                 "0 or 1 for each client, or None where everyone is there",
-            )  # fmt: skip
+            )
         self._check_records(where, features.shape[2:], target, met.present)
 
     def check_held_out(self, held: Sample, seed: int, round_: int) -> None:
@@ -77,9 +78,11 @@ class ExpectedRecords:
         features, target = np.asarray(held.features), np.asarray(held.target)
         if not len(target) or features.shape[:1] != target.shape[:1]:
             raise InputError(
-                where, f"features {features.shape}, target {target.shape}",
-                "one target for each of at least one client", "give both the same first axis",
-            )  # fmt: skip
+                where,
+                f"features {features.shape}, target {target.shape}",
+                "one target for each of at least one client",
+                "give both the same first axis",
+            )
         self._check_records(where, features.shape[1:], target, None)
 
     def check_pool(self, pool: PoolStream, rounds: int) -> None:
@@ -89,29 +92,29 @@ class ExpectedRecords:
             found = pool.learners if name == "learners" else pool.per_round
             if found != value:
                 raise InputError(
-                    f"stream.{name}", found, f"{value}, as the plan has it",
-                    "make the stream with learners = learning.learners and per_round = "
-                    "local_steps x clients_per_step",
-                )  # fmt: skip
+                    f"stream.{name}",
+                    found,
+                    f"{value}, as the plan has it",
+                    "make the stream with learners = learning.learners and per_round = local_steps x clients_per_step",
+                )
         if pool.rounds < rounds:
             raise InputError(
-                "stream.rounds", pool.rounds, f"at least the plan's {rounds}",
+                "stream.rounds",
+                pool.rounds,
+                f"at least the plan's {rounds}",
                 "make a stream of more rounds, or set learning.rounds",
-            )  # fmt: skip
+            )
         self._check_records("stream", pool.features.shape[1:], pool.targets, None)
-        self._check_records(
-            "stream.held_out", pool.held_features.shape[1:], pool.held_targets, None
-        )
+        self._check_records("stream.held_out", pool.held_features.shape[1:], pool.held_targets, None)
 
-    def _check_records(
-        self, where: str, shape: tuple[int, ...], target: NDArray[Any], present: Any
-    ) -> None:
+    def _check_records(self, where: str, shape: tuple[int, ...], target: NDArray[Any], present: Any) -> None:
         if not self.details.takes(shape):
             raise InputError(
-                f"{where}.features", f"shape {shape} for one client",
+                f"{where}.features",
+                f"shape {shape} for one client",
                 f"the task's features_shape {self.details.features_shape}",
                 "a task for these features, or a stream for this task",
-            )  # fmt: skip
+            )
         if self.details.labels is None:
             return
         # What is not finite is refused as such, with the features.
@@ -122,15 +125,14 @@ class ExpectedRecords:
             others = sorted({float(label) for label in target[~known]})[:4]
             listed = ", ".join(f"{label:g}" for label in self.details.labels)
             raise InputError(
-                f"{where}.target", ", ".join(f"{label:g}" for label in others),
+                f"{where}.target",
+                ", ".join(f"{label:g}" for label in others),
                 f"one of the task's labels {listed}",
                 "map the labels: a model trained on others is another model, and no error says so",
-            )  # fmt: skip
+            )
 
 
-def clients_of(
-    stream: Stream, seeds: Sequence[int], first: int, count: int, expected: ExpectedRecords
-) -> Sample:
+def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int, expected: ExpectedRecords) -> Sample:
     """Clients of some rounds, as features (rounds, seeds, n, clients, ...) and targets."""
     drawn = [[stream.round(seed, r) for seed in seeds] for r in range(first, first + count)]
     for r, row in enumerate(drawn, start=first):
@@ -140,20 +142,22 @@ def clients_of(
     targets = np.array([[s.target for s in row] for row in drawn])
     if not (np.isfinite(features).all() and np.isfinite(targets).all()):
         raise InputError(
-            "data", f"rounds {first} to {first + count - 1}", "finite features and targets",
+            "data",
+            f"rounds {first} to {first + count - 1}",
+            "finite features and targets",
             "repair the stream; nothing was learned from these rounds",
-        )  # fmt: skip
+        )
     if all(s.present is None for row in drawn for s in row):
         return Sample(features, targets)
     everyone = np.ones(targets.shape[2:], np.float32)
-    present = np.array(
-        [[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32
-    )
+    present = np.array([[everyone if s.present is None else s.present for s in row] for row in drawn], np.float32)
     if not ((present == 0.0) | (present == 1.0)).all():
         raise InputError(
-            "data", f"rounds {first} to {first + count - 1}", "present = 0 or 1 for every client",
+            "data",
+            f"rounds {first} to {first + count - 1}",
+            "present = 0 or 1 for every client",
             "a client counts once or not at all: the guarantee rests on it",
-        )  # fmt: skip
+        )
     return Sample(features, targets, present)
 
 
@@ -222,12 +226,16 @@ def _expect(name: str, shape: tuple[int, ...], function: Any, *given: Any) -> No
         record = jax.tree.leaves(given)[1]
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"task.{name}", f"features of shape {record.shape}",
-            "a task that takes the stream's records", f"JAX says: {reason}",
-        ) from error  # fmt: skip
+            f"task.{name}",
+            f"features of shape {record.shape}",
+            "a task that takes the stream's records",
+            f"JAX says: {reason}",
+        ) from error
     found = getattr(answer, "shape", None)
     if found != shape:
         raise InputError(
-            f"task.{name}", f"shape {found}", f"shape {shape}",
+            f"task.{name}",
+            f"shape {found}",
+            f"shape {shape}",
             "one answer for each sample" if name == "predict" else "see veilstream.tasks.Task",
-        )  # fmt: skip
+        )

@@ -23,9 +23,19 @@ from veilstream.simulation.block import METRICS
 __all__ = ["read_checkpoint", "read_seed_batches", "write_checkpoint"]
 
 _DAMAGE = (
-    OSError, EOFError, ValueError, KeyError, TypeError, IndexError, NotImplementedError,
-    MemoryError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    NotImplementedError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What reading an archive with bytes missing or changed may end in."""
 
 
@@ -65,10 +75,12 @@ def read_checkpoint(
     except _DAMAGE as error:
         reason = str(error).strip().splitlines()
         raise InputError(
-            "checkpoint", str(path), "a whole checkpoint of this run",
+            "checkpoint",
+            str(path),
+            "a whole checkpoint of this run",
             f"{reason[0] if reason else type(error).__name__}: restore it from a copy, or remove "
             "it, and --resume begins its seeds again",
-        ) from error  # fmt: skip
+        ) from error
     return state
 
 
@@ -116,7 +128,9 @@ def read_seed_batches(path: Path, seeds: list[int]) -> tuple[tuple[tuple[int, ..
             raise ValueError("block_rounds and processes are not whole numbers from 1")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            "seed_batches", str(path), "which seeds run together, as the run wrote it",
+            "seed_batches",
+            str(path),
+            "which seeds run together, as the run wrote it",
             f"{type(error).__name__} {error}: restore it, or name another folder and begin again",
-        ) from error  # fmt: skip
+        ) from error
     return cut, numbers[0], numbers[1]

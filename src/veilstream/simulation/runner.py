@@ -28,14 +28,7 @@ from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
 from veilstream.research.comparators import Comparators, comparators, has_comparators
 from veilstream.research.regret import dynamic_regret, static_regret
-from veilstream.runs.folder import (
-    Run,
-    check_folder,
-    history_csv,
-    latest_folder,
-    new_folder,
-    versions,
-)
+from veilstream.runs.folder import Run, check_folder, history_csv, latest_folder, new_folder, versions
 from veilstream.runs.start import kept_start, starting_model
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
@@ -156,9 +149,14 @@ def run(
     began = time.monotonic()
     try:
         run_seed_batches(
-            batches, plan, prepared, *((task, stream) if processes > 1 else (own_task, own_stream)),
-            processes=processes, on_progress=on_progress, made=made,
-        )  # fmt: skip
+            batches,
+            plan,
+            prepared,
+            *((task, stream) if processes > 1 else (own_task, own_stream)),
+            processes=processes,
+            on_progress=on_progress,
+            made=made,
+        )
         training_s = time.monotonic() - began
         solved: list[Comparators] = []
         if plan.run.regret and has_comparators(plan):
@@ -205,9 +203,7 @@ def _noise_csv(plan: Plan, prepared: list[Prepared]) -> str:
         learners = 1 if p.plan.method.one_machine else plan.learning.learners
         assert p.round_end_noise is not None
         name = _cell(p.plan.name)
-        rows += [
-            f"{name},{r},{std / math.sqrt(learners):.7g}" for r, std in enumerate(p.round_end_noise)
-        ]
+        rows += [f"{name},{r},{std / math.sqrt(learners):.7g}" for r, std in enumerate(p.round_end_noise)]
     return "\n".join(rows) + "\n"
 
 
@@ -231,10 +227,7 @@ def _where(plan: Plan) -> dict[str, str]:
     import jax
 
     device = jax.devices()[0]
-    return {
-        "device": f"{device.platform}: {device.device_kind}",
-        "noise": noise_place_of(plan),
-    }
+    return {"device": f"{device.platform}: {device.device_kind}", "noise": noise_place_of(plan)}
 
 
 def _check_custom(name: str, given: object, wanted: bool) -> None:
@@ -242,9 +235,8 @@ def _check_custom(name: str, given: object, wanted: bool) -> None:
         key = "learning.task" if name == "task" else "data.kind"
         way_out = f"run(plan, {name}=...)" if wanted else f'{key} = "custom", or leave {name} out'
         raise InputError(
-            name, None if given is None else type(given).__name__,
-            f'one exactly where {key} is "custom"', way_out,
-        )  # fmt: skip
+            name, None if given is None else type(given).__name__, f'one exactly where {key} is "custom"', way_out
+        )
 
 
 @dataclass(frozen=True)
@@ -296,19 +288,11 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
 
 
 def _finish(
-    folder: Path,
-    look: _Look,
-    results: Results,
-    solved: list[Comparators],
-    *,
-    complete: bool,
-    training_s: float | None,
+    folder: Path, look: _Look, results: Results, solved: list[Comparators], *, complete: bool, training_s: float | None
 ) -> None:
     plan, prepared, seeds, done = look.plan, look.prepared, results.seeds, results.rounds
     names = [p.plan.name for p in prepared]
-    columns: dict[str, NDArray[Any]] = {
-        COLUMNS.get(m, m): results.history[m][..., :done] for m in METRICS
-    }
+    columns: dict[str, NDArray[Any]] = {COLUMNS.get(m, m): results.history[m][..., :done] for m in METRICS}
     if solved:
         best = np.array([c.round_values for c in solved])
         columns["optimum"] = np.broadcast_to(best, columns["loss"].shape)
@@ -323,10 +307,7 @@ def _finish(
         ends = [r for r in look.evaluated if 0 < r <= done]
         told = telemetry_csv(plan, prepared, seeds, results.telemetry[:, :, :done], ends)
         _write(folder / "telemetry.csv", told)
-    methods = {
-        p.plan.name: _method_summary(look, p, results, i, solved, looked)
-        for i, p in enumerate(prepared)
-    }
+    methods = {p.plan.name: _method_summary(look, p, results, i, solved, looked) for i, p in enumerate(prepared)}
     main = names[main_method(prepared)]
     summary = {
         "name": plan.name,
@@ -348,12 +329,7 @@ def _finish(
 
 
 def _method_summary(
-    look: _Look,
-    prepared: Prepared,
-    results: Results,
-    index: int,
-    solved: list[Comparators],
-    looked: list[int],
+    look: _Look, prepared: Prepared, results: Results, index: int, solved: list[Comparators], looked: list[int]
 ) -> dict[str, Any]:
     plan, done = look.plan, results.rounds
     losses = results.history["loss"][index, :, :done].astype(np.float64)
@@ -382,10 +358,7 @@ def _method_summary(
         figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
     if solved and not len(diverged):
         tau = plan.learning.local_steps
-        each = [
-            dynamic_regret(losses[s], c.round_values, local_steps=tau).per_step[-1]
-            for s, c in enumerate(solved)
-        ]
+        each = [dynamic_regret(losses[s], c.round_values, local_steps=tau).per_step[-1] for s, c in enumerate(solved)]
         figures["dynamic_regret"] = _spread(np.array(each))
         if all(c.offline_losses is not None for c in solved):
             each = [

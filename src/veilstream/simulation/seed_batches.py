@@ -33,11 +33,7 @@ from veilstream.plans.prepare import Prepared, prepare
 from veilstream.runs.start import kept_start
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
-from veilstream.simulation.run_checkpoint import (
-    read_checkpoint,
-    read_seed_batches,
-    write_checkpoint,
-)
+from veilstream.simulation.run_checkpoint import read_checkpoint, read_seed_batches, write_checkpoint
 from veilstream.streams.stream import Stream
 
 __all__ = [
@@ -69,16 +65,18 @@ class Measured:
 
     @classmethod
     def of(
-        cls, seeds: tuple[int, ...], first: int, last: int, loss: NDArray[np.float32],
-        held_out: NDArray[np.float32], looks: Sequence[int],
-    ) -> Measured:  # fmt: skip
+        cls,
+        seeds: tuple[int, ...],
+        first: int,
+        last: int,
+        loss: NDArray[np.float32],
+        held_out: NDArray[np.float32],
+        looks: Sequence[int],
+    ) -> Measured:
         """Of rounds from ``first`` to before ``last``, out of a whole run's arrays."""
         end = loss.shape[-1]
         columns = [i for i, r in enumerate(looks) if first <= r < last or r == last == end]
-        return cls(
-            seeds, first, loss[..., first:last].copy(), tuple(looks[i] for i in columns),
-            held_out[..., columns],
-        )  # fmt: skip
+        return cls(seeds, first, loss[..., first:last].copy(), tuple(looks[i] for i in columns), held_out[..., columns])
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,7 @@ class SeedBatches:
 
     @classmethod
     def of(
-        cls,
-        folder: Path,
-        plan: Plan,
-        prepared: Sequence[Prepared],
-        task: Task,
-        stream: Stream,
-        processes: int,
+        cls, folder: Path, plan: Plan, prepared: Sequence[Prepared], task: Task, stream: Stream, processes: int
     ) -> SeedBatches:
         """As the folder says, or new ones."""
         stored = folder / "seed_batches.json"
@@ -126,9 +118,7 @@ class SeedBatches:
         count = max(processes, -(-len(seeds) // fits.seeds_together))
         cut = [tuple(int(s) for s in batch) for batch in np.array_split(seeds, count)]
         batches = cls(folder, tuple(cut), fits.rounds_per_block, processes)
-        content = {
-            "seeds": batches.seeds, "block_rounds": batches.block_rounds, "processes": processes
-        }  # fmt: skip
+        content = {"seeds": batches.seeds, "block_rounds": batches.block_rounds, "processes": processes}
         write_file(stored, json.dumps(content) + "\n", shared=True)
         return batches
 
@@ -240,10 +230,13 @@ def _published(state: dict[str, Any]) -> NDArray[np.float32] | None:
 def _stored(batches: SeedBatches, index: int, plan: Plan) -> dict[str, Any]:
     """A batch's checkpoint, read and checked."""
     return read_checkpoint(
-        batches.checkpoint(index), methods=len(plan.methods), seeds=len(batches.seeds[index]),
-        rounds=plan.learning.rounds, looks=len(evaluated_rounds(plan)),
+        batches.checkpoint(index),
+        methods=len(plan.methods),
+        seeds=len(batches.seeds[index]),
+        rounds=plan.learning.rounds,
+        looks=len(evaluated_rounds(plan)),
         metrics=len(plan.telemetry.metrics) if plan.telemetry else 0,
-    )  # fmt: skip
+    )
 
 
 def run_seed_batches(
@@ -299,9 +292,14 @@ def _run_seed_batch(
             advanced(index, plan.learning.rounds, None, _all_of(made[index], batches, index, plan))
             return
     simulation = Simulation(
-        plan, prepared, batches.seeds[index], task=task, stream=stream,
-        block_rounds=batches.block_rounds, start=kept_start(batches.folder),
-    )  # fmt: skip
+        plan,
+        prepared,
+        batches.seeds[index],
+        task=task,
+        stream=stream,
+        block_rounds=batches.block_rounds,
+        start=kept_start(batches.folder),
+    )
     try:
         if state is not None:
             simulation.restore(state)
@@ -311,9 +309,13 @@ def _run_seed_batch(
             nonlocal shown
             first, shown = shown, simulation.measured
             return Measured.of(
-                batches.seeds[index], first, shown, simulation.history["loss"],
-                simulation.held_out_accuracy, simulation.evaluated,
-            )  # fmt: skip
+                batches.seeds[index],
+                first,
+                shown,
+                simulation.history["loss"],
+                simulation.held_out_accuracy,
+                simulation.evaluated,
+            )
 
         while True:
             progress = simulation.advance()
@@ -361,12 +363,7 @@ def _no_further_interrupts() -> Iterator[None]:
 
 
 def _in_processes(
-    batches: SeedBatches,
-    plan: Plan,
-    task: Task | None,
-    stream: Stream | None,
-    processes: int,
-    advanced: Advanced,
+    batches: SeedBatches, plan: Plan, task: Task | None, stream: Stream | None, processes: int, advanced: Advanced
 ) -> None:
     context = multiprocessing.get_context("spawn")
     work = pickle_or_refuse((batches, plan.to_toml(), task, stream))
@@ -377,9 +374,7 @@ def _in_processes(
             # A pipe each: what workers shared, one that is killed could leave locked.
             inbox, outbox = context.Pipe(duplex=False)
             share = list(range(len(batches.seeds)))[place::processes]
-            worker = context.Process(
-                target=_worker, args=(work, share, place, processes, outbox), daemon=True
-            )
+            worker = context.Process(target=_worker, args=(work, share, place, processes, outbox), daemon=True)
             worker.start()
             outbox.close()
             workers.append(worker)
@@ -412,9 +407,7 @@ def _message(inbox: Any) -> _Message:
     try:
         message: _Message = inbox.recv()
     except (EOFError, OSError):
-        raise VeilstreamError(
-            "a process of this run was killed; --resume goes on from its checkpoint"
-        ) from None
+        raise VeilstreamError("a process of this run was killed; --resume goes on from its checkpoint") from None
     return message
 
 
@@ -424,9 +417,11 @@ def pickle_or_refuse(work: Any) -> bytes:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
-            "processes", "more than 1", "a task and a stream that can be pickled",
+            "processes",
+            "more than 1",
+            "a task and a stream that can be pickled",
             f"define them in a module of their own, or take processes = 1 ({error})",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
@@ -438,10 +433,7 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
         plan = Plan.parse(text)
         prepared = [prepare(plan, method) for method in plan.methods]
         for index in share:
-            _run_seed_batch(
-                batches, index, plan, prepared, task, stream,
-                lambda *news: outbox.send((*news, None)), {},
-            )  # fmt: skip
+            _run_seed_batch(batches, index, plan, prepared, task, stream, lambda *news: outbox.send((*news, None)), {})
     except KeyboardInterrupt:
         pass
     except Exception as error:

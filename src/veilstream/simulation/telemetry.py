@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.learning.telemetry_estimates import (
-    TELEMETRY_COLUMNS,
-    RoundNoise,
-    TelemetrySums,
-)
+from veilstream.learning.telemetry_estimates import TELEMETRY_COLUMNS, RoundNoise, TelemetrySums
 from veilstream.learning.telemetry_rule import StepControl
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
@@ -33,9 +29,7 @@ Floats = NDArray[np.float64]
 class SimulatedTelemetry:
     """Averaged releases of telemetry, (methods, seeds, rounds, metrics), and step multipliers."""
 
-    def __init__(
-        self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], telemetry: Telemetry
-    ) -> None:
+    def __init__(self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], telemetry: Telemetry) -> None:
         self._plan, self._prepared, self._seeds = plan, list(prepared), list(seeds)
         self.telemetry = telemetry
         """Of the first method; others differ by their width alone."""
@@ -47,9 +41,7 @@ class SimulatedTelemetry:
         self._looked = 0
 
     @classmethod
-    def of(
-        cls, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int]
-    ) -> SimulatedTelemetry | None:
+    def of(cls, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int]) -> SimulatedTelemetry | None:
         """None where the plan has none."""
         telemetry = plan.telemetry_of(prepared[0].plan)
         return None if telemetry is None else cls(plan, prepared, seeds, telemetry)
@@ -96,9 +88,7 @@ class SimulatedTelemetry:
 
     def sums(self, method: int, seed: int, rounds: int) -> TelemetrySums:
         """Of the first rounds of one method and seed, by their places."""
-        return self._noise.sums(
-            self._prepared[method], self._seeds[seed], self.releases[method, seed, :rounds]
-        )
+        return self._noise.sums(self._prepared[method], self._seeds[seed], self.releases[method, seed, :rounds])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Arrays from which `restore` goes on."""
@@ -144,17 +134,14 @@ class NoiseOfRuns:
             return all_alike
         found, taken = RoundNoise(*noise), np.zeros(n, np.int64)
         for there in self._attendance.taking_part([seed], 0, rounds)[:, 0]:
-            found.add(
-                {str(i): (0, int(taken[i]), int(taken[i]) + 1) for i in np.flatnonzero(there)}
-            )
+            found.add({str(i): (0, int(taken[i]), int(taken[i]) + 1) for i in np.flatnonzero(there)})
             taken += there
         return found
 
 
 def telemetry_csv(
-    plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], releases: Floats,
-    ends: Sequence[int],
-) -> str:  # fmt: skip
+    plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], releases: Floats, ends: Sequence[int]
+) -> str:
     """Every method's and seed's estimates after some rounds.
 
     ``releases`` is (methods, seeds, rounds, metrics).

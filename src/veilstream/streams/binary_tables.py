@@ -19,9 +19,11 @@ def open_binary_table(path: Path, query: str | None) -> TableReader:
     if path.suffix.lower() in (".db", ".sqlite", ".sqlite3"):
         if query is None:
             raise InputError(
-                "data.query", None, "which records of the SQLite file, in order",
+                "data.query",
+                None,
+                "which records of the SQLite file, in order",
                 'query = "SELECT * FROM visits ORDER BY time"',
-            )  # fmt: skip
+            )
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         connection.text_factory = lambda held: held.decode("utf-8", "surrogateescape")
         return query_table(connection, query, path.name)
@@ -71,14 +73,14 @@ def _arrow_table(path: Path) -> TableReader:
     return table
 
 
-def _named_errors(
-    rows: Iterator[Mapping[str, object]], name: str
-) -> Iterator[Mapping[str, object]]:
+def _named_errors(rows: Iterator[Mapping[str, object]], name: str) -> Iterator[Mapping[str, object]]:
     """Rows; what a driver says of one that it cannot read may quote it, and is left out."""
     try:
         yield from rows
     except Exception as error:
         raise InputError(
-            "data", name, f"rows that can be read to the end ({type(error).__name__})",
+            "data",
+            name,
+            f"rows that can be read to the end ({type(error).__name__})",
             "the file is damaged or busy: copy it again",
-        ) from None  # fmt: skip
+        ) from None

@@ -101,11 +101,7 @@ class SeenBefore:
     """
 
     def __init__(self, bookmarks: Mapping[str, Bookmark], begins: int = 0) -> None:
-        self._marks = {
-            name: (mark.rows, int(mark.digest, 16) & _LOW)
-            for name, mark in bookmarks.items()
-            if mark.rows
-        }
+        self._marks = {name: (mark.rows, int(mark.digest, 16) & _LOW) for name, mark in bookmarks.items() if mark.rows}
         self._sums = array("Q", [begins & _LOW])
 
     def look(self, digest: str) -> tuple[str, int] | None:
@@ -132,13 +128,16 @@ def skip_rows(table: Any, bookmark: Bookmark) -> None:
     while table.bookmark.rows < bookmark.rows:
         if next(rows, None) is None:
             raise InputError(
-                "data", table.name, f"the {bookmark.rows} rows that were read before, and more",
+                "data",
+                table.name,
+                f"the {bookmark.rows} rows that were read before, and more",
                 f"it has {table.bookmark.rows}: put the old content back, or give new records in a "
                 "file of another name",
-            )  # fmt: skip
+            )
     if bookmark.rows and table.bookmark.digest != bookmark.digest:
         raise InputError(
-            "data", table.name, f"a file whose first {bookmark.rows} rows are as they were read",
-            "it was rewritten or rotated: put the old content back, or give new records in a file "
-            "of another name",
-        )  # fmt: skip
+            "data",
+            table.name,
+            f"a file whose first {bookmark.rows} rows are as they were read",
+            "it was rewritten or rotated: put the old content back, or give new records in a file of another name",
+        )

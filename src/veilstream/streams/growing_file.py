@@ -69,9 +69,7 @@ def check_plain_file(path: Path) -> None:
             raise refused(f"a link to a file that is there, not to {aim!r}", "mend it") from error
         raise refused("a file that is there", "check the path") from error
     except OSError as error:
-        raise refused(
-            f"a file that this account may read ({error.strerror})", "see ls -l, and its folder's"
-        ) from error
+        raise refused(f"a file that this account may read ({error.strerror})", "see ls -l, and its folder's") from error
 
 
 class GrowingLines:
@@ -174,9 +172,11 @@ class GrowingLines:
 
     def _changed(self, what: str) -> InputError:
         return InputError(
-            "data", str(self.path), f"a file that only grows; it {what}",
+            "data",
+            str(self.path),
+            f"a file that only grows; it {what}",
             "put the old content back, or give new records in a file of another name",
-        )  # fmt: skip
+        )
 
 
 def is_broken_text(text: str) -> bool:

@@ -26,15 +26,7 @@ from typing import NamedTuple, Protocol
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 
-__all__ = [
-    "AlwaysReady",
-    "ClientSource",
-    "MayTake",
-    "Observe",
-    "Offered",
-    "SourceBookmark",
-    "Wanted",
-]
+__all__ = ["AlwaysReady", "ClientSource", "MayTake", "Observe", "Offered", "SourceBookmark", "Wanted"]
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,13 @@ class IteratorSource(WaitingSource):
     """
 
     def __init__(
-        self, make: Callable[[int], Iterator[tuple[Any, Any]]], *, name: str, patience_s: float,
+        self,
+        make: Callable[[int], Iterator[tuple[Any, Any]]],
+        *,
+        name: str,
+        patience_s: float,
         read_ahead: int = _READ_AHEAD,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(patience_s, read_ahead)
         self.name = name
         self._make, self._consumed = make, 0
@@ -66,9 +70,11 @@ class IteratorSource(WaitingSource):
             if mark.source == self.name:
                 if not mark.text.isdecimal():
                     raise InputError(
-                        "data", self.name, "the name of an iterator; the ledger knows a table "
-                        "under it", "give the iterator another name",
-                    )  # fmt: skip
+                        "data",
+                        self.name,
+                        "the name of an iterator; the ledger knows a table under it",
+                        "give the iterator another name",
+                    )
                 self._consumed = int(mark.text)
 
     def ready(self, minimum: int, most: int, may_take: Callable[[str | bytes], bool]) -> bool:
@@ -83,9 +89,7 @@ class IteratorSource(WaitingSource):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._read, name=f"data {self.name}", daemon=True
-            )
+            self._thread = threading.Thread(target=self._read, name=f"data {self.name}", daemon=True)
             self._thread.start()
 
     def _read(self) -> None:
@@ -110,9 +114,12 @@ class IteratorSource(WaitingSource):
         if self.not_admitted in (10**k for k in range(12)):
             _log.warning(
                 "%s: %d of %d records so far cannot be used: the task takes %s; they are not "
-                "offered, and no round is begun for them", self.name, self.not_admitted,
-                self._consumed, admission.in_words,
-            )  # fmt: skip
+                "offered, and no round is begun for them",
+                self.name,
+                self.not_admitted,
+                self._consumed,
+                admission.in_words,
+            )
 
     def _put_when_there_is_room(self, record: WaitingRecord) -> bool:
         """False once the source is closed."""

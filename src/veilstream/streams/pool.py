@@ -62,17 +62,18 @@ class PoolStream:
         _check_rows("held_features", self.held_features, "held_targets", self.held_targets)
         if self.features.shape[1:] != self.held_features.shape[1:]:
             raise InputError(
-                "held_features", self.held_features.shape,
-                f"rows of shape {self.features.shape[1:]} as in the pool", "prepare both alike",
-            )  # fmt: skip
+                "held_features",
+                self.held_features.shape,
+                f"rows of shape {self.features.shape[1:]} as in the pool",
+                "prepare both alike",
+            )
 
     def indices(self, seed: int, first: int, count: int) -> Int32s:
         """Who is met in ``count`` rounds from ``first`` on: (count, learners, per_round), or -1."""
         if first < 0 or count < 0 or first + count > self.rounds:
             raise InputError(
-                "rounds", (first, first + count), f"rounds from 0 to {self.rounds}",
-                "make a stream of more rounds",
-            )  # fmt: skip
+                "rounds", (first, first + count), f"rounds from 0 to {self.rounds}", "make a stream of more rounds"
+            )
         begin, end = first * self.per_round, (first + count) * self.per_round
         places = np.full((self.learners, end - begin), -1, np.int32)
         for row, order in zip(places, self._order(seed), strict=True):
@@ -104,9 +105,7 @@ class PoolStream:
         shares = np.array([len(order) for order in self._order(seed)], np.int64)
         places = self.rounds * self.per_round
         met = np.minimum(shares, places)
-        return ClientsMet(
-            met.astype(np.int32), (places - met).astype(np.int32), (shares - met).astype(np.int32)
-        )
+        return ClientsMet(met.astype(np.int32), (places - met).astype(np.int32), (shares - met).astype(np.int32))
 
     def _order(self, seed: int) -> list[Int32s]:
         """Each learner's share in order of meeting; checked, because the promise rests on it."""
@@ -114,15 +113,16 @@ class PoolStream:
             order = self.split(self.targets, self.learners, np.random.default_rng([seed, _ORDER]))
             if len(order) != self.learners:
                 raise InputError(
-                    "split", self.split, f"one share for each of {self.learners} learners",
-                    f"it gave {len(order)}",
-                )  # fmt: skip
+                    "split", self.split, f"one share for each of {self.learners} learners", f"it gave {len(order)}"
+                )
             everyone = np.concatenate(order)
             if len(everyone) and not 0 <= everyone.min() <= everyone.max() < len(self.targets):
                 raise InputError(
-                    "split", self.split, f"indices from 0 to {len(self.targets) - 1}",
+                    "split",
+                    self.split,
+                    f"indices from 0 to {len(self.targets) - 1}",
                     f"it gave {everyone.min()} to {everyone.max()}",
-                )  # fmt: skip
+                )
             if len(np.unique(everyone)) != len(everyone):
                 raise PrivacyError(
                     f"{self.split!r} has a client met twice, and the noise protects those who "
@@ -142,13 +142,7 @@ class PoolStream:
 
 
 def mnist_stream(
-    mnist: Mnist,
-    *,
-    learners: int,
-    rounds: int,
-    per_round: int,
-    split: str = "paper",
-    alpha: float = 0.5,
+    mnist: Mnist, *, learners: int, rounds: int, per_round: int, split: str = "paper", alpha: float = 0.5
 ) -> PoolStream:
     """MNIST as clients with one image each: grey values from 0 to 255, labels as int32.
 
@@ -189,8 +183,7 @@ def mnist_stream(
         held_features=mnist.test_images,
         held_targets=mnist.test_labels.astype(np.int32),
         split=ways[split],
-        provenance=f"MNIST ({LICENCE}), each image a client met at most once, "
-        f"split among learners: {split}{detail}",
+        provenance=f"MNIST ({LICENCE}), each image a client met at most once, split among learners: {split}{detail}",
     )
 
 
@@ -199,8 +192,9 @@ def _check_rows(name: str, features: Array, other: str, targets: Array) -> None:
     if targets.ndim != 1 or not len(targets):
         raise InputError(other, targets.shape, "one target for each client", "pass a flat array")
     if features.ndim < 1 or len(features) != len(targets):
-        raise InputError(name, features.shape, f"one row for each of {len(targets)} targets",
-                         f"make {name} and {other} equally long")  # fmt: skip
+        raise InputError(
+            name, features.shape, f"one row for each of {len(targets)} targets", f"make {name} and {other} equally long"
+        )
     for label, values in ((name, features), (other, targets)):
         if values.dtype.kind not in "biuf":
             raise InputError(label, str(values.dtype), "real numbers", "convert them first")

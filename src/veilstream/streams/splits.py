@@ -53,11 +53,12 @@ class PaperSplit:
         classes = np.unique(labels)
         if not np.array_equal(classes, np.arange(learners)):
             raise InputError(
-                "learners", learners,
+                "learners",
+                learners,
                 f"one learner for each class from 0 on, and the labels have {len(classes)} classes"
                 f" from {classes.min()} to {classes.max()}",
                 "change the number of learners, or split by dirichlet",
-            )  # fmt: skip
+            )
         order = _shuffled(np.arange(len(labels)), rng)
         even, rest = np.split(order, [len(order) // 2])
         return [
@@ -78,9 +79,7 @@ class DirichletSplit:
 
     def __post_init__(self) -> None:
         if not 1e-3 <= self.alpha <= 1e6:  # beyond, the draws lose their precision
-            raise InputError(
-                "alpha", self.alpha, "a number from 0.001 to 1e6", "try 0.5; lower is more unequal"
-            )
+            raise InputError("alpha", self.alpha, "a number from 0.001 to 1e6", "try 0.5; lower is more unequal")
 
     def __call__(self, labels: Array, learners: int, rng: np.random.Generator) -> list[Int32s]:
         """Cut each shuffled class at the proportions drawn for it."""
@@ -114,15 +113,19 @@ class WriterSplit:
         _check(labels, learners)
         if self.writers.shape != labels.shape:
             raise InputError(
-                "writers", self.writers.shape, f"one writer for each of {len(labels)} labels",
+                "writers",
+                self.writers.shape,
+                f"one writer for each of {len(labels)} labels",
                 "pass the writers of this very pool",
-            )  # fmt: skip
+            )
         _, counts = np.unique(self.writers, return_counts=True)
         if learners > len(counts):
             raise InputError(
-                "learners", learners, f"at most one for each of {len(counts)} writers",
+                "learners",
+                learners,
+                f"at most one for each of {len(counts)} writers",
                 "take fewer learners, or split evenly",
-            )  # fmt: skip
+            )
         runs = np.split(np.argsort(self.writers, kind="stable"), np.cumsum(counts)[:-1])
         pools: list[list[Array]] = [[] for _ in range(learners)]
         least = [(0, learner) for learner in range(learners)]

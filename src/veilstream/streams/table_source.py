@@ -24,14 +24,7 @@ from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark,
 from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
 
-__all__ = [
-    "LookAhead",
-    "RowCounts",
-    "TableSource",
-    "check_not_read_before",
-    "count_record",
-    "rows_out_of_order",
-]
+__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before", "count_record", "rows_out_of_order"]
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
@@ -88,9 +81,7 @@ class TableSource:
 
     """
 
-    def __init__(
-        self, table: TableReader, schema: RecordSchema, learner: str | None = None
-    ) -> None:
+    def __init__(self, table: TableReader, schema: RecordSchema, learner: str | None = None) -> None:
         check_columns(table, schema.columns)
         self.table, self.schema = table, schema
         self._learner = learner if schema.learner in (table.columns or (schema.learner,)) else None
@@ -204,9 +195,7 @@ class TableSource:
                 return Refusal("missing", self.schema.learner)
             if not _is_of(cells, self.schema, self._learner):
                 return None
-        return self.schema.encode(
-            cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma
-        )
+        return self.schema.encode(cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma)
 
 
 def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> bool:
@@ -235,16 +224,16 @@ def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -
         if (known := seen.look(table.bookmark.digest)) is not None:
             name, rows = known
             raise InputError(
-                "data", table.name, "records that were not read before",
+                "data",
+                table.name,
+                "records that were not read before",
                 f"its rows {number + 2 - rows} to {number + 1} were read as {name}: go on under "
                 "that name, or give new records only",
-            )  # fmt: skip
+            )
     return own is None
 
 
-def rows_out_of_order(
-    table: TableReader, schema: RecordSchema, learner: str | None = None
-) -> tuple[int, int]:
+def rows_out_of_order(table: TableReader, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
     """How many of this learner's rows lie behind a later one, by the schema's time; reads all.
 
     A deployed learner takes rows in the order of the file, since more may be appended; a simulation

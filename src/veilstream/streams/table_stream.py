@@ -19,14 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.records.schema import (
-    EACH_ROW,
-    Encoded,
-    RecordSchema,
-    Refusal,
-    as_text,
-    with_decimal_point,
-)
+from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal, as_text, with_decimal_point
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
@@ -74,12 +67,20 @@ class TableReport:
     def as_dict(self) -> dict[str, Any]:
         """For a summary."""
         return {
-            "rows": self.rows, "used": self.used, "held_out": self.held_out,
+            "rows": self.rows,
+            "used": self.used,
+            "held_out": self.held_out,
             "refused": {str(refusal): count for refusal, count in self.refused.most_common()},
-            "clamped": dict(self.clamped), "too_often": self.too_often, "too_soon": self.too_soon,
-            "people": self.people, "returning": self.returning, "most_visits": self.most_visits,
-            "unordered": self.unordered, "learned": self.learned, "notices": self.notices,
-        }  # fmt: skip
+            "clamped": dict(self.clamped),
+            "too_often": self.too_often,
+            "too_soon": self.too_soon,
+            "people": self.people,
+            "returning": self.returning,
+            "most_visits": self.most_visits,
+            "unordered": self.unordered,
+            "learned": self.learned,
+            "notices": self.notices,
+        }
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,10 @@ def read_tables(
     return visits, report
 
 
-def _visit(
-    schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Any
-) -> Visit | Refusal:
+def _visit(schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Any) -> Visit | Refusal:
     if cells is None:
         return Refusal("not readable")
-    record = schema.encode(
-        cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma
-    )
+    record = schema.encode(cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma)
     if isinstance(record, Refusal):
         return record
     if schema.learner is not None:
@@ -218,10 +215,17 @@ def table_stream(
     """
     found, report = read_tables(tables, schema)
     dealt = dealt_out(
-        found, report, schema, [table.name for _, table in tables], learners=learners,
-        visits=visits, separation=separation, per_step=per_step, returning=returning,
+        found,
+        report,
+        schema,
+        [table.name for _, table in tables],
+        learners=learners,
+        visits=visits,
+        separation=separation,
+        per_step=per_step,
+        returning=returning,
         held_out_share=held_out_share,
-    )  # fmt: skip
+    )
     pool = [record for own in dealt.learned.values() for record in own]
     held, orders, at = dealt.held_out, [], 0
     for own in dealt.learned.values():
@@ -229,14 +233,18 @@ def table_stream(
         at += len(own)
     report.notices += short_of(report.learned, rounds, per_round)
     return TableStream(
-        learners=learners, rounds=rounds, per_round=per_round,
+        learners=learners,
+        rounds=rounds,
+        per_round=per_round,
         features=np.stack([e.sample.features for e in pool]),
         targets=np.array([e.sample.target for e in pool], np.float32),
         held_features=np.stack([v.record.sample.features for v in held]),
         held_targets=np.array([v.record.sample.target for v in held], np.float32),
-        split=FixedOrder(tuple(orders)), names=tuple(dealt.learned), report=report,
+        split=FixedOrder(tuple(orders)),
+        names=tuple(dealt.learned),
+        report=report,
         provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -286,24 +294,18 @@ def dealt_out(
     _count_people(found, report)
     by_learner = _by_learner(found, learners)
     _check_people(by_learner, schema)
-    learned = {
-        name: [v for v in own if not _is_held_out(v.client, held_out_share)]
-        for name, own in by_learner.items()
-    }
+    learned = {name: [v for v in own if not _is_held_out(v.client, held_out_share)] for name, own in by_learner.items()}
     held = [v for v in found if _is_held_out(v.client, held_out_share)] or found[-1:]
     report.held_out = len(held) if held_out_share > 0.0 else 0  # else only a placeholder
     if returning == "refuse":
         _check_visits(learned, visits)
-    kept = {
-        name: allowed(own, visits, separation, per_step, report) for name, own in learned.items()
-    }
+    kept = {name: allowed(own, visits, separation, per_step, report) for name, own in learned.items()}
     report.learned = {name: len(own) for name, own in kept.items()}
     report.used = sum(report.learned.values())
     if not report.used:
         raise InputError(
-            "data.source", names, "records of people to learn from",
-            "all of them are held out: give more records",
-        )  # fmt: skip
+            "data.source", names, "records of people to learn from", "all of them are held out: give more records"
+        )
     return DealtOut(kept, held)
 
 
@@ -355,11 +357,11 @@ def _check_some(found: list[Visit], report: TableReport, names: list[str]) -> No
         return
     reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
     raise InputError(
-        "data.source", names,
-        f"records that can be used; of {counted(report.rows, 'row')} none can "
-        f"({reasons or 'there are none'})",
+        "data.source",
+        names,
+        f"records that can be used; of {counted(report.rows, 'row')} none can ({reasons or 'there are none'})",
         "`veilstream data check FILE --plan PLAN` shows each column",
-    )  # fmt: skip
+    )
 
 
 def _count_people(found: list[Visit], report: TableReport) -> None:
@@ -373,17 +375,17 @@ def _by_learner(found: list[Visit], learners: int | None) -> dict[str, list[Visi
     if learners is not None and len(names) != learners:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         raise InputError(
-            "learning.learners", learners, f"as many as the records name: {len(names)} ({shown})",
+            "learning.learners",
+            learners,
+            f"as many as the records name: {len(names)} ({shown})",
             f"learners = {len(names)}",
-        )  # fmt: skip
+        )
     by_learner: dict[str, list[Visit]] = {name: [] for name in names}
     for visit in found:
         by_learner[visit.learner].append(visit)
     for own in by_learner.values():
         if len({isinstance(visit.when, str) for visit in own}) > 1:
-            raise InputError(
-                "data.time", "numbers and texts", "one kind in all records", "check the column"
-            )
+            raise InputError("data.time", "numbers and texts", "one kind in all records", "check the column")
         own.sort(key=lambda visit: visit.when)
     return by_learner
 
@@ -399,10 +401,12 @@ def _check_people(by_learner: dict[str, list[Visit]], schema: RecordSchema) -> N
             shared += seen.setdefault(visit.client, name) != name
     if shared:
         raise InputError(
-            "data.client", schema.client, "people who are at one learner each",
+            "data.client",
+            schema.client,
+            "people who are at one learner each",
             f"{shared} records are of people who come to another learner too, and the promise is "
             "for one learner's messages: put a person's records at one learner",
-        )  # fmt: skip
+        )
 
 
 def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
@@ -411,16 +415,14 @@ def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
     if most > visits:
         often = sum(count > visits for count in counts.values())
         raise InputError(
-            "privacy.participations", visits, f"at least {most}: {often} people come more often "
-            f"than {counted(visits, 'time')}",
-            f'participations = {most} (more noise), or data.returning = "first" (their other '
-            "records are left out)",
-        )  # fmt: skip
+            "privacy.participations",
+            visits,
+            f"at least {most}: {often} people come more often than {counted(visits, 'time')}",
+            f'participations = {most} (more noise), or data.returning = "first" (their other records are left out)',
+        )
 
 
-def allowed(
-    own: list[Visit], visits: int, separation: int, per_step: int, report: TableReport
-) -> list[Encoded]:
+def allowed(own: list[Visit], visits: int, separation: int, per_step: int, report: TableReport) -> list[Encoded]:
     """As a learner would take them: one a step, nobody too often or too soon; counts the others."""
     last: dict[str, int] = {}
     count: Counter[str] = Counter()
@@ -439,7 +441,5 @@ def allowed(
 
 
 def _is_held_out(client: str, share: float) -> bool:
-    hashed = hashlib.blake2b(
-        client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out"
-    ).digest()
+    hashed = hashlib.blake2b(client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

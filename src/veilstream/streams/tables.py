@@ -81,9 +81,11 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
 
         return CsvTable(path, whole=whole)
     raise InputError(
-        "data", path.name, "CSV, JSON lines, Parquet, Arrow or SQLite",
+        "data",
+        path.name,
+        "CSV, JSON lines, Parquet, Arrow or SQLite",
         "name the file by its kind: .csv, .jsonl, .parquet, .arrow, .sqlite",
-    )  # fmt: skip
+    )
 
 
 def check_columns(table: TableReader, wanted: tuple[str, ...], *, show: bool = False) -> None:
@@ -132,10 +134,11 @@ class JsonLinesTable:
         first = self._lines.sample.strip().partition("\n")[0].strip()
         if first == "{" or first.startswith("["):
             raise InputError(
-                "data", self.name, "one JSON object a line",
-                "its first line is no whole object: `jq -c '.[]'` (of a list) or `jq -c .` writes "
-                "JSON lines",
-            )  # fmt: skip
+                "data",
+                self.name,
+                "one JSON object a line",
+                "its first line is no whole object: `jq -c '.[]'` (of a list) or `jq -c .` writes JSON lines",
+            )
         self.notices = [self._lines.notice] if self._lines.notice else []
         self.bookmark = Bookmark()
         self._digest = RowDigest()

@@ -27,9 +27,7 @@ class WaitingRecord:
 
     __slots__ = ("answered", "offered")
 
-    def __init__(
-        self, offered: Offered, answered: Callable[[Answer | None], None] = lambda _: None
-    ) -> None:
+    def __init__(self, offered: Offered, answered: Callable[[Answer | None], None] = lambda _: None) -> None:
         self.offered = offered
         self.answered = answered
         """Called once: with the answer when it is stored, or with None if it was not taken."""
@@ -142,9 +140,7 @@ class WaitingSource:
         try:
             while most := min(wanted(), _AT_ONCE):
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._over or self._queue, max(0.0, until - time.monotonic())
-                    )
+                    self._changed.wait_for(lambda: self._over or self._queue, max(0.0, until - time.monotonic()))
                     group = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
                     self._changed.notify_all()
                 if not group:

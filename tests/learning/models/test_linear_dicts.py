@@ -66,9 +66,12 @@ def test_columns_do_not_depend_on_the_process():
     here = DictEncoder(64).encode_one(RECORD).tobytes().hex()
     for seed in ("0", "1"):
         out = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
             env=os.environ | {"PYTHONHASHSEED": seed},
-        )  # fmt: skip
+        )
         assert out.stdout.strip() == here
 
 
@@ -164,9 +167,11 @@ def test_settings_are_checked(settings, message):
 
 
 RECORDS = [
-    {"age": 0.2, "city": "Oslo"}, {"age": -0.5, "city": "Lima"}, {"age": 1.5, "vip": True},
+    {"age": 0.2, "city": "Oslo"},
+    {"age": -0.5, "city": "Lima"},
+    {"age": 1.5, "vip": True},
     {"city": "Oslo", "vip": False},
-]  # fmt: skip
+]
 LABELS = [True, False, True, False]
 
 

@@ -66,11 +66,8 @@ def jax_convolutions(flat, sample):
 
 def convolutions():
     return seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.AvgPool2d(2), nn.Flatten(),
-            nn.Linear(8, 3),
-        )
-    )  # fmt: skip
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,9 +249,7 @@ print(task.dim)
 def test_a_large_model_on_one_core_does_not_get_stuck():
     """With jax.pure_callback in its place, this waits for ever."""
     code = textwrap.dedent(STUCK)
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.strip() == "99910"
 
 
@@ -303,10 +298,15 @@ def refused(module, message, **changes):
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d(), nn.BatchNorm1d(4).eval(),
-     nn.BatchNorm1d(4, track_running_stats=False)],
+    [
+        nn.BatchNorm1d(4),
+        nn.SyncBatchNorm(4),
+        nn.LazyBatchNorm1d(),
+        nn.BatchNorm1d(4).eval(),
+        nn.BatchNorm1d(4, track_running_stats=False),
+    ],
     ids=["batch", "sync", "lazy", "eval", "untracked"],
-)  # fmt: skip
+)
 def test_batch_normalisation_is_refused_with_the_reason(layer):
     refused(
         nn.Sequential(nn.Sequential(layer), nn.Linear(4, 3)),
@@ -316,9 +316,7 @@ def test_batch_normalisation_is_refused_with_the_reason(layer):
 
 def test_statistics_that_are_kept_are_refused():
     image = Sample(np.zeros((2, 3, 3), np.float32), 0)
-    tracking = nn.Sequential(
-        nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(18, 3)
-    )
+    tracking = nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(18, 3))
     refused(tracking, "InstanceNorm2d", example=image)
     refused(Counting(), r"module\.seen = 'changed by a call'")
     spectral = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
@@ -362,9 +360,7 @@ def test_modules_without_parameters_or_shapes_or_tensors_are_refused():
 
 
 def test_examples_and_losses_that_do_not_fit_are_refused_with_torchs_own_words():
-    refused(
-        mlp(), r"features of shape \(5,\).*cannot be multiplied", example=Sample(np.zeros(5), 0)
-    )
+    refused(mlp(), r"features of shape \(5,\).*cannot be multiplied", example=Sample(np.zeros(5), 0))
     refused(mlp(), "a Sample", example=np.zeros(4))
     refused(mlp(), "torch.func says", loss=lambda out, y: out)
     refused(mlp(), "a finite gradient", loss=lambda out, y: (out * 0.0).sum().sqrt())
@@ -374,10 +370,12 @@ def test_examples_and_losses_that_do_not_fit_are_refused_with_torchs_own_words()
 
 def test_one_output_takes_a_rule():
     task = TorchTask(
-        nn.Linear(4, 1), lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y),
-        classifies=True, predict=lambda outputs: outputs[:, 0] > 0,
+        nn.Linear(4, 1),
+        lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y),
+        classifies=True,
+        predict=lambda outputs: outputs[:, 0] > 0,
         example=Sample(np.zeros(4, np.float32), 0.0),
-    )  # fmt: skip
+    )
     samples = batch((4,), 2)
     assert task.predict(task.init(), samples.features).dtype == bool
     assert task.loss(task.init(), Sample(samples.features[0], samples.target[0])) > 0

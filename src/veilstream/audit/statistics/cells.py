@@ -62,9 +62,8 @@ class CellLaw:
     def __post_init__(self) -> None:
         if not self.covers(self.std):
             raise InputError(
-                "std", self.std, f"1 to {_MOST_CELLS / (2.0 * _WIDE):g} units of the grid",
-                "look at an earlier message",
-            )  # fmt: skip
+                "std", self.std, f"1 to {_MOST_CELLS / (2.0 * _WIDE):g} units of the grid", "look at an earlier message"
+            )
 
     @staticmethod
     def covers(std: float) -> bool:
@@ -168,11 +167,12 @@ class CellFit:
         """For the report; messages count from 1."""
         worst = min(self.scales, key=lambda scale: scale.p)
         return Check(
-            f"cells of message {message}", self.p,
+            f"cells of message {message}",
+            self.p,
             f"{self.draws:.3g} draws: eta^2 = {self.eta_squared:.2e} +- {self.standard_error:.1e}"
             + (f"; {worst.name}: {worst.eta_squared:.2e}" if worst is not self.scales[0] else ""),
             "the numbers that are sent do not have the probabilities of a rounded Gaussian",
-        )  # fmt: skip
+        )
 
 
 def cell_fit(seen: CellCounts) -> CellFit:
@@ -245,9 +245,7 @@ def _two_sided(z: float, skewness: float) -> float:
     return min(1.0, 2.0 * float(min(gammaincc(shape, at), gammainc(shape, at))))
 
 
-def power(
-    draws: float, eta_squared: float, *, std: float, level: float = FALSE_ALARMS / 100
-) -> float:
+def power(draws: float, eta_squared: float, *, std: float, level: float = FALSE_ALARMS / 100) -> float:
     """Probability that single cells with this η² raise an alarm.
 
     U has mean η² and variance 2·K/N² + about 4·η²/N, with K = 6·σ cells. ``level`` is the alarm's:

@@ -69,10 +69,11 @@ def every_coordinate(residuals: Floats, law: Law, *, grid: float, steps: int) ->
     p = min(1.0, 2.0 * min(smallest, largest))
     at, share = (least, lengths[least]) if smallest <= largest else (most, lengths[most])
     return Check(
-        "noise of every coordinate", p,
+        "noise of every coordinate",
+        p,
         f"of {d:,} coordinates, number {at} has {share**2 / rounds:.2g} of its variance",
         "some coordinates have too little noise, or too much",
-    )  # fmt: skip
+    )
 
 
 def correlation_p(correlation: Floats | float, length: int) -> Floats:

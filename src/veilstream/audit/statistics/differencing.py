@@ -60,14 +60,10 @@ def difference(
         raise InputError("known", known_first.shape, f"shape {first.shape}", "one row a message")
     moved = np.abs(second - first).max(initial=0)
     left = np.abs((second - known_second) - (first - known_first)).max(initial=0)
-    return Differencing(
-        len(first), differing_steps, int(moved), int(left), list(sizes[0]) == list(sizes[1])
-    )
+    return Differencing(len(first), differing_steps, int(moved), int(left), list(sizes[0]) == list(sizes[1]))
 
 
-def clipped_by_hand(
-    raw: NDArray[np.floating], clip_norm: float, step: float, gamma: float | None = None
-) -> Integers:
+def clipped_by_hand(raw: NDArray[np.floating], clip_norm: float, step: float, gamma: float | None = None) -> Integers:
     """The gradient that should have been used, in units of the grid; written apart from `clip`.
 
     With a ``gamma`` it is g / (|g| + gamma), which needs no clipping to norm one.
@@ -86,9 +82,8 @@ def clipped_by_hand(
 
 
 def told_by_hand(
-    raw: NDArray[np.floating], metrics: Sequence[str], right: bool, *, clip_norm: float,
-    width: float, step: float,
-) -> Integers:  # fmt: skip
+    raw: NDArray[np.floating], metrics: Sequence[str], right: bool, *, clip_norm: float, width: float, step: float
+) -> Integers:
     """Telemetry's coordinates that should have been used, in units of the grid.
 
     Written apart from `privacy.telemetry`. The audit's clients are ``right`` or wrong, and their

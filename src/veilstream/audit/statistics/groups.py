@@ -73,10 +73,11 @@ class CoordinateGroup:
         little = float(chi2.cdf((length + slack) ** 2, self._numbers))
         much = float(chi2.sf(max(0.0, length - slack) ** 2, self._numbers))
         return Check(
-            f"noise of {self._name}", min(1.0, 2.0 * min(little, much)),
+            f"noise of {self._name}",
+            min(1.0, 2.0 * min(little, much)),
             f"{self._numbers:,} numbers have {self._squares / self._numbers:.4g} of their variance",
             "these coordinates have too little noise, or too much",
-        )  # fmt: skip
+        )
 
     def _contributions(self, slack: float) -> list[Check]:
         if self._known_squares == 0.0:
@@ -98,9 +99,7 @@ class CoordinateGroup:
         for message, counts in self._cells.items():
             if counts.draws < _ENOUGH:
                 words = f"NOT LOOKED AT: {counts.draws} draws, {_ENOUGH} are needed"
-                checks.append(
-                    Check(f"cells of {self._name}, message {message + 1}", 1.0, words, "")
-                )
+                checks.append(Check(f"cells of {self._name}, message {message + 1}", 1.0, words, ""))
                 continue
             check = cell_fit(counts).check(message + 1)
             name = f"cells of {self._name}, message {message + 1}"

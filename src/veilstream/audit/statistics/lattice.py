@@ -65,9 +65,7 @@ def float32_pattern(law: CellLaw, factor: float) -> Floats:
         binade += 1
     pattern: Floats = mass[1:-1] - 1.0
     cells = np.abs(np.arange(-half, half + 1))
-    pattern[
-        (cells <= math.ldexp(1.0, math.floor(math.log2(low))) * float(f) + 2) | (cells >= half)
-    ] = 0.0
+    pattern[(cells <= math.ldexp(1.0, math.floor(math.log2(low))) * float(f) + 2) | (cells >= half)] = 0.0
     return pattern
 
 
@@ -92,12 +90,13 @@ class LatticeFit:
     def check(self, message: int) -> Check:
         """For the report; messages count from 1."""
         return Check(
-            f"float32 lattice in message {message}", self.p,
+            f"float32 lattice in message {message}",
+            self.p,
             f"{self.draws:.3g} draws: {self.share:.2f} +- {self.share_error:.2f} of the pattern "
             f"(eta^2 = {self.pattern_eta_squared:.1e}), z = {self.z:.1f}",
             "the numbers that are sent follow the lattice of float32: cells have other "
             "probabilities than a rounded Gaussian's",
-        )  # fmt: skip
+        )
 
 
 def lattice_fit(seen: CellCounts, factor: float) -> LatticeFit | None:

@@ -104,7 +104,5 @@ def law_of(
     ends = np.arange(local_steps - 1, T, local_steps)
     decoder = np.cumsum(noising_matrix, axis=0)[ends] * std
     sums = (np.arange(T)[None, :] <= ends[:, None]).astype(np.float64)
-    shifts = np.stack(
-        [sums[:, list(steps)].sum(axis=1) for steps in patterns(T, participation)], axis=1
-    )
+    shifts = np.stack([sums[:, list(steps)].sum(axis=1) for steps in patterns(T, participation)], axis=1)
     return Law(shifts, reach, claim, decoder @ decoder.T)

@@ -168,8 +168,7 @@ def many_run(
         chosen = {LIKELIHOOD_RATIO: (ratio, centre * float(ratio @ law.shifts[:, who]))} | chosen
     share = (1.0 - confidence) / len(chosen), false_alarms / len(chosen)
     guesses = tuple(
-        _count(name, half_way, w @ transcripts, second, fitted, delta, share)
-        for name, (w, half_way) in chosen.items()
+        _count(name, half_way, w @ transcripts, second, fitted, delta, share) for name, (w, half_way) in chosen.items()
     )
     best = max(guesses, key=lambda g: g.mu_lower).statistic
     return ManyRun(
@@ -193,9 +192,7 @@ def clopper_pearson(count: int, total: int, level: float) -> tuple[float, float]
     return low, high
 
 
-def epsilon_at_least(
-    rare: int, rare_runs: int, common: int, common_runs: int, delta: float, level: float
-) -> float:
+def epsilon_at_least(rare: int, rare_runs: int, common: int, common_runs: int, delta: float, level: float) -> float:
     """Lower bound on ε from counts of the two errors, wrong with probability at most ``level``."""
     low = clopper_pearson(rare, rare_runs, 0.5 * level)[1]
     share = 1.0 - delta - clopper_pearson(common, common_runs, 0.5 * level)[1]
@@ -213,9 +210,7 @@ def _discriminant(transcripts: Floats, second: Bools) -> Floats:
     """Fisher's linear discriminant; a touch of ridge where a message carries no noise."""
     one, other = transcripts[:, ~second], transcripts[:, second]
     apart = other.mean(axis=1) - one.mean(axis=1)
-    centred = np.concatenate(
-        [one - one.mean(axis=1, keepdims=True), other - other.mean(axis=1, keepdims=True)], axis=1
-    )
+    centred = np.concatenate([one - one.mean(axis=1, keepdims=True), other - other.mean(axis=1, keepdims=True)], axis=1)
     spread = centred @ centred.T / centred.shape[1]
     ridge = 1e-12 * float(np.trace(spread)) / len(spread) + 1e-300
     weights: Floats = np.linalg.solve(spread + ridge * np.eye(len(spread)), apart)
@@ -223,13 +218,7 @@ def _discriminant(transcripts: Floats, second: Bools) -> Floats:
 
 
 def _count(
-    name: str,
-    half_way: float,
-    score: Floats,
-    coins: Bools,
-    fitted: int,
-    delta: float,
-    share: tuple[float, float],
+    name: str, half_way: float, score: Floats, coins: Bools, fitted: int, delta: float, share: tuple[float, float]
 ) -> Guesses:
     rare, side = _rare_event(score[:fitted], coins[:fitted], delta)
     guesses = (score > half_way) != coins
@@ -254,9 +243,8 @@ def _count(
 
     (low, high), (sure_low, sure_high) = mu_bounds(report), mu_bounds(alarm)
     return Guesses(
-        name, n, errors, wrong, missed, low, high, epsilon_bound(report), sure_low, sure_high,
-        epsilon_bound(alarm),
-    )  # fmt: skip
+        name, n, errors, wrong, missed, low, high, epsilon_bound(report), sure_low, sure_high, epsilon_bound(alarm)
+    )
 
 
 def _rare_event(score: Floats, second: Bools, delta: float) -> tuple[float, bool]:

@@ -83,11 +83,7 @@ class OneRun:
 
 
 def one_run(
-    residuals: Floats,
-    law: Law,
-    *,
-    confidence: float = CONFIDENCE,
-    false_alarms: float = FALSE_ALARMS,
+    residuals: Floats, law: Law, *, confidence: float = CONFIDENCE, false_alarms: float = FALSE_ALARMS
 ) -> OneRun:
     """Judge (R, d) messages from which all known gradients have been subtracted.
 
@@ -99,9 +95,7 @@ def one_run(
     if rounds != law.rounds:
         raise InputError("residuals", rounds, f"{law.rounds} messages", "one a round")
     if d <= rounds + 1:
-        raise InputError(
-            "dim", d, f"more than the {rounds} rounds", "an audit needs many coordinates"
-        )
+        raise InputError("dim", d, f"more than the {rounds} rounds", "an audit needs many coordinates")
     white, shifts = _comparable(residuals, law)
     scatter = white @ white.T / d
     inverse = _inverse_forms(scatter, shifts) / d
@@ -137,10 +131,7 @@ def _comparable(residuals: Floats, law: Law) -> tuple[Floats, Floats]:
     Any invertible map of the rows leaves aᵀS⁻¹a as it is; this one keeps the arithmetic stable.
     """
     if law.root is not None:
-        return (
-            solve_triangular(law.root, residuals, lower=True),
-            solve_triangular(law.root, law.shifts, lower=True),
-        )
+        return (solve_triangular(law.root, residuals, lower=True), solve_triangular(law.root, law.shifts, lower=True))
     steps = np.diff(residuals, axis=0, prepend=0.0)
     size = np.sqrt((steps**2).mean(axis=1, keepdims=True))
     size[size == 0.0] = max(float(size.max()), 1e-300)

@@ -46,11 +46,11 @@ def all_pairs(white: Floats) -> Check:
     pairs = d * (d - 1) // 2
     p = min(1.0, pairs * float(correlation_p(gram[worst], n)))
     return Check(
-        "all pairs of coordinates", p,
-        f"{pairs:,} pairs over {n} rounds: coordinates {worst[0]} and {worst[1]} have correlation "
-        f"{gram[worst]:+.2f}",
+        "all pairs of coordinates",
+        p,
+        f"{pairs:,} pairs over {n} rounds: coordinates {worst[0]} and {worst[1]} have correlation {gram[worst]:+.2f}",
         _SHARED,
-    )  # fmt: skip
+    )
 
 
 def telling_lags(d: int) -> tuple[int, ...]:

@@ -42,19 +42,15 @@ def epoch_against_epoch(epochs: Sequence[Floats]) -> Check:
                     rows.size * float(correlation_p(rows[at], one.shape[1])),
                     f"round {at[0]} of epoch {b} and {at[1]} of epoch {a}: {rows[at]:+.2f}",
                 ),
-                (
-                    float(correlation_p(whole, one.size)),
-                    f"all of epochs {b} and {a}: {whole:+.3f}",
-                ),
+                (float(correlation_p(whole, one.size)), f"all of epochs {b} and {a}: {whole:+.3f}"),
             ):
                 tests += 1
                 if not words or p < worst:
                     worst, words = p, said
     p = min(1.0, tests * worst)
     return Check(
-        "second epoch against the first", p, f"largest correlation, {words}",
-        "an epoch repeats the noise of another",
-    )  # fmt: skip
+        "second epoch against the first", p, f"largest correlation, {words}", "an epoch repeats the noise of another"
+    )
 
 
 def repeated_rows(rows: Floats) -> Check:
@@ -70,10 +66,11 @@ def repeated_rows(rows: Floats) -> Check:
     pairs = n * (n - 1) // 2
     p = min(1.0, pairs * float(correlation_p(gram[at], d)))
     return Check(
-        "noise of different steps", p,
+        "noise of different steps",
+        p,
         f"{pairs:,} pairs of {n} messages: largest correlation {gram[at]:+.2f}",
         "two steps have the same noise",
-    )  # fmt: skip
+    )
 
 
 def _unit(rows: Floats) -> Floats:

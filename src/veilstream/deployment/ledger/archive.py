@@ -122,9 +122,7 @@ def hash_at(db: Any, number: int) -> bytes | None:
 def mentions_of(db: Any, message: str) -> Iterator[Row]:
     """Records, the newest first, in whose body this hash of a message stands."""
     words = f'"hash":"{message}"'
-    unpacked = (
-        "SELECT number, kind, body, hash FROM records WHERE instr(body, ?) ORDER BY number DESC"
-    )
+    unpacked = "SELECT number, kind, body, hash FROM records WHERE instr(body, ?) ORDER BY number DESC"
     for row in db.execute(unpacked, (words,)):
         yield Row(*row)
     for first, content in db.execute("SELECT first, content FROM segments ORDER BY first DESC"):

@@ -89,9 +89,12 @@ class Standing:
         """Take the next record into account."""
         if kind in ("epoch", "recovered"):
             fresh = Standing(
-                self.epoch, body.get("settings"), between=kind == "recovered",
-                followed=body.get("followed", 0), run=body.get("run"),
-            )  # fmt: skip
+                self.epoch,
+                body.get("settings"),
+                between=kind == "recovered",
+                followed=body.get("followed", 0),
+                run=body.get("run"),
+            )
             self.__dict__.update(fresh.__dict__)
         self.epoch = body.get("epoch", self.epoch)
         match kind:
@@ -152,18 +155,26 @@ class Chain:
     def summary(self, archive: str) -> dict[str, Any]:
         """All that one must know of the records so far, if they are packed into this archive."""
         return {
-            "head": self.head.hex(), "length": self.length, "archive": archive,
-            "tag_key": digest(self.tag_key), "visits": self.visits.value(),
-            "kept": dict(self.kept), "standing": asdict(self.standing),
-        }  # fmt: skip
+            "head": self.head.hex(),
+            "length": self.length,
+            "archive": archive,
+            "tag_key": digest(self.tag_key),
+            "visits": self.visits.value(),
+            "kept": dict(self.kept),
+            "standing": asdict(self.standing),
+        }
 
     @classmethod
     def after(cls, summary: dict[str, Any], key: bytes) -> Chain:
         """The chain up to a record that has a summary of what was before it."""
         chain = cls(
-            key, bytes.fromhex(summary["head"]), summary["length"], archive=summary["archive"],
-            kept=dict(summary["kept"]), standing=Standing(**summary["standing"]),
-        )  # fmt: skip
+            key,
+            bytes.fromhex(summary["head"]),
+            summary["length"],
+            archive=summary["archive"],
+            kept=dict(summary["kept"]),
+            standing=Standing(**summary["standing"]),
+        )
         chain.visits = VisitSum(key, *summary["visits"])
         return chain
 

@@ -45,9 +45,7 @@ def open_chain(db: Any, path: Path) -> Chain:
     return chain
 
 
-def verify_chain(
-    db: Any, path: Path, seen: Callable[[Record], None] = lambda record: None
-) -> Chain:
+def verify_chain(db: Any, path: Path, seen: Callable[[Record], None] = lambda record: None) -> Chain:
     """The same from every record, one after the other; ``seen`` is called with each."""
     _check_sqlite(db, path)
     key = tag_key(db)

@@ -34,8 +34,7 @@ KNOWN_SCHEMAS = (3, SCHEMA)
 """The same tables; 3 has no records of several steps. A learner makes 4 of it when it opens it."""
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, "
-    "hash BLOB NOT NULL)",
+    "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, hash BLOB NOT NULL)",
     SEGMENTS_TABLE,
     VISITS_TABLE,
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL)",
@@ -47,9 +46,12 @@ def open_sqlite(path: Path) -> Any:
     # One thread at a time, as for the learner itself; not always the same one.
     connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
     for pragma in (
-        "page_size=16384", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON",
+        "page_size=16384",
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "secure_delete=ON",
         "wal_autocheckpoint=1000",
-    ):  # fmt: skip
+    ):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
@@ -117,8 +119,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise LedgerError(
-            f"{path} cannot be used ({error})",
-            "see that it can be written, that its disk is mounted and has room",
+            f"{path} cannot be used ({error})", "see that it can be written, that its disk is mounted and has room"
         ) from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise damaged(path, str(error)) from error

@@ -138,8 +138,7 @@ class _Comparison:
             raise self._problem
         if len(self._lacking_records) > 1 and holder is None:
             raise LedgerError(
-                f"the witness {self._where} lacks {len(self._lacking_records)} records of "
-                f"{self._store}",
+                f"the witness {self._where} lacks {len(self._lacking_records)} records of {self._store}",
                 "put the newest witness back; if it is lost and this store is the newest there is, "
                 "`veilstream ledger verify --renew-witness` writes it anew",
             )
@@ -154,17 +153,23 @@ class _Comparison:
 def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
     standing, settings = chain.standing, chain.standing.settings
     return Status(
-        str(store), str(where), holder(lock_path(store)),
-        records=chain.length, head=chain.head.hex(),
+        str(store),
+        str(where),
+        holder(lock_path(store)),
+        records=chain.length,
+        head=chain.head.hex(),
         epoch=None if settings is None else standing.epoch,
-        round=standing.rounds, rounds=None if settings is None else settings["rounds"],
+        round=standing.rounds,
+        rounds=None if settings is None else settings["rounds"],
         pinned=standing.pinned is not None and not standing.between,
-        steps=standing.steps, clients=clients_of(db),
-        acknowledged=standing.acknowledged, ended=standing.ended,
+        steps=standing.steps,
+        clients=clients_of(db),
+        acknowledged=standing.acknowledged,
+        ended=standing.ended,
         secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
         guarantee=None if settings is None else settings["guarantee"],
         witnessed=_last_witnessed(where),
-    )  # fmt: skip
+    )
 
 
 def _last_witnessed(where: Path) -> int:

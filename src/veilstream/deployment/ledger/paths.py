@@ -66,10 +66,12 @@ def refuse_witness(store: Path) -> None:
         if file.read(len(WITNESS_MAGIC)) == WITNESS_MAGIC:
             beside = store.with_suffix(".db")
             raise InputError(
-                "store", str(store), "a learner's store; this file is a witness",
+                "store",
+                str(store),
+                "a learner's store; this file is a witness",
                 f"name the store ({beside if beside.exists() else 'NAME.db'}), and this file with "
                 "--witness if it is not found by itself",
-            )  # fmt: skip
+            )
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -115,10 +117,12 @@ def _shut(path: Path) -> str:
 def missing_store(path: Path) -> InputError:
     """The error for a store that is not there and was not asked for."""
     return InputError(
-        "store", str(path), "a store that exists",
+        "store",
+        str(path),
+        "a store that exists",
         "if it should be there, mount its disk or correct the path; a learner's first start asks "
         "for a new one: --new-store, or create=True in Python",
-    )  # fmt: skip
+    )
 
 
 def empty_store(path: Path) -> LedgerError:

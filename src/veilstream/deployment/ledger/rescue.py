@@ -108,9 +108,11 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
         left = standing.settings["rounds"] - standing.rounds
         if left and not standing.ended and not abandon:
             raise InputError(
-                "epoch", chain.epoch, f"an epoch whose horizon has ended ({left} rounds are left)",
+                "epoch",
+                chain.epoch,
+                f"an epoch whose horizon has ended ({left} rounds are left)",
                 "go on with it, or give it up with --abandon",
-            )  # fmt: skip
+            )
         about = {"epoch": chain.epoch, "rounds_left": left}
         ledger.write("next", about, destroy=chain.secrets)
         ledger.witness()
@@ -137,9 +139,11 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
     refuse_links(store, where)
     if not where.exists():
         raise InputError(
-            "witness", str(where), "a witness that exists",
+            "witness",
+            str(where),
+            "a witness that exists",
             "without it nobody knows who took part: begin another store, with other clients only",
-        )  # fmt: skip
+        )
     lock = OneWriter(lock_path(store))
     try:
         fresh = store.with_name(f".{store.name}.new")
@@ -180,9 +184,12 @@ def _fill(db: Any, witness: Witness, store: Path) -> int:
         carried.update(tag)
     visits = tables_sum(db, key)
     body = {
-        "epoch": epoch, "clients": visits[0], "carried": carried.hexdigest(), "visits": visits,
+        "epoch": epoch,
+        "clients": visits[0],
+        "carried": carried.hexdigest(),
+        "visits": visits,
         "tag_key": digest(key),
-    }  # fmt: skip
+    }
     record, text = Chain(key).next("recovered", body)
     row = (record.number, record.kind, text, record.hash)
     db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)

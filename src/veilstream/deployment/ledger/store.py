@@ -79,9 +79,7 @@ class Ledger:
 
     _connect = staticmethod(open_sqlite)
 
-    def __init__(
-        self, path: Path | str, witness: Path | str | None = None, *, create: bool = False
-    ) -> None:
+    def __init__(self, path: Path | str, witness: Path | str | None = None, *, create: bool = False) -> None:
         self.path = Path(path)
         self._witness_is_given = bool(witness)
         self.witness_path = witness_path(self.path, witness)
@@ -166,9 +164,11 @@ class Ledger:
                 raise missing_witness(self.witness_path, self.path, known)
             if not self.witness_path.parent.exists():
                 raise InputError(
-                    "witness", str(self.witness_path), "a file in a folder that exists",
+                    "witness",
+                    str(self.witness_path),
+                    "a file in a folder that exists",
                     "mount its device, or make the folder",
-                )  # fmt: skip
+                )
             return Witness.create(self.witness_path, self.tag_key, self._entries_from(0))
         witness = Witness(self.witness_path)
         try:
@@ -366,8 +366,7 @@ class Ledger:
             return False
         with readable(self.path):
             return any(
-                record.kind == "message"
-                and (record.body["round"], record.body["hash"]) == (r, message)
+                record.kind == "message" and (record.body["round"], record.body["hash"]) == (r, message)
                 for record in map(_record, mentions_of(self._db, message))
             )
 

@@ -48,10 +48,11 @@ def checked_tag(client: object) -> bytes:
     if forms:
         return forms[0]
     raise InputError(
-        "tag", "<not shown>",
+        "tag",
+        "<not shown>",
         f"bytes, or text without control characters, of 1 to {LONGEST_TAG}; not white space alone",
         "give each person a tag that is the same whenever they come",
-    )  # fmt: skip
+    )
 
 
 def keyed_tag(key: bytes, form: bytes) -> bytes:

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectNode", "DirectServer", "require_grpc"]
 
-_LATER = {
-    "DirectNode": "veilstream.federation.direct.node",
-    "DirectServer": "veilstream.federation.direct.server",
-}
+_LATER = {"DirectNode": "veilstream.federation.direct.node", "DirectServer": "veilstream.federation.direct.server"}
 
 
 def require_grpc() -> None:

@@ -109,11 +109,7 @@ class Branch:
                     if body and body is not sent:
                         await context.write(MODEL + body)
                         sent = body
-                    same = {
-                        learner: head
-                        for learner, (head, own) in self._waiting.items()
-                        if own is body
-                    }
+                    same = {learner: head for learner, (head, own) in self._waiting.items() if own is body}
                     for learner in same:
                         del self._waiting[learner]
                     await context.write(HEADS + pack(same.items()))
@@ -175,9 +171,14 @@ class BranchClient:
     """The aggregator's end: connects, hands frames over, connects again."""
 
     def __init__(
-        self, address: tuple[str, int], name: str, tls: TlsFiles | None, *, dim: int,
+        self,
+        address: tuple[str, int],
+        name: str,
+        tls: TlsFiles | None,
+        *,
+        dim: int,
         heard: Callable[[bytes | None], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``heard`` is called in the loop's thread: with a frame, or None at a new connection."""
         self._address, self._name, self._tls, self._heard = address, name, tls, heard
         self._limit = 1 + wire.request_limit(dim) + (1 << 26)  # heads of some 10^5 learners
@@ -234,9 +235,7 @@ class BranchClient:
             )
         if self._tls is not None:
             tls = self._tls
-            trouble = await asyncio.to_thread(
-                diagnose, self._address, tls.ca, tls.certificate, tls.key
-            )
+            trouble = await asyncio.to_thread(diagnose, self._address, tls.ca, tls.certificate, tls.key)
             if trouble is not None:
                 return f"{trouble.what}; waiting ({trouble.way_out})"
         return f"no connection to {shown}; waiting (is the server running?)"

@@ -32,9 +32,7 @@ def load(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def invalid(
-    certificate: x509.Certificate, whose: str, now: datetime.datetime | None = None
-) -> Trouble | None:
+def invalid(certificate: x509.Certificate, whose: str, now: datetime.datetime | None = None) -> Trouble | None:
     """Expired or not yet valid, with its dates; else None."""
     now = now or datetime.datetime.now(datetime.UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -43,15 +41,12 @@ def invalid(
         return Trouble(f"{whose} certificate has expired ({dates})", "`veilstream keys renew`")
     if now < begins:
         return Trouble(
-            f"{whose} certificate is not valid yet ({dates}; it is {_day(now)} here)",
-            "check this machine's clock",
+            f"{whose} certificate is not valid yet ({dates}; it is {_day(now)} here)", "check this machine's clock"
         )
     return None
 
 
-def expiring(
-    certificate: x509.Certificate, whose: str, now: datetime.datetime | None = None
-) -> str:
+def expiring(certificate: x509.Certificate, whose: str, now: datetime.datetime | None = None) -> str:
     """A warning from 30 days before the end; else nothing."""
     now = now or datetime.datetime.now(datetime.UTC)
     ends = certificate.not_valid_after_utc
@@ -104,9 +99,7 @@ def diagnose(address: tuple[str, int], ca: Path, certificate: Path, key: Path) -
         return Trouble(f"{shown}: {why}", "is the server running there?", lasting=False)
 
 
-def _unverified(
-    error: ssl.SSLCertVerificationError, address: tuple[str, int], shown: str
-) -> Trouble:
+def _unverified(error: ssl.SSLCertVerificationError, address: tuple[str, int], shown: str) -> Trouble:
     """What the server showed is not what our CA vouches for."""
     if error.verify_code in (_NOT_YET, _EXPIRED):
         seen = _shown_by(address)
@@ -129,10 +122,7 @@ def _shown_by(address: tuple[str, int]) -> x509.Certificate | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to read its dates
     context.set_alpn_protocols(["h2"])
     try:
-        with (
-            socket.create_connection(address, _PROBE_S) as raw,
-            context.wrap_socket(raw) as connection,
-        ):
+        with socket.create_connection(address, _PROBE_S) as raw, context.wrap_socket(raw) as connection:
             der = connection.getpeercert(binary_form=True)
     except OSError:
         return None

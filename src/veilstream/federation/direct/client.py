@@ -50,9 +50,7 @@ class TlsFiles:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For gRPC."""
-        return grpc.ssl_channel_credentials(
-            self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
-        )
+        return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
 
 
 class StreamClient:

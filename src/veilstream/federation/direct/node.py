@@ -56,14 +56,14 @@ class DirectNode:
             for path in (tls.ca, tls.certificate, tls.key):
                 if not path.is_file():
                     raise InputError(
-                        "keys", str(path), "a file that `veilstream keys` made",
+                        "keys",
+                        str(path),
+                        "a file that `veilstream keys` made",
                         f"`veilstream keys renew KEYS --learner {keys.name}` makes it",
-                    )  # fmt: skip
+                    )
             check_private(tls.key)
         name = keys.resolve().name
-        self._client = StreamClient(
-            server, name, handle, tls, dim=dim, enrolled=enrolled, run_over=run_over
-        )
+        self._client = StreamClient(server, name, handle, tls, dim=dim, enrolled=enrolled, run_over=run_over)
 
     @property
     def online(self) -> bool:

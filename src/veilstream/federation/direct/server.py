@@ -21,12 +21,7 @@ from veilstream.federation.addresses import check_loopback, wait_until_free
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.branch import Branch
 from veilstream.federation.direct.certificates import expiring, invalid, load
-from veilstream.federation.keys.identity import (
-    ServerKeys,
-    aggregator_uri,
-    check_private,
-    learner_uri,
-)
+from veilstream.federation.keys.identity import ServerKeys, aggregator_uri, check_private, learner_uri
 from veilstream.federation.open_files import connections_allowed
 from veilstream.federation.protocol.transport import Failure, Inbox
 
@@ -81,14 +76,8 @@ class DirectServer:
         self._keys, self._insecure, self._dim = keys, insecure, dim
         known = ServerKeys.load(keys)
         self._aggregators = known.aggregators
-        self._behind = {
-            learner: name
-            for name, (_, learners) in known.aggregators.items()
-            for learner in learners
-        }
-        self._known = {
-            name: key for name, key in known.learners.items() if name not in self._behind
-        }
+        self._behind = {learner: name for name, (_, learners) in known.aggregators.items() for learner in learners}
+        self._known = {name: key for name, key in known.learners.items() if name not in self._behind}
         self._branches: dict[str, Branch] = {}
         check_private(keys / "tls.key")
         self._host, self.port = address
@@ -115,10 +104,7 @@ class DirectServer:
         if not self._insecure:
             trouble = invalid(self._certificate(), "the server's")
             if trouble is not None:
-                raise InputError(
-                    "keys", str(self._keys / "tls.pem"), f"to be valid: {trouble.what}",
-                    trouble.way_out,
-                )  # fmt: skip
+                raise InputError("keys", str(self._keys / "tls.pem"), f"to be valid: {trouble.what}", trouble.way_out)
         if self.port:
             wait_until_free(self._host, self.port, _PORT_S)
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_OPEN_S)
@@ -127,9 +113,7 @@ class DirectServer:
         try:
             return load(self._keys / "tls.pem")
         except (OSError, ValueError) as error:
-            raise InputError(
-                "keys", str(self._keys), "a folder that `veilstream keys` made", str(error)
-            ) from error
+            raise InputError("keys", str(self._keys), "a folder that `veilstream keys` made", str(error)) from error
 
     async def _open(self) -> None:
         largest = 1 + wire.reply_limit(self._dim)
@@ -374,9 +358,8 @@ class _Link:
     """One learner's stream and what is out on it."""
 
     def __init__(
-        self, name: str, instance: str, context: Any, within_s: float,
-        overdue: Callable[[str], None], pace: _Pace,
-    ) -> None:  # fmt: skip
+        self, name: str, instance: str, context: Any, within_s: float, overdue: Callable[[str], None], pace: _Pace
+    ) -> None:
         self.name, self.instance = name, instance
         self._within_s, self._overdue, self._pace = within_s, overdue, pace
         self._timer: asyncio.TimerHandle | None = None

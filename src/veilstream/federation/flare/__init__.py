@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlareServer", "provision"]
 
-_LATER = {
-    "FlareServer": "veilstream.federation.flare.server",
-    "provision": "veilstream.federation.flare.provisioning",
-}
+_LATER = {"FlareServer": "veilstream.federation.flare.server", "provision": "veilstream.federation.flare.provisioning"}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,9 +25,7 @@ _FIRST_ACCOUNT = 61284  # numbers that nobody is likely to have: FLARE's server,
 class FlareProcess(Child):
     """A kit's own start script, in the foreground."""
 
-    def __init__(
-        self, kit: Path, home: Path, log: Path, environment: Mapping[str, str], account: int | None
-    ) -> None:
+    def __init__(self, kit: Path, home: Path, log: Path, environment: Mapping[str, str], account: int | None) -> None:
         """A process that is not started yet.
 
         Args:
@@ -70,10 +68,15 @@ class LocalFlare:
     """FLARE's server and a site for each learner, around sockets that we serve."""
 
     def __init__(
-        self, folder: Path, keys: Path, learners: Sequence[str], *, other_accounts: bool,
+        self,
+        folder: Path,
+        keys: Path,
+        learners: Sequence[str],
+        *,
+        other_accounts: bool,
         first_account: int = _FIRST_ACCOUNT,
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Nothing is started yet; the folders of sockets are there.
 
         Args:
@@ -87,8 +90,7 @@ class LocalFlare:
         """
         names = ["server", *learners]
         self.accounts: dict[str, int | None] = {
-            name: first_account + place if other_accounts else None
-            for place, name in enumerate(names)
+            name: first_account + place if other_accounts else None for place, name in enumerate(names)
         }
         self._folder = folder.resolve()
         for part in ("", "sockets", "homes"):
@@ -100,9 +102,12 @@ class LocalFlare:
             kit = keys / "flare" / ("server" if name == "server" else f"sites/{name}")
             variable = "VEILSTREAM_RELAY_SOCKET" if name == "server" else "VEILSTREAM_SOCKET"
             self.processes[name] = FlareProcess(
-                kit, self.home(name), self._folder / f"{name}.log",
-                {variable: str(self.socket(name)), **environments.get(name, {})}, account,
-            )  # fmt: skip
+                kit,
+                self.home(name),
+                self._folder / f"{name}.log",
+                {variable: str(self.socket(name)), **environments.get(name, {})},
+                account,
+            )
 
     def socket(self, name: str) -> Path:
         """Of a learner; or, for "server", of `veilstream server`."""
@@ -150,9 +155,11 @@ def interpreter(account: int | None) -> tuple[Path, dict[str, str]]:
     packages = [path for path in sys.path if path.endswith("-packages")]
     if not other.exists() or not all(_open_to_all(Path(path)) for path in packages):
         raise InputError(
-            "python", str(ours.resolve()), "an interpreter that other accounts may run",
+            "python",
+            str(ours.resolve()),
+            "an interpreter that other accounts may run",
             "install Python and veilstream outside a home directory",
-        )  # fmt: skip
+        )
     return other, {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
 
 

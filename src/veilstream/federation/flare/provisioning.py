@@ -114,9 +114,7 @@ def _build(home: Path, names: list[str], host: str, hosts: list[str], port: int)
 
         project = Project(name=PROJECT, description="")
         ports = {"fed_learn_port": port, "admin_port": port}
-        project.set_server(
-            SERVER, PROJECT, ports | {"default_host": host, "host_names": hosts}
-        )  # fmt: skip
+        project.set_server(SERVER, PROJECT, ports | {"default_host": host, "host_names": hosts})
         for name in names:
             project.add_client(name, PROJECT, {})
         project.add_admin(ADMIN, PROJECT, {"role": "project_admin"})
@@ -151,9 +149,7 @@ def _set_up_server(kit: Path) -> None:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = _STORE + "/jobs"
         elif part["id"] == "job_scheduler":
-            part["args"] = {
-                "max_jobs": _MOST_JOBS, "min_schedule_interval": 0.5, "max_schedule_interval": 2.0,
-            }  # fmt: skip
+            part["args"] = {"max_jobs": _MOST_JOBS, "min_schedule_interval": 0.5, "max_schedule_interval": 2.0}
     (kit / "local/resources.json").write_text(json.dumps(rules, indent=1))
 
 

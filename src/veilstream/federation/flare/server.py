@@ -41,9 +41,7 @@ class JobSocket:
         try:
             self._listener = frames.listen(path, 0o660)
         except OSError as error:
-            raise InputError(
-                "--socket", str(path), "a short path in a folder of this account", str(error)
-            ) from error
+            raise InputError("--socket", str(path), "a short path in a folder of this account", str(error)) from error
         self._relays: dict[str, socket.socket] = {}
         self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -164,9 +162,15 @@ class FlareServer(JobSocket):
     """With a child that sees to it that each site has a job."""
 
     def __init__(
-        self, keys: Path, state: Path, address: tuple[str, int], *, dim: int,
-        socket: Path | None = None, insecure: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        keys: Path,
+        state: Path,
+        address: tuple[str, int],
+        *,
+        dim: int,
+        socket: Path | None = None,
+        insecure: bool = False,
+    ) -> None:
         """The socket is open, and nothing else.
 
         Args:
@@ -184,17 +188,24 @@ class FlareServer(JobSocket):
         kit, state = keys / "flare", state.resolve()
         if not (kit / "startup").is_dir():
             raise InputError(
-                "keys", str(kit), "the kit of FLARE's administrator",
-                "`veilstream keys make --engine flare` makes it",
-            )  # fmt: skip
+                "keys", str(kit), "the kit of FLARE's administrator", "`veilstream keys make --engine flare` makes it"
+            )
         super().__init__(state / "relay.sock" if socket is None else socket.resolve(), dim)
         self._jobs = Child(
             [
-                sys.executable, "-W", "ignore", "-m", "veilstream.federation.flare.jobs",
-                str(kit.resolve()), str((keys / "learners.json").resolve()), str(state / "jobs"),
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "veilstream.federation.flare.jobs",
+                str(kit.resolve()),
+                str((keys / "learners.json").resolve()),
+                str(state / "jobs"),
             ],
-            state / "jobs.log", None, state,
-        )  # fmt: skip
+            state / "jobs.log",
+            None,
+            state,
+        )
         self._said = ""
 
     def start(self) -> None:

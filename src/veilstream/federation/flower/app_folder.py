@@ -15,9 +15,7 @@ __all__ = ["write_app"]
 _HERE = "veilstream.federation.flower"
 
 
-def write_app(
-    folder: Path, *, plan: Path, keys: Path, out: Path, sockets: Path | None = None
-) -> None:
+def write_app(folder: Path, *, plan: Path, keys: Path, out: Path, sockets: Path | None = None) -> None:
     """Write an app for one run.
 
     Args:
@@ -36,20 +34,23 @@ def write_app(
     config = {"plan": plan, "keys": keys, "out": out} | ({"sockets": sockets} if sockets else {})
     app = {
         "project": {
-            "name": "veilstream-federation", "version": __version__, "license": "Apache-2.0",
+            "name": "veilstream-federation",
+            "version": __version__,
+            "license": "Apache-2.0",
             "description": "Carries a federation's signed messages between server and learners",
             "dependencies": [],  # veilstream is installed there before; nothing is fetched
         },
-        "tool": {"flwr": {"app": {
-            "publisher": "veilstream",
-            "components": {
-                "serverapp": f"{_HERE}.server_app:app", "clientapp": f"{_HERE}.client_app:app",
-            },
-            "config": {name: str(path.absolute()) for name, path in config.items()},
-        }}},
-    }  # fmt: skip
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "veilstream",
+                    "components": {"serverapp": f"{_HERE}.server_app:app", "clientapp": f"{_HERE}.client_app:app"},
+                    "config": {name: str(path.absolute()) for name, path in config.items()},
+                }
+            }
+        },
+    }
     write_file(folder / "pyproject.toml", tomli_w.dumps(app))
     write_file(
-        folder / "README.md",
-        "Submit with `flwr run`. The SuperLink and the SuperNodes need veilstream installed.\n",
+        folder / "README.md", "Submit with `flwr run`. The SuperLink and the SuperNodes need veilstream installed.\n"
     )

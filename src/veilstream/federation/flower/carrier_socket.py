@@ -51,12 +51,7 @@ class CarrierSocket:
     """
 
     def __init__(
-        self,
-        handle: Callable[[bytes], bytes],
-        path: Path,
-        *,
-        dim: int,
-        trust_own_account: bool = False,
+        self, handle: Callable[[bytes], bytes], path: Path, *, dim: int, trust_own_account: bool = False
     ) -> None:
         """A socket that is not open yet.
 
@@ -94,8 +89,9 @@ class CarrierSocket:
             _log.warning(
                 "--socket = %s: no other account can enter its folder, and one of this account is "
                 "refused; use a folder that the carrier's group may enter (mode 2750), or "
-                "--trust-engine", self.path,
-            )  # fmt: skip
+                "--trust-engine",
+                self.path,
+            )
         threading.Thread(target=self._accept, name="carrier socket", daemon=True).start()
 
     def supervise(self) -> str | None:

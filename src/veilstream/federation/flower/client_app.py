@@ -53,7 +53,5 @@ def _socket(context: Context) -> Path:
         return Path(os.fsdecode(str(told)))
     folder, place = context.run_config.get("sockets"), context.node_config.get("partition-id")
     if not folder or place is None:
-        raise ConnectionError(
-            "--node-config: a SuperNode needs the path of the learner's socket, as in socket=PATH"
-        )
+        raise ConnectionError("--node-config: a SuperNode needs the path of the learner's socket, as in socket=PATH")
     return Path(str(folder)) / f"{int(place)}.sock"

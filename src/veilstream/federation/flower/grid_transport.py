@@ -73,8 +73,7 @@ class GridTransport:
         if now - self._looked > _LOOK_S:
             with _unless_away():
                 self._nodes = {
-                    str(node.node_id): str(getattr(node, "last_activated_at", ""))
-                    for node in self._grid.get_nodes()
+                    str(node.node_id): str(getattr(node, "last_activated_at", "")) for node in self._grid.get_nodes()
                 }
             self._looked = now
         return set(self._nodes)
@@ -109,12 +108,9 @@ class GridTransport:
         if not ready:
             return
         messages = [
-            Message(
-                RecordDict({RECORD: packed(REQUEST, request)}), int(node), MessageType.QUERY,
-                ttl=self._within_s,
-            )
+            Message(RecordDict({RECORD: packed(REQUEST, request)}), int(node), MessageType.QUERY, ttl=self._within_s)
             for node, request in ready
-        ]  # fmt: skip
+        ]
         names: list[str | None] = [None] * len(ready)
         with _unless_away():
             taken = list(self._grid.push_messages(messages))
@@ -130,9 +126,7 @@ class GridTransport:
         replies: list[Any] = []
         if self._out:
             with _unless_away():
-                replies = list(
-                    self._grid.pull_messages([out.message for out in self._out.values()])
-                )
+                replies = list(self._grid.pull_messages([out.message for out in self._out.values()]))
         asked = {out.message: node for node, out in self._out.items()}
         for reply in replies:
             node = asked.get(reply.metadata.reply_to_message_id)

@@ -46,9 +46,15 @@ class LocalFlower:
     """Flower's processes around learners that serve sockets."""
 
     def __init__(
-        self, folder: Path, keys: Path, learners: Sequence[str], *, other_accounts: bool,
-        python: Path | None = None, simulation: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        keys: Path,
+        learners: Sequence[str],
+        *,
+        other_accounts: bool,
+        python: Path | None = None,
+        simulation: bool = False,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
@@ -72,8 +78,7 @@ class LocalFlower:
         self.account = _FIRST_ACCOUNT if other_accounts else None
         """Of the SuperLink, which also runs the server."""
         self.accounts: dict[str, int | None] = {
-            name: _FIRST_ACCOUNT + 1 + place if other_accounts else None
-            for place, name in enumerate(learners)
+            name: _FIRST_ACCOUNT + 1 + place if other_accounts else None for place, name in enumerate(learners)
         }
         """Of the SuperNodes."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -92,8 +97,7 @@ class LocalFlower:
         while not _listens(self.port):
             if not self.superlink.running or time.monotonic() > until:
                 raise VeilstreamError(
-                    f"Flower's SuperLink did not start ({self.superlink.log}):\n"
-                    f"{self.superlink.last_lines()}"
+                    f"Flower's SuperLink did not start ({self.superlink.log}):\n{self.superlink.last_lines()}"
                 )
             time.sleep(0.1)
         nodes = (self._keys / "server/nodes").absolute()
@@ -111,15 +115,26 @@ class LocalFlower:
             self._give(self._keys / "learners" / name / needed, home / needed, account)
         child = Child(
             [
-                self._program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}",
-                "--root-certificates", str(home / "ca.pem"),
-                "--auth-supernode-private-key", str(home / "node.key"),
-                "--host", "127.0.0.1", "--port", str(free_port()),
-                "--node-config", f"socket={json.dumps(str(at.absolute()))}",
+                self._program("flower-supernode"),
+                "--superlink",
+                f"127.0.0.1:{self.port}",
+                "--root-certificates",
+                str(home / "ca.pem"),
+                "--auth-supernode-private-key",
+                str(home / "node.key"),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(free_port()),
+                "--node-config",
+                f"socket={json.dumps(str(at.absolute()))}",
             ],
-            self._folder / f"{name}.log", self._environment(home), home, account,
+            self._folder / f"{name}.log",
+            self._environment(home),
+            home,
+            account,
             str(self._python),
-        )  # fmt: skip
+        )
         child.start()
         self.supernodes[name] = child
         return child
@@ -151,15 +166,28 @@ class LocalFlower:
             self._give(self._keys / "server" / needed, home / needed, self.account)
         return Child(
             [
-                self._program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
-                "--ssl-ca-certfile", str(home / "ca.pem"), "--ssl-certfile", str(home / "tls.pem"),
-                "--ssl-keyfile", str(home / "tls.key"), "--database", str(home / "state.db"),
+                self._program("flower-superlink"),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--ssl-ca-certfile",
+                str(home / "ca.pem"),
+                "--ssl-certfile",
+                str(home / "tls.pem"),
+                "--ssl-keyfile",
+                str(home / "tls.key"),
+                "--database",
+                str(home / "state.db"),
                 "--simulation" if simulation else "--enable-supernode-auth",
                 "--disable-runtime-dependency-installation",
             ],
-            self._folder / "superlink.log", self._environment(home), home, self.account,
+            self._folder / "superlink.log",
+            self._environment(home),
+            home,
+            self.account,
             str(self._python),
-        )  # fmt: skip
+        )
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """One of Flower's commands, by this process's own account; what it answers."""
@@ -170,9 +198,12 @@ class LocalFlower:
         }
         write_file(home / "config.toml", tomli_w.dumps({"superlink": {_NAME: connection}}))
         done = subprocess.run(
-            [self._program("flwr"), *arguments, "--format", "json"], cwd=home, capture_output=True,
-            text=True, env=os.environ | self._environment(home),
-        )  # fmt: skip
+            [self._program("flwr"), *arguments, "--format", "json"],
+            cwd=home,
+            capture_output=True,
+            text=True,
+            env=os.environ | self._environment(home),
+        )
         try:
             said = json.loads(done.stdout)
         except ValueError:
@@ -217,30 +248,38 @@ class LocalFlower:
         known = [os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
         return {
             "PYTHONPATH": os.pathsep.join(path for path in known if path),
-            "FLWR_HOME": str(home), "HOME": str(home), "TMPDIR": str(home),
+            "FLWR_HOME": str(home),
+            "HOME": str(home),
+            "TMPDIR": str(home),
             "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", "PYTHONUNBUFFERED": "1",
-        }  # fmt: skip
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def _check_reach(self) -> None:
         """Whether another account can work here at all."""
         try:
             done = subprocess.run(
-                [str(self._python), "-c", "import flwr, veilstream"], cwd=self._folder,
-                user=self.account, group=self.account, extra_groups=[], capture_output=True,
+                [str(self._python), "-c", "import flwr, veilstream"],
+                cwd=self._folder,
+                user=self.account,
+                group=self.account,
+                extra_groups=[],
+                capture_output=True,
                 text=True,
-            )  # fmt: skip
+            )
             why = (done.stderr.splitlines() or [""])[-1] if done.returncode else ""
         except OSError as error:
             why = str(error)
         if why:
             raise InputError(
-                "--engine", "flower",
+                "--engine",
+                "flower",
                 f"an installation and a folder that another account can read ({why})",
-                f"{self._python} and {self._folder} must not lie in a closed folder such as "
-                "/root; or --trust-engine",
-            )  # fmt: skip
+                f"{self._python} and {self._folder} must not lie in a closed folder such as /root; or --trust-engine",
+            )
 
 
 def _listens(port: int) -> bool:

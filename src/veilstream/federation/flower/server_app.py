@@ -34,13 +34,17 @@ def main(grid: Grid, context: Context) -> None:
     sys.path.append(str(path.parent))  # where modules that the plan names may lie
     plan = Plan.load(path)
     task = task_of(plan)
-    transport = GridTransport(
-        grid, dim=task.dim, answer_within_s=plan.federation.patience_s + _SPARE_S
-    )
+    transport = GridTransport(grid, dim=task.dim, answer_within_s=plan.federation.patience_s + _SPARE_S)
     ServerService(
-        plan, _path(context, "keys"), _path(context, "out"), ("localhost", 0), "flower",
-        task=task, exit_when_done=True, transport=transport,
-    ).run()  # fmt: skip
+        plan,
+        _path(context, "keys"),
+        _path(context, "out"),
+        ("localhost", 0),
+        "flower",
+        task=task,
+        exit_when_done=True,
+        transport=transport,
+    ).run()
 
 
 def _path(context: Context, name: str) -> Path:
@@ -48,7 +52,9 @@ def _path(context: Context, name: str) -> Path:
     path = Path(str(context.run_config.get(name, "")))
     if not path.is_absolute():
         raise InputError(
-            name, str(path), "an absolute path on the SuperLink's machine",
+            name,
+            str(path),
+            "an absolute path on the SuperLink's machine",
             f"set it in the app's pyproject.toml, or `flwr run --run-config '{name}=\"/...\"'`",
-        )  # fmt: skip
+        )
     return path

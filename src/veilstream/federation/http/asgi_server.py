@@ -97,13 +97,22 @@ class AsgiServer:
         most = min(limits.connections, connections_allowed(0))
         self._connections = _Connections(replace(limits, connections=most), refused)
         config = uvicorn.Config(
-            _guarded(app), http=_protocol(self._connections), loop="asyncio", ws="none",
-            lifespan="off", interface="asgi3", log_config=None, log_level="critical",
-            access_log=False, proxy_headers=False, server_header=False,
+            _guarded(app),
+            http=_protocol(self._connections),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
             timeout_keep_alive=3600,  # `Limits.idle_s` comes first
-            timeout_graceful_shutdown=_GRACE_S, h11_max_incomplete_event_size=_LARGEST_HEAD,
+            timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=_LARGEST_HEAD,
             backlog=_BACKLOG,
-        )  # fmt: skip
+        )
         config.load()
         if tls is not None:
             config.ssl = _context(tls)
@@ -111,9 +120,7 @@ class AsgiServer:
         self.port = int(listening.getsockname()[1])
         self._server = uvicorn.Server(config)
         self._up = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(listening,), name=f"http {option}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(listening,), name=f"http {option}", daemon=True)
         self._thread.start()
         if not self._up.wait(_START_S) or not self._server.started:
             listening.close()
@@ -153,9 +160,7 @@ class _Loop(asyncio.SelectorEventLoop):
 def _listen(address: tuple[str, int], option: str) -> socket.socket:
     host, port = address
     try:
-        family, kind, _, _, where = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # The protocol is named since asyncio sets TCP_NODELAY only on sockets that name it: without
         # it, every second answer on a connection waits 40 ms for the caller's delayed ACK.
         listening = socket.socket(family, kind, socket.IPPROTO_TCP)

@@ -72,9 +72,7 @@ class EventFeed:
             self._number += 1
             self._events.append(Event(self._number, data))
             self._bytes += len(data)
-            while len(self._events) > 1 and (
-                len(self._events) > self._most or self._bytes > self._most_bytes
-            ):
+            while len(self._events) > 1 and (len(self._events) > self._most or self._bytes > self._most_bytes):
                 self._bytes -= len(self._events.popleft().data)
         self._tell()
 

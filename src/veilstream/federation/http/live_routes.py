@@ -94,9 +94,13 @@ class LiveRoutes:
     """
 
     def __init__(
-        self, page: LivePage, path: str, *, own_port: Callable[[], int] | None = None,
+        self,
+        page: LivePage,
+        path: str,
+        *,
+        own_port: Callable[[], int] | None = None,
         limits: StreamLimits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._page, self._own_port = page, own_port
         self._limits = limits or StreamLimits()
         self._readers: Counter[str] = Counter()
@@ -123,10 +127,7 @@ class LiveRoutes:
             return refusal
         address = request.client.host if request.client else ""
         limits = self._limits
-        if (
-            self.readers >= limits.streams
-            or self._readers[address] >= limits.streams_per_address
-        ):  # fmt: skip
+        if self.readers >= limits.streams or self._readers[address] >= limits.streams_per_address:
             return _error(503, "too many readers of events; come again", {"Retry-After": "5"})
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return _Stream(self, address, after)
@@ -134,17 +135,16 @@ class LiveRoutes:
     def _refusal(self, request: Request) -> Response | None:
         """For pages of other origins, and on loopback for other names than this machine's."""
         hosts = request.headers.getlist("host")
-        if self._own_port is not None and (
-            len(hosts) != 1 or not is_own_host(hosts[0], self._own_port())
-        ):
+        if self._own_port is not None and (len(hosts) != 1 or not is_own_host(hosts[0], self._own_port())):
             where = f"127.0.0.1:{self._own_port()}"
             return _error(403, f"Host: expected this machine and port, like {where}")
         origin = request.headers.get("origin")
         if origin is not None and (not hosts or urlsplit(origin).netloc != hosts[0]):
             return _error(403, "Origin: no web page of another origin may ask")
-        if request.headers.get("sec-fetch-mode") != "navigate" and request.headers.get(
-            "sec-fetch-site"
-        ) in ("cross-site", "same-site"):
+        if request.headers.get("sec-fetch-mode") != "navigate" and request.headers.get("sec-fetch-site") in (
+            "cross-site",
+            "same-site",
+        ):
             return _error(403, "Sec-Fetch-Site: no web page of another origin may ask")
         return None
 
@@ -193,9 +193,7 @@ class _Stream(Response):
             if not readers[self._address]:
                 del readers[self._address]
 
-    async def _go_on(
-        self, changed: asyncio.Event, gone: asyncio.Future[None], until: float
-    ) -> None:
+    async def _go_on(self, changed: asyncio.Event, gone: asyncio.Future[None], until: float) -> None:
         loop = asyncio.get_running_loop()
         while not (gone.done() or self._feed.stopped):
             changed.clear()
@@ -209,10 +207,7 @@ class _Stream(Response):
                 return
             waiting = asyncio.ensure_future(changed.wait())
             both: set[asyncio.Future[Any]] = {waiting, gone}
-            await asyncio.wait(
-                both, timeout=min(left, self._limits.heartbeat_s),
-                return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            await asyncio.wait(both, timeout=min(left, self._limits.heartbeat_s), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 waiting.cancel()
                 await self._write(b": still here\n\n")

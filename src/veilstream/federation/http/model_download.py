@@ -67,9 +67,7 @@ def fetch_model(
             "--ca names who vouches for it: keys/server/ca.pem of the server's keys",
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise VeilstreamError(
-            f"{url}: {error or type(error).__name__} (is the server up, with --model-api?)"
-        ) from None
+        raise VeilstreamError(f"{url}: {error or type(error).__name__} (is the server up, with --model-api?)") from None
     finally:
         connection.close()
     if answer.status == 304 and known is not None:
@@ -77,9 +75,7 @@ def fetch_model(
     if answer.status == 404:
         raise InputError("round", round_ or path, "a round whose model is released", "leave it out")
     if answer.status != 200 or len(body) > _LARGEST:
-        raise ProtocolError(
-            f"an answer of {host}:{port} with status {answer.status}", "check the address"
-        )
+        raise ProtocolError(f"an answer of {host}:{port} with status {answer.status}", "check the address")
     return ReleasedModel.from_bytes(body, url)
 
 
@@ -97,9 +93,7 @@ def check_plan(model: ReleasedModel, plan: Plan) -> None:
             "ask whoever runs the server which plan it is for",
         )
     if not Terms.promises(plan, len(model.model), model.guarantee):
-        raise ProtocolError(
-            "a model whose stated guarantee is not what its plan gives", "do not trust the server"
-        )
+        raise ProtocolError("a model whose stated guarantee is not what its plan gives", "do not trust the server")
 
 
 def _parsed(url: str, round_: int | None) -> tuple[str, int, str, bool]:
@@ -112,9 +106,7 @@ def _parsed(url: str, round_: int | None) -> tuple[str, int, str, bool]:
         raise InputError("URL", url, "https://HOST:PORT", _EXAMPLE)
     secure = parts.scheme == "https"
     if not secure and not is_loopback(host):
-        raise InputError(
-            "URL", url, "https, unless it is on this machine", f"a model may be changed; {_EXAMPLE}"
-        )
+        raise InputError("URL", url, "https, unless it is on this machine", f"a model may be changed; {_EXAMPLE}")
     match parts.path.strip("/").split("/"):
         case [""]:
             name = "latest"
@@ -135,10 +127,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as error:
         raise InputError(
-            "--ca",
-            str(ca),
-            "a file with a certificate (PEM)",
-            f"{error}; keys/server/ca.pem is one",
+            "--ca", str(ca), "a file with a certificate (PEM)", f"{error}; keys/server/ca.pem is one"
         ) from None
 
 

@@ -102,13 +102,9 @@ def page_link(address: tuple[str, int], token: str) -> str:
     """
     host, port = address
     if not is_loopback(host):
-        raise InputError(
-            "--learner-api", host, "a loopback address", "ask on the learner's machine"
-        )
+        raise InputError("--learner-api", host, "a loopback address", "ask on the learner's machine")
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    request = urllib.request.Request(
-        f"http://{at}/page/link", b"", {"Authorization": f"Bearer {token}"}, method="POST"
-    )
+    request = urllib.request.Request(f"http://{at}/page/link", b"", {"Authorization": f"Bearer {token}"}, method="POST")
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=_ASK_S) as answer:
@@ -122,9 +118,9 @@ def page_link(address: tuple[str, int], token: str) -> str:
             ) from None
     except (OSError, ValueError, KeyError, TypeError):
         raise ProtocolError(
-            f"no learner API answers at {at}", "start the learner with --learner-api, or give "
-            "the address that its log shows",
-        ) from None  # fmt: skip
+            f"no learner API answers at {at}",
+            "start the learner with --learner-api, or give the address that its log shows",
+        ) from None
     if not isinstance(link, str) or not link.startswith(f"http://{at}/page?once="):
         raise ProtocolError(f"what answers at {at} is not a learner API", "check --learner-api")
     return link

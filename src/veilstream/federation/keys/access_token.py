@@ -53,21 +53,20 @@ def read_token(path: Path) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise InputError(
-            "--token-file", shown, "the token file of a learner",
+            "--token-file",
+            shown,
+            "the token file of a learner",
             "a learner makes it when it is started with --learner-api",
-        ) from None  # fmt: skip
+        ) from None
     except OSError as error:
         raise InputError("--token-file", shown, "a plain file", str(error)) from None
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o077 or about.st_uid != os.getuid():
             raise InputError(
-                "--token-file", shown, "a file of this account that no other can read (mode 0600)",
-                _WAY_OUT,
-            )  # fmt: skip
+                "--token-file", shown, "a file of this account that no other can read (mode 0600)", _WAY_OUT
+            )
         token = file.read(1024).strip()
     if not _FORM.fullmatch(token):
-        raise InputError(
-            "--token-file", shown, "a file with 32 letters and digits or more", _WAY_OUT
-        )
+        raise InputError("--token-file", shown, "a file with 32 letters and digits or more", _WAY_OUT)
     return token

@@ -59,9 +59,11 @@ def check_private(path: Path) -> None:
         return
     if mode & 0o077:
         raise InputError(
-            "keys", f"{path}, mode {mode:04o}", "a private key that only its owner can read",
+            "keys",
+            f"{path}, mode {mode:04o}",
+            "a private key that only its owner can read",
             f"chmod 600 {path}; if others may have read it, make new keys",
-        )  # fmt: skip
+        )
 
 
 class PublicKey:
@@ -127,10 +129,7 @@ class ServerKeys:
         learners = {name: PublicKey(bytes.fromhex(key)) for name, key in known.items()}
         listed = path / "aggregators.json"
         aggregators = {
-            name: (
-                PublicKey(bytes.fromhex(about["key"])),
-                frozenset(about["learners"]).intersection(learners),
-            )
+            name: (PublicKey(bytes.fromhex(about["key"])), frozenset(about["learners"]).intersection(learners))
             for name, about in (json.loads(_text(listed)) if listed.exists() else {}).items()
         }
         return cls(path, PrivateKey.load(path / "identity.key"), learners, aggregators)
@@ -146,9 +145,11 @@ class ServerKeys:
         own = [path / "identity.key", path / "learners.json"]
         if not all(file.exists() for file in own) or (path / "server.pub").exists():
             raise InputError(
-                "keys", str(path), "the server's folder of keys (identity.key, learners.json)",
+                "keys",
+                str(path),
+                "the server's folder of keys (identity.key, learners.json)",
                 "KEYS/server is it; a learner or an aggregator cannot speak for the server",
-            )  # fmt: skip
+            )
         return cls.load(path)
 
 
@@ -202,12 +203,7 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     ca_key = _new_key("P-256")
-    ca = _signed(
-        _builder("veilstream CA", ca_key, max(days, 3650)).add_extension(*_authority()),
-        ca_key,
-        None,
-        None,
-    )
+    ca = _signed(_builder("veilstream CA", ca_key, max(days, 3650)).add_extension(*_authority()), ca_key, None, None)
     _secret(folder / "ca/ca.key", _pem_key(ca_key))
     write_file(folder / "ca/ca.pem", _pem(ca))
     write_file(folder / "server/ca.pem", _pem(ca))
@@ -228,9 +224,7 @@ def aggregator_uri(name: str, identity: PublicKey) -> str:
     return f"urn:veilstream:aggregator:{name}:{identity.raw.hex()}"
 
 
-def add_aggregator(
-    folder: Path, name: str, hosts: list[str], learners: list[str], days: int = 825
-) -> Path:
+def add_aggregator(folder: Path, name: str, hosts: list[str], learners: list[str], days: int = 825) -> Path:
     """Keys for an aggregator that stands for these learners; returns its folder.
 
     Learners reach it by ``hosts``, with the keys that they have. Those who stood behind another
@@ -245,12 +239,7 @@ def add_aggregator(
     known = json.loads(_text(folder / "server/learners.json"))
     unknown = sorted(set(learners) - set(known))
     if unknown or not learners:
-        raise InputError(
-            "learner",
-            unknown or None,
-            "learners that have keys",
-            "`veilstream keys add` makes them",
-        )
+        raise InputError("learner", unknown or None, "learners that have keys", "`veilstream keys add` makes them")
     if not hosts:
         raise InputError("host", hosts, "how learners reach it", "try --host 127.0.0.1")
     ca, ca_key = _load_ca(folder, days)
@@ -331,9 +320,7 @@ def _load_ca(folder: Path, days: int) -> tuple[Certificate, Any]:
     ca = x509.load_pem_x509_certificate(_text(folder / "ca/ca.pem").encode())
     left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
     if left < days:
-        raise InputError(
-            "days", days, f"at most {left}, which the CA has left", "make a new CA and all keys"
-        )
+        raise InputError("days", days, f"at most {left}, which the CA has left", "make a new CA and all keys")
     return ca, ca_key
 
 
@@ -403,10 +390,7 @@ def _tell_aggregators(folder: Path, all_: dict[str, Any], known: dict[str, str])
 
 def _checked(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise InputError(
-            "learner", name, "at most 63 letters, digits, - and _",
-            "rename it",
-        )  # fmt: skip
+        raise InputError("learner", name, "at most 63 letters, digits, - and _", "rename it")
 
 
 def _subject_name(host: str) -> Any:
@@ -446,9 +430,7 @@ def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> CertificateB
     )
 
 
-def _signed(
-    builder: CertificateBuilder, ca_key: Any, ca: Certificate | None, key: Any
-) -> Certificate:
+def _signed(builder: CertificateBuilder, ca_key: Any, ca: Certificate | None, key: Any) -> Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
@@ -468,11 +450,7 @@ def _pem(certificate: Certificate) -> bytes:
 
 
 def _pem_key(key: EllipticCurvePrivateKey, form: str = "PKCS8") -> bytes:
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     return key.private_bytes(Encoding.PEM, getattr(PrivateFormat, form), NoEncryption())
 
@@ -495,6 +473,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, ValueError) as error:
-        raise InputError(
-            "keys", str(path), "a file that `veilstream keys` made", str(error)
-        ) from error
+        raise InputError("keys", str(path), "a file that `veilstream keys` made", str(error)) from error

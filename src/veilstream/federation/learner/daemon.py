@@ -145,18 +145,17 @@ class Daemon:
         unlike = differences(request.settings, self._learner.settings)
         if unlike:
             both = both_sides(unlike)
-            raise ProtocolError(
-                f"server and learner {self._keys.name!r} have different plans ({both})",
-                SAME_TERMS,
-            )
+            raise ProtocolError(f"server and learner {self._keys.name!r} have different plans ({both})", SAME_TERMS)
         self._check_time(request)
         if self._learner.follow(request.run, request.follows):
             self.dismissed = False
             _log.info(
                 "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
                 "federation.epochs allows %d more after it",
-                shown(request.run), self._learner.epoch, self._learner.epochs_left,
-            )  # fmt: skip
+                shown(request.run),
+                self._learner.epoch,
+                self._learner.epochs_left,
+            )
         self._join(request)
         facts = {
             "epoch": self._learner.epoch,
@@ -181,10 +180,12 @@ class Daemon:
             )
         if not learner.over:
             _log.info(
-                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are "
-                "destroyed", shown(request.run), learner.epoch, learner.round,
+                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are destroyed",
+                shown(request.run),
+                learner.epoch,
+                learner.round,
                 learner.terms.rounds,
-            )  # fmt: skip
+            )
         learner.end_epoch()
         self._let_callers_go()
         self.dismissed = True
@@ -205,8 +206,7 @@ class Daemon:
         if self._learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
             raise ProtocolError(
                 f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
-                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent "
-                "again",
+                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent again",
             )
 
     def _release(self, request: Request, arrived: float) -> Release | None:
@@ -242,9 +242,7 @@ class Daemon:
         """Whether a round is worth beginning; what is wrong with a source is said here, once."""
         learner = self._learner
         try:
-            ready = self._source.ready(
-                self._min_clients, learner.terms.local_steps, learner.may_take
-            )
+            ready = self._source.ready(self._min_clients, learner.terms.local_steps, learner.may_take)
         except InputError as error:  # a file that was cut or replaced
             self._say(logging.ERROR, f"no round is begun: {error}")
             return False
@@ -291,8 +289,11 @@ class Daemon:
         if late > 0:
             _log.warning(
                 "round %d is answered %g s late, and how late may depend on clients: give "
-                "--reply-after more than %g seconds", r, late, self._replies.after_s + late,
-            )  # fmt: skip
+                "--reply-after more than %g seconds",
+                r,
+                late,
+                self._replies.after_s + late,
+            )
         if self._wait(due - done):
             raise _Closing
 

@@ -45,12 +45,7 @@ from veilstream.federation.http.asgi_server import AsgiServer, Limits
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, LocalPage
-from veilstream.federation.learner.person_page import (
-    FORM_HEADERS,
-    asked_person,
-    form_fields,
-    person_html,
-)
+from veilstream.federation.learner.person_page import FORM_HEADERS, asked_person, form_fields, person_html
 from veilstream.plans.records import schema_of
 from veilstream.records.admission import Admission, Answer
 from veilstream.records.schema import Encoded
@@ -111,9 +106,11 @@ class LearnerApi:
     ) -> None:
         if not is_loopback(address[0]):
             raise InputError(
-                "--learner-api", address[0], "a loopback address, since people's records come here",
+                "--learner-api",
+                address[0],
+                "a loopback address, since people's records come here",
                 "put a proxy with TLS in front of it",
-            )  # fmt: skip
+            )
         self._daemon, self._source, self._token = daemon, source, token.encode()
         plan, admission = daemon.learner.plan, Admission.of(daemon.learner.task)
         schema = schema_of(plan) if plan.data.kind == "table" else None
@@ -149,9 +146,7 @@ class LearnerApi:
             else:
                 await app(scope, receive, send)
 
-        self._server = AsgiServer(
-            checked, address, option="--learner-api", limits=limits, refused=self._count
-        )
+        self._server = AsgiServer(checked, address, option="--learner-api", limits=limits, refused=self._count)
         self.port = self._server.port
 
     def close(self) -> None:
@@ -194,10 +189,12 @@ class LearnerApi:
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
         if not self._is_token(shown) or kind.lower() != "bearer":
             raise self._refuse(
-                401, "token", "send `Authorization: Bearer TOKEN` (the learner's token file); a "
+                401,
+                "token",
+                "send `Authorization: Bearer TOKEN` (the learner's token file); a "
                 "browser needs a new link from `veilstream ledger page STORE`",
                 {"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
+            )
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
@@ -218,20 +215,27 @@ class LearnerApi:
         else:
             state = "open" if self._source is not None and self._source.is_open else "waiting"
         return {
-            "learner": self._daemon.name, "state": state, "epoch": learner.epoch,
-            "round": learner.round, "rounds": learner.terms.rounds, "refusals": self.refusals,
+            "learner": self._daemon.name,
+            "state": state,
+            "epoch": learner.epoch,
+            "round": learner.round,
+            "rounds": learner.terms.rounds,
+            "refusals": self.refusals,
             "local": None if self._daemon.account is None else self._daemon.account.as_dict(),
             "ledger": self._ledger(),
-        }  # fmt: skip
+        }
 
     def _ledger(self) -> dict[str, Any]:
         ledger, promise = self._daemon.learner.ledger, self._daemon.learner.guarantee
         chain = ledger.chain
         return {
-            "promise": f"({promise.epsilon:g}, {promise.delta:g})", "records": chain.length,
-            "head": chain.head.hex(), "acknowledged": chain.standing.acknowledged,
-            "ended": chain.standing.ended, "witness": str(ledger.witness_path),
-        }  # fmt: skip
+            "promise": f"({promise.epsilon:g}, {promise.delta:g})",
+            "records": chain.length,
+            "head": chain.head.hex(),
+            "acknowledged": chain.standing.acknowledged,
+            "ended": chain.standing.ended,
+            "witness": str(ledger.witness_path),
+        }
 
     async def _status(self, _: Request) -> Response:
         return _json(200, self.status())
@@ -299,9 +303,7 @@ class LearnerApi:
     async def _observe(self, request: Request) -> Response:
         said = await self._read(request, batch=True)
         if self._source is None:
-            raise self._refuse(
-                404, "not live", "this learner reads its records itself (--data live takes calls)"
-            )
+            raise self._refuse(404, "not live", "this learner reads its records itself (--data live takes calls)")
         if isinstance(said, list):
             return await self._observe_batch(self._source, said)
         record = self._parsed(self._records.observation, said, counted=True)
@@ -411,9 +413,7 @@ class LearnerApi:
         with self._one_count:
             self._refusals[reason] += 1
 
-    def _refuse(
-        self, status: int, reason: str, why: str, headers: dict[str, str] | None = None
-    ) -> _Refusal:
+    def _refuse(self, status: int, reason: str, why: str, headers: dict[str, str] | None = None) -> _Refusal:
         """Counted; the connection ends, since the rest of the request is not read."""
         self._count(reason)
         more = {"Connection": "close", **(headers or {})}
@@ -429,8 +429,7 @@ class _Waiting:
         self.answers: list[Answer | None] = [None] * len(offered)
         self._left = len(offered)
         self.records = [
-            WaitingRecord(each, functools.partial(self._answered, place))
-            for place, each in enumerate(offered)
+            WaitingRecord(each, functools.partial(self._answered, place)) for place, each in enumerate(offered)
         ]
 
     def _answered(self, place: int, answer: Answer | None) -> None:

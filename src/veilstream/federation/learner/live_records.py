@@ -59,9 +59,7 @@ class RefusedRequest(Exception):
 
     """
 
-    def __init__(
-        self, why: str, record: Refusal | None = None, *, status: int = 422, reason: str = "record"
-    ) -> None:
+    def __init__(self, why: str, record: Refusal | None = None, *, status: int = 422, reason: str = "record") -> None:
         super().__init__(why)
         self.why, self.record, self.status, self.reason = why, record, status, reason
 
@@ -85,9 +83,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            why = (
-                f"field {_shown(name)} stands twice in one object, and it is not clear which counts"
-            )
+            why = f"field {_shown(name)} stands twice in one object, and it is not clear which counts"
             raise RefusedRequest(why, status=400, reason="JSON")
         found[name] = value
     return found
@@ -170,9 +166,7 @@ class LiveRecords:
             features = found
         else:
             try:
-                with np.errstate(
-                    all="ignore"
-                ):  # what is too large becomes infinite, and is refused
+                with np.errstate(all="ignore"):  # what is too large becomes infinite, and is refused
                     features = np.asarray(said.get("features"), np.float32)
             except (ValueError, TypeError, OverflowError):
                 features = np.zeros(0, np.float32)
@@ -207,9 +201,8 @@ class LiveRecords:
         schema = self._schema
         if schema is None:
             raise RefusedRequest(
-                "record: this plan names no fields ([data] kind is not \"table\"); send features "
-                "and target"
-            )  # fmt: skip
+                'record: this plan names no fields ([data] kind is not "table"); send features and target'
+            )
         if not isinstance(record, dict):
             why = "record: expected an object of the plan's fields by name"
             raise RefusedRequest(why, Refusal("not readable"))

@@ -72,9 +72,14 @@ class LocalAccount:
     """
 
     def __init__(
-        self, learner: Learner, source: ClientSource, *, unit: float = 1.0,
-        path: Path | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        learner: Learner,
+        source: ClientSource,
+        *,
+        unit: float = 1.0,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._learner, self._source, self._unit, self._path = learner, source, unit, path
         self._clock = clock
         self.used = self.returning = self.not_admitted = self.empty_steps = self.rounds = 0
@@ -151,17 +156,13 @@ class LocalAccount:
         left = None if learner.over else learner.terms.rounds - learner.round
         scale: dict[str, Any] = {"classifies": bool(learner.task.classifies), "unit": self._unit}
         with self._changing:
-            counts = replace(
-                self._rows, refused=self._rows.refused.copy(), clamped=self._rows.clamped.copy()
-            )
+            counts = replace(self._rows, refused=self._rows.refused.copy(), clamped=self._rows.clamped.copy())
         return {
             "used": self.used,
             "refused": {str(r): c for r, c in counts.refused.most_common()},
             "not_admitted": self.not_admitted + getattr(self._source, "not_admitted", 0),
             "clamped": dict(counts.clamped),
-            "returning": self.returning
-            + counts.not_again
-            + getattr(self._source, "told_without_a_round", 0),
+            "returning": self.returning + counts.not_again + getattr(self._source, "told_without_a_round", 0),
             "other_learners": counts.other_learners,
             "empty_steps": self.empty_steps,
             "clipped_share": self.clipped / self.used if self.used else None,
@@ -222,16 +223,23 @@ class LocalAccount:
         counts = self._rows
         with self._changing:
             rows = {
-                "rows": counts.rows, "other_learners": counts.other_learners,
-                "not_again": counts.not_again, "clamped": dict(counts.clamped),
+                "rows": counts.rows,
+                "other_learners": counts.other_learners,
+                "not_again": counts.not_again,
+                "clamped": dict(counts.clamped),
                 "refused": [[r.reason, r.column, c] for r, c in counts.refused.items()],
-            }  # fmt: skip
+            }
         kept = rows | {
-            "used": self.used, "returning": self.returning, "not_admitted": self.not_admitted,
-            "empty_steps": self.empty_steps, "rounds": self.rounds, "clipped": self.clipped,
-            "metrics_failed": self.metrics_failed, "score": asdict(self.score),
+            "used": self.used,
+            "returning": self.returning,
+            "not_admitted": self.not_admitted,
+            "empty_steps": self.empty_steps,
+            "rounds": self.rounds,
+            "clipped": self.clipped,
+            "metrics_failed": self.metrics_failed,
+            "score": asdict(self.score),
             "history": self._history.kept,
-        }  # fmt: skip
+        }
         with contextlib.suppress(OSError):
             text = json.dumps({"kept": kept, "shown": self.as_dict()}, indent=1)
             write_file(self._path, text + "\n", partial=f".{self._path.name}.new")

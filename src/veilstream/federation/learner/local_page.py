@@ -18,14 +18,7 @@ from veilstream.federation.http.page_access import LINK_S, SESSION_S, PageAccess
 from veilstream.federation.learner.local_account import duration
 from veilstream.federation.learner.score_plot import LINES, score_svg
 
-__all__ = [
-    "PAGE_HEADERS",
-    "PERSON_PATH",
-    "LocalPage",
-    "html_document",
-    "page_html",
-    "page_policy",
-]
+__all__ = ["PAGE_HEADERS", "PERSON_PATH", "LocalPage", "html_document", "page_html", "page_policy"]
 
 _REFRESH_S = 10
 _FOLLOWS = f'Loaded again every {_REFRESH_S} seconds. <a href="/page?still=1">Stop that</a>'
@@ -83,9 +76,7 @@ class LocalPage:
     def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
         self._status, self._access = status, PageAccess()
 
-    def lets_in(
-        self, method: str, path: str, headers: Any, cookies: dict[str, str], code: str | None
-    ) -> bool:
+    def lets_in(self, method: str, path: str, headers: Any, cookies: dict[str, str], code: str | None) -> bool:
         """Whether a browser may have the page without the token: by its cookie, or a link's code.
 
         Asking does not use a code up (`enter` does). The cookie also gets to the question about a
@@ -111,10 +102,7 @@ class LocalPage:
         session = self._access.enter(code)
         if session is None:
             return None
-        return (
-            f"{_COOKIE}{port}={session}; Path={self.PATH}; Max-Age={SESSION_S:.0f}; HttpOnly; "
-            "SameSite=Strict"
-        )
+        return f"{_COOKIE}{port}={session}; Path={self.PATH}; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict"
 
     def html(self, *, still: bool) -> tuple[str, dict[str, str]]:
         """As it stands now, and its headers; it reloads itself unless it is to be ``still``."""
@@ -227,9 +215,7 @@ def _counts(local: dict[str, Any]) -> str:
     if refused:
         parts += f"<h2>Refused: {sum(refused.values())}</h2>{_table(refused.items())}"
     if local["clamped"]:
-        parts += (
-            f"<h2>Outside the plan's range or vocabulary</h2>{_table(local['clamped'].items())}"
-        )
+        parts += f"<h2>Outside the plan's range or vocabulary</h2>{_table(local['clamped'].items())}"
     return parts
 
 

@@ -12,21 +12,12 @@ from urllib.parse import parse_qs
 
 from veilstream.deployment.ledger.person import PersonsPart
 from veilstream.federation.learner.live_records import RefusedRequest
-from veilstream.federation.learner.local_page import (
-    PAGE_HEADERS,
-    PERSON_PATH,
-    html_document,
-    page_policy,
-)
+from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, html_document, page_policy
 
 __all__ = ["FORM_HEADERS", "asked_person", "form_fields", "person_html"]
 
 # Under "no-referrer" a browser sends a form with the origin "null", which nobody may have here.
-FORM_HEADERS = {
-    **PAGE_HEADERS,
-    "Content-Security-Policy": page_policy("'self'"),
-    "Referrer-Policy": "same-origin",
-}
+FORM_HEADERS = {**PAGE_HEADERS, "Content-Security-Policy": page_policy("'self'"), "Referrer-Policy": "same-origin"}
 
 _FORM = f"""<form method="post" action="{PERSON_PATH}" autocomplete="off">
 <label for="client">The person's tag, as it is given with a record</label>
@@ -46,9 +37,8 @@ def form_fields(body: bytes) -> tuple[str, str]:
     """
     try:
         said = parse_qs(
-            body.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict",
-            max_num_fields=2,
-        )  # fmt: skip
+            body.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=2
+        )
         (client,), (token,) = said["client"], said["token"]
     except (ValueError, KeyError):
         why = "expected the fields client and token, each once"
@@ -83,10 +73,7 @@ def _sentence(part: PersonsPart) -> str:
     if not part.used:
         return "No: no record under this tag was used by this learner."
     if part.carried_over:
-        return (
-            "Yes: this person took part before the store was lost, and is left out for ever; how "
-            "often is not known."
-        )
+        return "Yes: this person took part before the store was lost, and is left out for ever; how often is not known."
     steps = "one step was" if part.times == 1 else f"{part.times} steps were"
     return (
         f"Yes: {steps} made of records under this tag, the last in epoch {part.last_epoch}. What "

@@ -26,9 +26,7 @@ _MOST_POINTS = 60
 _LEAST_RECORDS = 20  # a point of fewer would be mostly chance
 
 
-def _figures(
-    records: int, errors: Sequence[float], *, classifies: bool, unit: float
-) -> dict[str, float]:
+def _figures(records: int, errors: Sequence[float], *, classifies: bool, unit: float) -> dict[str, float]:
     """Accuracies, or root mean squared errors in the label's own units."""
     if not records:
         return {}
@@ -103,8 +101,7 @@ class ScoreHistory:
     def __init__(self, score: Score, kept: Iterable[Sequence[Any]] = ()) -> None:
         """Go on from what `kept` gave; ``score`` is what it has come to by then."""
         self._stretches = [
-            Stretch(int(last), int(records), (float(a), float(b), float(c)))
-            for last, records, a, b, c in kept
+            Stretch(int(last), int(records), (float(a), float(b), float(c))) for last, records, a, b, c in kept
         ]
         self._records, self._errors = score.records, score.errors
 

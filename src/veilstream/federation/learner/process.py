@@ -30,11 +30,7 @@ from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.live_source import LiveSource
-from veilstream.streams.table_source import (
-    TableSource,
-    check_not_read_before,
-    rows_out_of_order,
-)
+from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
 from veilstream.streams.tables import open_table
 from veilstream.streams.waiting_source import WaitingSource
 
@@ -96,9 +92,7 @@ class LearnerService:
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
-            learner = Learner(
-                self.plan, self.store, task, witness=self.witness, create=self.new_store
-            )
+            learner = Learner(self.plan, self.store, task, witness=self.witness, create=self.new_store)
             stack.callback(learner.close)
             _log.info("guarantee: %s", learner.guarantee)
             for notice in learner.notices:
@@ -110,13 +104,15 @@ class LearnerService:
                 source.admission = Admission.of(task)
             if window_s is not None:
                 self._check_times(window_s if times is None else times.after_s)
-            account = LocalAccount(
-                learner, source, unit=label_unit(self.plan), path=account_path(self.store)
-            )
+            account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
-                learner, keys, source, replies=times or "when done",
-                min_clients=self.plan.federation.min_clients, account=account,
-            )  # fmt: skip
+                learner,
+                keys,
+                source,
+                replies=times or "when done",
+                min_clients=self.plan.federation.min_clients,
+                account=account,
+            )
             stack.callback(account.save)
             stack.callback(daemon.close)
             if self.learner_api is not None:
@@ -147,8 +143,11 @@ class LearnerService:
             _log.warning(
                 "federation.deadline_s = %g: the server waits no longer for this learner, which "
                 "answers after up to %g s (federation.patience_s, --reply-after), so its rounds "
-                "may come too late: give it more than %g", deadline, reply_s, reply_s,
-            )  # fmt: skip
+                "may come too late: give it more than %g",
+                deadline,
+                reply_s,
+                reply_s,
+            )
 
     def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
         """Go on where the file was left, and look at what comes next before anything is spent."""
@@ -158,8 +157,9 @@ class LearnerService:
             _log.warning(
                 "%s was not read before, but other files were. Records of those that stand in it "
                 "with changed, missing or inserted rows between them cannot be recognised and "
-                "would count as further visits: give new records only", path.name,
-            )  # fmt: skip
+                "would count as further visits: give new records only",
+                path.name,
+            )
         source.resume(marks)
         for notice in source.table.notices:
             _log.info("%s", notice)
@@ -175,8 +175,11 @@ class LearnerService:
             _log.warning(
                 "%s: %d of %d rows lie behind a later %s. A learner takes rows in the order of the "
                 "file, a simulation sorts them: stop and sort the file now if the order matters",
-                path.name, unordered, rows, schema.time,
-            )  # fmt: skip
+                path.name,
+                unordered,
+                rows,
+                schema.time,
+            )
 
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
         from veilstream.federation.learner.learner_api import LearnerApi
@@ -188,8 +191,11 @@ class LearnerService:
         named = "" if self.token_file is None else f" --token-file {path}"
         _log.info(
             "a link to its local page: veilstream ledger page %s --learner-api %s:%d%s",
-            self.store, at[0], api.port, named,
-        )  # fmt: skip
+            self.store,
+            at[0],
+            api.port,
+            named,
+        )
         if made:
             _log.info("learner API: new access token, shown this once: %s", token)
         return api
@@ -198,23 +204,27 @@ class LearnerService:
         """The direct transport, in this process; or a socket for whoever carries elsewhere."""
         if self.engine == "direct":
             if self.server is None:
-                raise InputError(
-                    "--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400"
-                )
+                raise InputError("--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400")
             from veilstream.federation.direct import DirectNode
 
             return DirectNode(
-                self.keys, daemon.handle, self.server, dim=int(learner.settings["d"]),
-                enrolled=learner.round > 0 or learner.epoch > 0, insecure=self.insecure,
+                self.keys,
+                daemon.handle,
+                self.server,
+                dim=int(learner.settings["d"]),
+                enrolled=learner.round > 0 or learner.epoch > 0,
+                insecure=self.insecure,
                 run_over=lambda: daemon.dismissed,
-            )  # fmt: skip
+            )
         if self.engine not in ENGINES:
             raise UnknownName("engine", self.engine, ENGINES)
         name = self.keys.resolve().name
         return CarrierSocket(
-            daemon.handle, self.socket or self.store.absolute().parent / f"{name}.sock",
-            dim=int(learner.settings["d"]), trust_own_account=self.trust_engine,
-        )  # fmt: skip
+            daemon.handle,
+            self.socket or self.store.absolute().parent / f"{name}.sock",
+            dim=int(learner.settings["d"]),
+            trust_own_account=self.trust_engine,
+        )
 
 
 class _Progress:

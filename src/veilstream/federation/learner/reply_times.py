@@ -42,9 +42,7 @@ class ReplyTimes:
         return arrived + self.after_s + late * _SLOT_S
 
 
-def reply_times(
-    window_s: float | None, after_s: float | None, *, when_full: bool
-) -> ReplyTimes | None:
+def reply_times(window_s: float | None, after_s: float | None, *, when_full: bool) -> ReplyTimes | None:
     """What a learner keeps to; None where replies leave as soon as their work is done.
 
     ``window_s`` is how long clients may call, None for a source that nobody calls (a file), where a
@@ -54,17 +52,17 @@ def reply_times(
     if when_full and window_s is None:
         raise InputError("--reply-when-full", True, "a live source", "leave it out, or --data live")
     if when_full and after_s is not None:
-        raise InputError(
-            "--reply-after", after_s, "nothing beside --reply-when-full", "leave one out"
-        )
+        raise InputError("--reply-after", after_s, "nothing beside --reply-when-full", "leave one out")
     if when_full:
         return None
     least = 0.0 if window_s is None else window_s
     if after_s is not None and not least <= after_s < math.inf:
         raise InputError(
-            "--reply-after", after_s, f">= {least:g} seconds, in which clients may call",
+            "--reply-after",
+            after_s,
+            f">= {least:g} seconds, in which clients may call",
             "federation.patience_s in the plan is how long they may",
-        )  # fmt: skip
+        )
     if after_s is None:
         return None if window_s is None else ReplyTimes(window_s + SEAL_S)
     return ReplyTimes(after_s)

@@ -105,18 +105,22 @@ class ReleaseBounds:
         if told is not None:
             clip = told.release_norm(clip)
         bounds = cls(
-            terms.release_dim, terms.local_steps, clip / terms.grid.step, deviations,
+            terms.release_dim,
+            terms.local_steps,
+            clip / terms.grid.step,
+            deviations,
             math.sqrt(2.0 * math.log(cases / FALSE_ALARM)),
             0 if told is None else len(told.metrics),
             0.0 if told is None else 0.5 * told.width / terms.grid.step,
-        )  # fmt: skip
+        )
         largest = max(2.0 * bounds.coordinate(terms.rounds), bounds.increment(0, terms.rounds))
         if largest * terms.learners >= _LARGEST_SUM:
             raise InputError(
-                "learning.learners", terms.learners,
+                "learning.learners",
+                terms.learners,
                 f"at most {int(_LARGEST_SUM / largest)}, whose sums fit into 64 bits",
                 "plan fewer rounds or learners",
-            )  # fmt: skip
+            )
         return bounds
 
     def coordinate(self, rounds: int) -> float:
@@ -128,9 +132,7 @@ class ReleaseBounds:
         """Largest norm of what it adds to the release after ``before`` rounds."""
         noise = float(self.deviations[before] + self.deviations[rounds])
         root = math.sqrt(self.dim)
-        return (
-            (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
-        )
+        return (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
 
     def metric(self, before: int, rounds: int) -> float:
         """Most that a release has added to a sum of telemetry since ``before`` rounds; 0 for all.
@@ -155,12 +157,7 @@ class ReleaseBounds:
                 )
 
     def check_increment(
-        self,
-        learner: str,
-        before: int,
-        rounds: int,
-        increment: NDArray[np.signedinteger],
-        length: float,
+        self, learner: str, before: int, rounds: int, increment: NDArray[np.signedinteger], length: float
     ) -> None:
         """Refuse what a release adds if it is too long (its norm), or too much of telemetry."""
         told, most = largest_of(increment[self.dim - self.metrics :]), self.metric(before, rounds)

@@ -31,9 +31,7 @@ class Combine:
         """Whether a sum is enough: what it is made of need not be kept."""
         return self.kind == "mean"
 
-    def __call__(
-        self, increments: Sequence[NDArray[np.signedinteger]], n: int
-    ) -> NDArray[np.float64]:
+    def __call__(self, increments: Sequence[NDArray[np.signedinteger]], n: int) -> NDArray[np.float64]:
         """The direction in units of the grid: a centre of those that answered, times their share.
 
         ``n`` counts all learners, so that weights stay 1/n whoever answers.

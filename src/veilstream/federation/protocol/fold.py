@@ -40,13 +40,7 @@ from veilstream.learning.telemetry_estimates import Span
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
 
-__all__ = [
-    "Announcement",
-    "ClosedRound",
-    "OtherEpoch",
-    "Seat",
-    "ServerFold",
-]
+__all__ = ["Announcement", "ClosedRound", "OtherEpoch", "Seat", "ServerFold"]
 
 Floats = NDArray[np.float64]
 Increment = NDArray[np.signedinteger]
@@ -144,10 +138,7 @@ class ServerFold:
         """
         x = x0.astype(np.float64)
         memory = ServerMemory(x0, np.zeros(len(x)) if terms.method.memory[0] else None)
-        seats = {
-            name: Seat(name, InMemory(terms.release_dim) if kept is None else kept[name])
-            for name in learners
-        }
+        seats = {name: Seat(name, InMemory(terms.release_dim) if kept is None else kept[name]) for name in learners}
         self._set(terms, 0, x, x.copy(), seats, combine, bounded, memory)
 
     @classmethod
@@ -180,9 +171,11 @@ class ServerFold:
         momentum, forgets = terms.method.memory
         if (momentum and memory.velocity is None) or (forgets and memory.start is None):
             raise InputError(
-                "run folder", "no momentum, or no first model", "what the plan's server remembers",
+                "run folder",
+                "no momentum, or no first model",
+                "what the plan's server remembers",
                 "go on with the plan that the run was begun with",
-            )  # fmt: skip
+            )
         self._memory = memory
         if len(x) != terms.dim:
             raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
@@ -190,9 +183,7 @@ class ServerFold:
         self._round, self._x, self._average, self._seats = round_, x, average, seats
         self._combine = combine or Combine()
         self.bounds = ReleaseBounds.of(terms) if bounded else None
-        self._total = np.zeros(
-            terms.release_dim, np.int64
-        )  # of this round's increments, for a mean
+        self._total = np.zeros(terms.release_dim, np.int64)  # of this round's increments, for a mean
         self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
         self._lengths: dict[str, float] = {}  # of those that count
         self._sums: list[tuple[tuple[str, ...], NDArray[np.int64], float]] = []  # of aggregators
@@ -284,8 +275,7 @@ class ServerFold:
         elif epoch > seat.epoch:
             raise ProtocolError(
                 f"learner {learner!r} is at epoch {epoch}, and had come to epoch {seat.epoch}",
-                "only the next epoch is taken; if it is right, start the server with "
-                f"--reset {learner}",
+                f"only the next epoch is taken; if it is right, start the server with --reset {learner}",
             )
         elif epoch < seat.epoch or round_ < seat.round:
             raise ProtocolError(
@@ -378,9 +368,9 @@ class ServerFold:
             if (part.epoch, part.round, part.base) != asked or not seat.asked:
                 refusal = ProtocolError if part.epoch == seat.epoch else OtherEpoch
                 raise refusal(
-                    f"a sum of {said.aggregator!r} with epoch {part.epoch}, round {part.round} of "
-                    f"{part.learner!r}", f"epoch {seat.epoch}, round {seat.round} was asked for",
-                )  # fmt: skip
+                    f"a sum of {said.aggregator!r} with epoch {part.epoch}, round {part.round} of {part.learner!r}",
+                    f"epoch {seat.epoch}, round {seat.round} was asked for",
+                )
             if part.learner in self._lengths or seat.round >= self.terms.rounds:
                 raise ProtocolError(
                     f"a second release of {part.learner!r} in one round of the server",
@@ -392,16 +382,15 @@ class ServerFold:
         if len({part.learner for part in said.parts}) < len(seats) or not (
             self._combine.is_mean and len(said.total) == 8 * self.terms.release_dim
         ):
-            raise ProtocolError(
-                f"a sum of {said.aggregator!r} of another form", "check its plan and version"
-            )
+            raise ProtocolError(f"a sum of {said.aggregator!r} of another form", "check its plan and version")
         total = np.frombuffer(said.total, "<i8").astype(np.int64)
         length = norm(total)
         if self.bounds is not None and not length <= bound:
             raise OutOfBounds(
                 f"a sum of {said.aggregator!r} of {length:.0f} units, over {bound:.0f}, which "
-                f"{len(seats)} learners could add together", "look at the aggregator's machine",
-            )  # fmt: skip
+                f"{len(seats)} learners could add together",
+                "look at the aggregator's machine",
+            )
         told = largest_of(total[self.terms.dim :])
         if self.bounds is not None and told > most:
             raise OutOfBounds(
@@ -478,19 +467,20 @@ class ServerFold:
                 dropped.append(name)
                 self._spans.pop(name, None)
                 seat = self._seats[name]
-                seat.state, seat.why = "held", (
-                    f"its release of round {seat.round - 1}, of norm "
-                    f"{length * self.terms.grid.step:.3g}, would have led x "
-                    f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
-                )  # fmt: skip
+                seat.state, seat.why = (
+                    "held",
+                    (
+                        f"its release of round {seat.round - 1}, of norm "
+                        f"{length * self.terms.grid.step:.3g}, would have led x "
+                        f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
+                    ),
+                )
             x, memory = self._moved()
         self._x, self._memory = x, memory
         weight = method.blend(r)
         self._average = (1.0 - weight) * self._average + weight * self._x
         missing = tuple(sorted(set(self._seats) - set(self._accepted)))
-        closed = ClosedRound(
-            r, self._accepted, missing, tuple(dropped), self._telemetry(), self._spans
-        )
+        closed = ClosedRound(r, self._accepted, missing, tuple(dropped), self._telemetry(), self._spans)
         self._round, self._accepted, self._spans = r + 1, {}, {}
         self._total = np.zeros_like(self._total)
         self._increments, self._lengths, self._sums = {}, {}, []
@@ -504,15 +494,18 @@ class ServerFold:
         else:
             moves = [increment[: terms.dim] for increment in self._increments.values()]
             direction = self._combine(moves, terms.learners)
-        size = step_size(
-            method.local_step_size * method.server_step_size, method.step_decay, self._round
-        )
+        size = step_size(method.local_step_size * method.server_step_size, method.step_decay, self._round)
         memory = self._memory
         after, velocity = next_model(
-            self._x, direction * terms.grid.step, size, terms.projection_radius,
-            velocity=memory.velocity, momentum=method.momentum,
-            start=memory.start if method.memory[1] else None, forgetting=method.forgetting,
-        )  # fmt: skip
+            self._x,
+            direction * terms.grid.step,
+            size,
+            terms.projection_radius,
+            velocity=memory.velocity,
+            momentum=method.momentum,
+            start=memory.start if method.memory[1] else None,
+            forgetting=method.forgetting,
+        )
         return after, ServerMemory(memory.start, velocity)
 
     def _telemetry(self) -> Floats | None:

@@ -26,9 +26,7 @@ def send(connection: socket.socket, content: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(content)) + content)
 
 
-def receive(
-    connection: socket.socket, limit: int = LARGEST, within_s: float | None = None
-) -> bytes | None:
+def receive(connection: socket.socket, limit: int = LARGEST, within_s: float | None = None) -> bytes | None:
     """The next frame.
 
     Args:
@@ -57,9 +55,7 @@ def receive(
     return content
 
 
-def ask(
-    path: str | Path, content: bytes, timeout_s: float | None = None, limit: int = LARGEST
-) -> bytes:
+def ask(path: str | Path, content: bytes, timeout_s: float | None = None, limit: int = LARGEST) -> bytes:
     """One frame there, one of at most ``limit`` bytes back."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)

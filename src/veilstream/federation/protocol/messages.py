@@ -33,17 +33,7 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, PublicKey
 
-__all__ = [
-    "LONGEST_TEXT",
-    "MAGIC",
-    "Buffer",
-    "Part",
-    "Reply",
-    "Request",
-    "Sum",
-    "body_hash",
-    "digest",
-]
+__all__ = ["LONGEST_TEXT", "MAGIC", "Buffer", "Part", "Reply", "Request", "Sum", "body_hash", "digest"]
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
@@ -92,13 +82,20 @@ class Request:
         """All before the body."""
         return _seal(
             {
-                "kind": self.kind, "run": self.run, "learner": self.learner, "nonce": self.nonce,
-                "round": self.round, "acknowledged": self.acknowledged, "settings": self.settings,
-                "time": self.time, "follows": self.follows, "epoch": self.epoch,
+                "kind": self.kind,
+                "run": self.run,
+                "learner": self.learner,
+                "nonce": self.nonce,
+                "round": self.round,
+                "acknowledged": self.acknowledged,
+                "settings": self.settings,
+                "time": self.time,
+                "follows": self.follows,
+                "epoch": self.epoch,
                 "body": hashed_body or body_hash(self.body),
             },
             key,
-        )  # fmt: skip
+        )
 
     @classmethod
     def without_body(cls, head: Buffer) -> bool:
@@ -117,18 +114,35 @@ class Request:
         head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
-            head, "kind", "run", "learner", "nonce", "round", "acknowledged", "settings", "time",
-            "follows", "epoch", "body",
-        )  # fmt: skip
+            head,
+            "kind",
+            "run",
+            "learner",
+            "nonce",
+            "round",
+            "acknowledged",
+            "settings",
+            "time",
+            "follows",
+            "epoch",
+            "body",
+        )
         if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
         acknowledged = form.accepted(head["acknowledged"])
         return cls(
-            head["kind"], form.text(head["run"], _RUN), form.text(head["learner"], _NAME),
-            form.text(head["nonce"], _HASH), form.whole(head["round"]), acknowledged,
-            form.table(head["settings"]), body, form.whole(head["time"]),
-            tuple(form.text(run, _RUN) for run in head["follows"]), form.whole(head["epoch"]),
-        )  # fmt: skip
+            head["kind"],
+            form.text(head["run"], _RUN),
+            form.text(head["learner"], _NAME),
+            form.text(head["nonce"], _HASH),
+            form.whole(head["round"]),
+            acknowledged,
+            form.table(head["settings"]),
+            body,
+            form.whole(head["time"]),
+            tuple(form.text(run, _RUN) for run in head["follows"]),
+            form.whole(head["epoch"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,9 +165,12 @@ class Reply:
     def sign(self, key: PrivateKey) -> bytes:
         """As it is sent."""
         head = {
-            "kind": self.kind, "learner": self.learner, "answers": self.answers,
-            "facts": self.facts, "body": self.hashed_body or body_hash(self.body),
-        }  # fmt: skip
+            "kind": self.kind,
+            "learner": self.learner,
+            "answers": self.answers,
+            "facts": self.facts,
+            "body": self.hashed_body or body_hash(self.body),
+        }
         return _seal(head, key) + self.body
 
     @classmethod
@@ -237,11 +254,14 @@ class Sum:
             raise form.error()
         parts = tuple(
             Part(
-                form.text(row[0], _NAME), form.whole(row[1]), form.whole(row[2]),
-                form.hash(row[3]), form.accepted(row[4]),
+                form.text(row[0], _NAME),
+                form.whole(row[1]),
+                form.whole(row[2]),
+                form.hash(row[3]),
+                form.accepted(row[4]),
             )
             for row in rows
-        )  # fmt: skip
+        )
         name, run = form.text(head["aggregator"], _NAME), form.text(head["run"], _RUN)
         return cls(name, run, parts, bytes(view[end:]))
 
@@ -322,9 +342,7 @@ _FACTS: dict[str, dict[str, Callable[[_Form, Any], Any]]] = {
 def _seal(head: dict[str, Any], key: PrivateKey) -> bytes:
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > _LONGEST_HEAD:
-        raise ProtocolError(
-            f"a message whose head has {len(text)} bytes", f"at most {_LONGEST_HEAD} are read"
-        )
+        raise ProtocolError(f"a message whose head has {len(text)} bytes", f"at most {_LONGEST_HEAD} are read")
     signed = _HEAD.pack(MAGIC, len(text)) + text
     return signed + key.sign(hashlib.sha256(signed).digest())
 
@@ -353,15 +371,12 @@ def _open(data: Buffer, key: PublicKey, sender: Callable[[], str]) -> tuple[dict
     signed = hashlib.sha256(memoryview(data)[:end]).digest()
     if not key.verifies(bytes(data[end : end + _SIGNATURE_BYTES]), signed):
         raise ProtocolError(
-            f"a message that is not signed by {sender()}",
-            "both sides need keys that `veilstream keys` made together",
+            f"a message that is not signed by {sender()}", "both sides need keys that `veilstream keys` made together"
         )
     head, view, end = _parts(data)
     body = view[end + _SIGNATURE_BYTES :]  # not copied: a thousand of them come at once
     if head.get("body") != body_hash(body):
-        raise ProtocolError(
-            f"a body that {sender()} did not sign", "it was changed or cut short on the way"
-        )
+        raise ProtocolError(f"a body that {sender()} did not sign", "it was changed or cut short on the way")
     return head, body
 
 
@@ -390,6 +405,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-_JSON = json.JSONDecoder(
-    parse_constant=_no_constant, parse_float=_finite, parse_int=_small, object_pairs_hook=_once
-)
+_JSON = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, parse_int=_small, object_pairs_hook=_once)

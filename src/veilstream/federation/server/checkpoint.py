@@ -63,12 +63,13 @@ class Position:
         """Durable when it returns, messages included."""
         self.messages.sync()
         about: dict[str, Any] = {
-            "run": self.run, "round": self.round, "d": len(self.x),
+            "run": self.run,
+            "round": self.round,
+            "d": len(self.x),
             "seats": [
-                [s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot]
-                for s in self.seats.values()
+                [s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot] for s in self.seats.values()
             ],
-        }  # fmt: skip
+        }
         if self.velocity is not None:
             about["velocity"] = True
         if self.messages.dim != len(self.x):
@@ -144,9 +145,11 @@ class RunHead:
             about, _ = _read(folder / CHECKPOINT)
         except OSError as error:
             raise InputError(
-                "run folder", str(folder / CHECKPOINT), "the server's checkpoint",
+                "run folder",
+                str(folder / CHECKPOINT),
+                "the server's checkpoint",
                 f"put it back from a copy of the folder ({error.strerror})",
-            ) from error  # fmt: skip
+            ) from error
         seats = tuple(
             SeatHead(name, epoch, accepted and tuple(accepted), state)
             for name, epoch, _, accepted, state, _, _ in about["seats"]
@@ -164,9 +167,11 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.float64]]:
     whole = memoryview(data)[:-_HASH_BYTES]
     if data[:8] != _MAGIC or hashlib.sha256(whole).digest() != data[-_HASH_BYTES:]:
         raise InputError(
-            "run folder", str(path), "a whole checkpoint of this version",
+            "run folder",
+            str(path),
+            "a whole checkpoint of this version",
             "it is damaged: put the whole folder back from one copy",
-        )  # fmt: skip
+        )
     end = _HEAD.size + _HEAD.unpack_from(data)[1]
     about: dict[str, Any] = json.loads(bytes(whole[_HEAD.size : end]))
     return about, np.frombuffer(whole[end:], "<f8").astype(np.float64)

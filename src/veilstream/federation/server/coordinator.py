@@ -68,9 +68,11 @@ class Coordinator:
         n = plan.learning.learners
         if len(keys.learners) != n:
             raise InputError(
-                "learning.learners", n, f"as many as have keys ({len(keys.learners)})",
+                "learning.learners",
+                n,
+                f"as many as have keys ({len(keys.learners)})",
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
-            )  # fmt: skip
+            )
         self._files = RunFiles(folder, plan, self.terms, start)
         self._fold = self._files.open(x0, sorted(keys.learners), engine)
         self.models, self.run = self._files.models, self._files.run
@@ -83,9 +85,11 @@ class Coordinator:
         self._tell_at = 0.0
         if keys.aggregators and plan.federation.combine != "mean":
             raise InputError(
-                "federation.combine", plan.federation.combine, "mean, where there are aggregators",
+                "federation.combine",
+                plan.federation.combine,
+                "mean, where there are aggregators",
                 "their sums cannot be taken apart: let all learners connect to the server",
-            )  # fmt: skip
+            )
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
         self._enrolling: dict[str, Enrolling] = {}  # by node
         self._ending: dict[str, Enrolling] = {}  # likewise, after the last round
@@ -132,12 +136,7 @@ class Coordinator:
 
     # --- rounds ----------------------------------------------------------------------------------
 
-    def go(
-        self,
-        transport: Transport,
-        until: int | None = None,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
+    def go(self, transport: Transport, until: int | None = None, look: Callable[[], None] = lambda: None) -> None:
         """Run rounds until the horizon (or ``until``); what is done is kept whatever happens.
 
         ``look`` is called often, and may raise to end it.
@@ -177,9 +176,7 @@ class Coordinator:
         for node in nodes:
             asking = self._ending.setdefault(node, Enrolling())
             if now > asking.again_at:
-                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(
-                    self._keys.identity
-                )
+                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(self._keys.identity)
                 asking.asked.append(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
@@ -259,8 +256,7 @@ class Coordinator:
         """
         n, seats = self._plan.learning.learners, self._fold.seats
         why = "; ".join(
-            self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}")
-            for name in sorted(out)
+            self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out)
         )
         if self._fold.round == 0 and n - len(self._refused) < needed:
             raise ProtocolError(
@@ -288,9 +284,13 @@ class Coordinator:
             asking = self._enrolling.setdefault(node, Enrolling())
             if now > asking.again_at:
                 request = Request(
-                    "enrol", self.run, node if node in self._keys.learners else "",
-                    secrets.token_hex(8), settings=self._settings, follows=self._follows,
-                ).sign(self._keys.identity)  # fmt: skip
+                    "enrol",
+                    self.run,
+                    node if node in self._keys.learners else "",
+                    secrets.token_hex(8),
+                    settings=self._settings,
+                    follows=self._follows,
+                ).sign(self._keys.identity)
                 asking.asked.append(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
@@ -367,34 +367,29 @@ class Coordinator:
         else:
             _log.error(
                 "%s: %s while reading a reply, which was dropped; this is a defect",
-                self._name_at(node), type(error).__name__,
-            )  # fmt: skip
+                self._name_at(node),
+                type(error).__name__,
+            )
 
     def _checked(self, node: str, data: Buffer) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
         name = Reply.claimed_learner(data)
         if name not in self._keys.learners:
-            raise ProtocolError(
-                f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it"
-            )
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it")
         reply = Reply.read(data, self._keys.learners[name])
         asking = self._enrolling.get(node)
         asked = asking is not None and reply.answers in asking.asked
         if reply.kind == "release":
             asked = False
         if not asked and (reply.kind == "enrolled" or reply.answers not in self._outstanding[name]):
-            raise ProtocolError(
-                f"a reply from {name!r} to nothing that was asked", "an old message was sent again"
-            )
+            raise ProtocolError(f"a reply from {name!r} to nothing that was asked", "an old message was sent again")
         return reply
 
     def _seat(self, node: str, reply: Reply, here: OpenRound) -> None:
         """Enrol: same terms, one daemon a name."""
         name, facts = reply.learner, reply.facts
         if node in self._keys.learners and node != name:
-            raise ProtocolError(
-                f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys"
-            )
+            raise ProtocolError(f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys")
         unlike = differences(self._settings, facts["settings"])
         if unlike:
             both = both_sides(unlike)
@@ -448,13 +443,9 @@ class Coordinator:
         key, learners = self._keys.aggregators[aggregator]
         said = Sum.read(data, key)
         if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
-            raise ProtocolError(
-                f"a sum of {aggregator!r} for another run or other learners", "check its keys"
-            )
+            raise ProtocolError(f"a sum of {aggregator!r} for another run or other learners", "check its keys")
         if not all(self._outstanding[part.learner] for part in said.parts):
-            raise ProtocolError(
-                f"a sum of {aggregator!r} with learners who were not asked", "nothing was done"
-            )
+            raise ProtocolError(f"a sum of {aggregator!r} with learners who were not asked", "nothing was done")
         try:
             if not self._fold.accept_sum(said):
                 return  # the same again
@@ -520,8 +511,12 @@ class Coordinator:
             _log.error(
                 "learner %s was left out of round %d and is not asked again: %s; start the server "
                 "again with --reset %s or --void %s",
-                name, closed.round, self._fold.seats[name].why, name, name,
-            )  # fmt: skip
+                name,
+                closed.round,
+                self._fold.seats[name].why,
+                name,
+                name,
+            )
 
     # --- what an operator decides between rounds -------------------------------------------------
 
@@ -533,9 +528,11 @@ class Coordinator:
         """
         if not 0 <= round_ < self._fold.round:
             raise InputError(
-                "--roll-back", round_, f"a round that is done, below {self._fold.round}",
+                "--roll-back",
+                round_,
+                f"a round that is done, below {self._fold.round}",
                 "rounds.csv in the run's folder lists them",
-            )  # fmt: skip
+            )
         self._fold.roll_back(self.models.read(round_))
         self._files.record_operation(self._fold, "roll back", str(round_), "")
         _log.warning("x is the model of round %d again, in round %d", round_, self._fold.round)

@@ -35,9 +35,11 @@ class MessageFile:
             self._handle = os.open(path, how, 0o600)
         except OSError as error:
             raise InputError(
-                "run folder", str(path), "the file with the learners' last messages",
+                "run folder",
+                str(path),
+                "the file with the learners' last messages",
                 f"put it back from a copy of the folder ({error.strerror})",
-            ) from error  # fmt: skip
+            ) from error
         self._dirty = False
 
     def __del__(self) -> None:
@@ -48,9 +50,7 @@ class MessageFile:
     def write(self, index: int, slot: int, payload: Buffer) -> None:
         """Durable after `sync`."""
         if len(payload) != self.message_bytes:
-            raise InputError(
-                "message", f"{len(payload)} bytes", f"{self.message_bytes}", "check the sender"
-            )
+            raise InputError("message", f"{len(payload)} bytes", f"{self.message_bytes}", "check the sender")
         view, at = memoryview(payload), self._offset(index, slot)
         while view:
             written = os.pwrite(self._handle, view, at)
@@ -128,8 +128,8 @@ class Slots:
         found = b"" if self.slot is None else self._file.read(self._index, self.slot)
         if hashlib.sha256(found).hexdigest() != hashed or decode(found).round != round_:
             raise InputError(
-                "run folder", str(self._file.path),
+                "run folder",
+                str(self._file.path),
                 f"to hold the message of {name!r} that the checkpoint names",
-                "the file is damaged, or from another moment: put the whole folder back from one "
-                "copy",
-            )  # fmt: skip
+                "the file is damaged, or from another moment: put the whole folder back from one copy",
+            )

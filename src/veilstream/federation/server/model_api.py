@@ -44,11 +44,7 @@ except ImportError as error:
 
 __all__ = ["ModelApi"]
 
-_FORMS = {
-    "json": "application/json",
-    "f32": "application/octet-stream",
-    "npz": "application/x-npz",
-}
+_FORMS = {"json": "application/json", "f32": "application/octet-stream", "npz": "application/x-npz"}
 _HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status or /metrics"
 _KEPT_BYTES = 32 << 20
 _KEPT_BODIES = 8
@@ -136,10 +132,11 @@ class ModelApi:
             return _error(str(error))
         if form == "f32":
             headers |= {
-                "Veilstream-Run": self._coordinator.run, "Veilstream-Round": str(round_),
+                "Veilstream-Run": self._coordinator.run,
+                "Veilstream-Round": str(round_),
                 "Veilstream-Plan": self._plan_digest,
                 "Veilstream-Guarantee": json.dumps(self._facts()["guarantee"]),
-            }  # fmt: skip
+            }
         self._metrics.add("model_requests")
         return SharedBody(body, headers=headers, media_type=_FORMS[form])
 
@@ -174,9 +171,7 @@ class ModelApi:
                 body = await asyncio.to_thread(self._encode, round_, form)
                 kept = self._encoded
                 kept[round_, form] = body
-                while len(kept) > 1 and (
-                    len(kept) > _KEPT_BODIES or sum(map(len, kept.values())) > _KEPT_BYTES
-                ):
+                while len(kept) > 1 and (len(kept) > _KEPT_BODIES or sum(map(len, kept.values())) > _KEPT_BYTES):
                     kept.popitem(last=False)
         return body
 

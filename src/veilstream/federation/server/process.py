@@ -52,21 +52,28 @@ _END_S = 10.0  # that learners have to confirm the end, where the server does no
 
 
 def server_engine(
-    name: str, keys: Path, state: Path, address: Address, *, dim: int,
-    answer_within_s: float = 600.0, socket: Path | None = None, insecure: bool = False,
-) -> Engine:  # fmt: skip
+    name: str,
+    keys: Path,
+    state: Path,
+    address: Address,
+    *,
+    dim: int,
+    answer_within_s: float = 600.0,
+    socket: Path | None = None,
+    insecure: bool = False,
+) -> Engine:
     """The engine of this name, for models of this dimension."""
     if name == "direct":
         from veilstream.federation.direct import DirectServer
 
-        return DirectServer(
-            keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure
-        )
+        return DirectServer(keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure)
     if name == "flower":
         raise InputError(
-            "--engine", name, "`flwr run`, since Flower starts the server itself",
+            "--engine",
+            name,
+            "`flwr run`, since Flower starts the server itself",
             "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
-        )  # fmt: skip
+        )
     if name == "flare":
         from veilstream.federation.flare import FlareServer
 
@@ -104,9 +111,7 @@ class ServerService:
     """What carries, where an engine has started this process; None: one of this process."""
 
     def run(
-        self,
-        watch: Callable[[Standing], None] = lambda _: None,
-        stop: threading.Event | None = None,
+        self, watch: Callable[[Standing], None] = lambda _: None, stop: threading.Event | None = None
     ) -> Coordinator:
         """Run to the end of the horizon, then serve what came out until stopped.
 
@@ -128,9 +133,8 @@ class ServerService:
         with ExitStack() as stack:
             stack.callback(RunLock(self.folder).close)
             coordinator = Coordinator(
-                self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start,
-                task=task, watch=moved,
-            )  # fmt: skip
+                self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start, task=task, watch=moved
+            )
             self._operate(coordinator)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.live is not None:
@@ -139,10 +143,15 @@ class ServerService:
             if coordinator.finished and self.exit_when_done:
                 return coordinator
             engine = self.transport or server_engine(
-                self.engine, self.keys, self.folder / "engine", self.address,
-                dim=len(x0), answer_within_s=self.plan.federation.deadline_s,
-                insecure=self.insecure, socket=self.socket,
-            )  # fmt: skip
+                self.engine,
+                self.keys,
+                self.folder / "engine",
+                self.address,
+                dim=len(x0),
+                answer_within_s=self.plan.federation.deadline_s,
+                insecure=self.insecure,
+                socket=self.socket,
+            )
             stack.callback(engine.close)
             engine.start()
             transport = CountedTransport(engine, metrics)
@@ -169,9 +178,8 @@ class ServerService:
             coordinator.reset(learner)
 
     def _publish(
-        self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None,
-        stack: ExitStack,
-    ) -> None:  # fmt: skip
+        self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None, stack: ExitStack
+    ) -> None:
         """Open the model API, if it is asked for, with the live page in it."""
         if self.model_api is None:
             return
@@ -195,9 +203,8 @@ class ServerService:
             _log.info("the live page is at %s%s", at, LIVE)
 
     def _serve_on(
-        self, coordinator: Coordinator, transport: Transport, check: Callable[[], None],
-        stop: threading.Event,
-    ) -> None:  # fmt: skip
+        self, coordinator: Coordinator, transport: Transport, check: Callable[[], None], stop: threading.Event
+    ) -> None:
         """After the last round: models stay there to fetch, learners stay connected."""
         _log.info("all %d rounds are done; serving until stopped", coordinator.terms.rounds)
         try:

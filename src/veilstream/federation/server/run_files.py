@@ -36,10 +36,7 @@ __all__ = ["RunFiles", "has_checkpoint"]
 
 _log = logging.getLogger(__name__)
 
-_TABLES = {
-    "rounds.csv": "round,seconds,answered,missing\n",
-    "releases.csv": "round,learner,epoch,learner_round,hash\n",
-}
+_TABLES = {"rounds.csv": "round,seconds,answered,missing\n", "releases.csv": "round,learner,epoch,learner_round,hash\n"}
 """Tables that grow by lines, with their headers."""
 
 
@@ -53,9 +50,7 @@ class RunFiles:
 
     run: str
 
-    def __init__(
-        self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None) -> None:
         """``start`` says where x⁰ comes from, if not from the task."""
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
         self._combine = Combine(plan.federation.combine, plan.federation.trim)
@@ -98,10 +93,11 @@ class RunFiles:
         position = Position.load(self._folder)
         if set(position.seats) != set(learners) or len(position.x) != len(x0):
             raise InputError(
-                "learners", learners,
+                "learners",
+                learners,
                 f"those that the run was begun with: {sorted(position.seats)}",
                 "name another folder for another run",
-            )  # fmt: skip
+            )
         self.run, self._messages = position.run, position.messages
         for name, header in _TABLES.items():
             if keep_whole_lines(self._folder / name, header):
@@ -109,9 +105,14 @@ class RunFiles:
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
         fold = ServerFold.resumed(
-            self._terms, position.round, position.x, position.average, dict(position.seats),
-            self._combine, ServerMemory(self.models.read(0), position.velocity),
-        )  # fmt: skip
+            self._terms,
+            position.round,
+            position.x,
+            position.average,
+            dict(position.seats),
+            self._combine,
+            ServerMemory(self.models.read(0), position.velocity),
+        )
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
@@ -143,9 +144,9 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        Position(
-            self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity
-        ).save(self._folder)
+        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity).save(
+            self._folder
+        )
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
@@ -156,11 +157,13 @@ class RunFiles:
     def _sum_up(self, fold: ServerFold) -> None:
         seats = fold.seats.values()
         summary = {
-            "name": self._plan.name, "run": self.run, "rounds": fold.round,
+            "name": self._plan.name,
+            "run": self.run,
+            "rounds": fold.round,
             "learners": {s.name: {"epoch": s.epoch, "rounds": s.round} for s in seats},
             "guarantee": self._terms.guarantee.as_dict(),
             **({} if self.telemetry is None else {"telemetry": self.telemetry.as_dicts()}),
-        }  # fmt: skip
+        }
         write_file(self._folder / "summary.json", _json(summary))
 
 
@@ -168,14 +171,7 @@ def _killed_at_birth(folder: Path) -> bool:
     """Whether a server was killed here before its first checkpoint: it may begin again."""
     for stray in folder.glob(".partial-*"):
         stray.unlink(missing_ok=True)
-    ours = {
-        "plan.toml",
-        "start.json",
-        "guarantee.json",
-        "versions.json",
-        *_TABLES,
-        *TELEMETRY_FILES,
-    }
+    ours = {"plan.toml", "start.json", "guarantee.json", "versions.json", *_TABLES, *TELEMETRY_FILES}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
 

@@ -34,9 +34,11 @@ class RunLock:
             self._handle = os.open(path, how, 0o600)
         except OSError as error:
             raise InputError(
-                "--out", str(path), "a file, not a link, that this account may write",
+                "--out",
+                str(path),
+                "a file, not a link, that this account may write",
                 f"{error.strerror}; name another folder",
-            ) from None  # fmt: skip
+            ) from None
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

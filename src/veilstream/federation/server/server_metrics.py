@@ -71,13 +71,13 @@ class ServerMetrics:
         page.one("learners_seated", "gauge", "Learners enrolled.", len(coordinator.seated))
         answered = "Learners whose message counts in the open round."
         page.one("learners_answered", "gauge", answered, len(fold.answered))
-        page.one(
-            "learners_refused", "gauge", "Learners that cannot take part.", len(coordinator.refused)
-        )
+        page.one("learners_refused", "gauge", "Learners that cannot take part.", len(coordinator.refused))
         page.many(
-            "messages_refused_total", "counter", "Messages of learners that were not acted on.",
+            "messages_refused_total",
+            "counter",
+            "Messages of learners that were not acted on.",
             (({"reason": reason}, count) for reason, count in sorted(refused.items())),
-        )  # fmt: skip
+        )
         for name, text in _COUNTERS.items():
             page.one(f"{name}_total", "counter", text, counts[name])
         page.summary("round_seconds", "Seconds of a round.", seconds, rounds, total_s)
@@ -138,9 +138,7 @@ class _Page:
     def one(self, name: str, kind: str, text: str, value: float) -> None:
         self.many(name, kind, text, [({}, value)])
 
-    def many(
-        self, name: str, kind: str, text: str, samples: Iterable[tuple[dict[str, str], float]]
-    ) -> None:
+    def many(self, name: str, kind: str, text: str, samples: Iterable[tuple[dict[str, str], float]]) -> None:
         full = self._head(name, kind, text)
         self._lines += [f"{full}{_labels(labels)} {_number(value)}" for labels, value in samples]
 
@@ -165,8 +163,7 @@ def _labels(labels: dict[str, str]) -> str:
     if not labels:
         return ""
     escaped = {
-        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        for name, value in labels.items()
+        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()
     }
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
 

@@ -103,19 +103,25 @@ def _check_next(first: Path, number: int, plan: Plan) -> None:
     newest = _folder(first, number)
     if not _finished(newest):
         raise InputError(
-            "--next", str(newest), "a run that is finished",
+            "--next",
+            str(newest),
+            "a run that is finished",
             "start the server without --next, which goes on with it or begins it",
-        )  # fmt: skip
+        )
     check_folder(newest, plan, resume=True)
     if not has_checkpoint(newest):
         raise InputError(
-            "--next", str(newest), "a server's run, which learners took part in",
-            'a simulation\'s model is one to start from: [learning] start = "' + f'{newest}"',
-        )  # fmt: skip
+            "--next",
+            str(newest),
+            "a server's run, which learners took part in",
+            "a simulation's model is one to start from: [learning] start = \"" + f'{newest}"',
+        )
     allowed = plan.federation.epochs
     if number >= allowed:
         raise InputError(
-            "federation.epochs", allowed, f"at least {number + 1} for the run after {newest}",
+            "federation.epochs",
+            allowed,
+            f"at least {number + 1} for the run after {newest}",
             "learners go along as far as the plan says that both sides agreed on; further only "
             "with another plan, after `veilstream ledger epoch` on each learner",
-        )  # fmt: skip
+        )

@@ -24,12 +24,7 @@ import numpy as np
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.fold import ClosedRound
 from veilstream.files import write_file
-from veilstream.learning.telemetry_estimates import (
-    TELEMETRY_COLUMNS,
-    Estimate,
-    RoundNoise,
-    TelemetrySums,
-)
+from veilstream.learning.telemetry_estimates import TELEMETRY_COLUMNS, Estimate, RoundNoise, TelemetrySums
 from veilstream.plans.plan import Plan
 from veilstream.privacy.telemetry import Telemetry
 

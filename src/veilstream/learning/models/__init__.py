@@ -9,13 +9,7 @@ if TYPE_CHECKING:
     from veilstream.learning.models.pytree import PytreeTask
     from veilstream.learning.models.torch_model import TorchTask
 
-__all__ = [
-    "DictEncoder",
-    "DictLogistic",
-    "DictRegression",
-    "PytreeTask",
-    "TorchTask",
-]
+__all__ = ["DictEncoder", "DictLogistic", "DictRegression", "PytreeTask", "TorchTask"]
 
 _LATER = {
     "DictEncoder": "veilstream.learning.models.linear_dicts",

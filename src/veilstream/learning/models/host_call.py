@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["host_call"]
 
 
-def host_call(
-    callback: Callable[..., NDArray[Any]], shape: tuple[int, ...], dtype: Any, *arrays: Any
-) -> Array:
+def host_call(callback: Callable[..., NDArray[Any]], shape: tuple[int, ...], dtype: Any, *arrays: Any) -> Array:
     """``callback(*arrays)``: an array of this shape and type, from NumPy arrays.
 
     They are read only, and may be JAX's own memory. The callback must be pure, hashable (a function
@@ -35,9 +33,7 @@ def host_call(
     import jax.numpy as jnp
 
     given = [jnp.asarray(array) for array in arrays]
-    result: Array = _primitive().bind(
-        *given, callback=callback, shape=tuple(shape), dtype=np.dtype(dtype)
-    )
+    result: Array = _primitive().bind(*given, callback=callback, shape=tuple(shape), dtype=np.dtype(dtype))
     return result
 
 
@@ -61,9 +57,8 @@ def _primitive() -> Any:
             return (_checked(callback(*arrays), shape, dtype),)
 
         results, _, _ = mlir.emit_python_callback(
-            context, called, None, list(operands), context.avals_in, context.avals_out,
-            has_side_effect=False,
-        )  # fmt: skip
+            context, called, None, list(operands), context.avals_in, context.avals_out, has_side_effect=False
+        )
         return results
 
     def batch(arrays: Any, axes: Any, *, callback: Any, shape: Any, dtype: Any) -> Any:
@@ -84,7 +79,5 @@ def _primitive() -> Any:
 
 def _checked(result: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     if result.shape != shape or result.dtype != dtype:
-        raise TypeError(
-            f"the callback gave {result.dtype} {result.shape}, and promised {dtype} {shape}"
-        )
+        raise TypeError(f"the callback gave {result.dtype} {result.shape}, and promised {dtype} {shape}")
     return result

@@ -77,9 +77,7 @@ class DictEncoder:
         for row, record, name in zip(rows, records, names, strict=True):
             row[0] = 1.0
             if not isinstance(record, Mapping):
-                raise InputError(
-                    name, f"a {type(record).__name__}", "a dictionary {name: value}", "pass one"
-                )
+                raise InputError(name, f"a {type(record).__name__}", "a dictionary {name: value}", "pass one")
             # In order of the tokens: where columns meet, rounding depends on who comes first.
             for token, value in sorted(_tokens(name, record)):
                 if token not in places:
@@ -125,9 +123,7 @@ class DictLogistic(_OnDicts, Logistic):
 
     """
 
-    def __init__(
-        self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0
-    ) -> None:
+    def __init__(self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0) -> None:
         self.encoder = DictEncoder(dim, feature_norm, salt)
         super().__init__(dim, ridge)
 
@@ -162,9 +158,7 @@ class DictRegression(_OnDicts, LeastSquares):
 
     """
 
-    def __init__(
-        self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0
-    ) -> None:
+    def __init__(self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0) -> None:
         self.encoder = DictEncoder(dim, feature_norm, salt)
         super().__init__(dim, ridge)
 
@@ -182,16 +176,20 @@ def _tokens(name: str, record: Record) -> Iterable[tuple[str, float]]:
     for key, value in record.items():
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise InputError(
-                f"{name}[{key!r}]", f"a name of type {type(key).__name__}", "a text or an integer",
-                "rename it",
-            )  # fmt: skip
+                f"{name}[{key!r}]", f"a name of type {type(key).__name__}", "a text or an integer", "rename it"
+            )
         if isinstance(value, str):
             yield f"{key}={value}", 1.0
         elif value is not None:
-            yield str(key), _number(
-                f"{name}[{key!r}]", value, "a number, a text, True, False or None",
-                "flatten what is nested into names of its own, such as 'address.city'",
-            )  # fmt: skip
+            yield (
+                str(key),
+                _number(
+                    f"{name}[{key!r}]",
+                    value,
+                    "a number, a text, True, False or None",
+                    "flatten what is nested into names of its own, such as 'address.city'",
+                ),
+            )
 
 
 def _number(field: str, value: object, rule: str, way_out: str) -> float:
@@ -204,10 +202,7 @@ def _number(field: str, value: object, rule: str, way_out: str) -> float:
         number = float("inf")
     if not abs(number) <= _LARGEST:  # nan as well
         found = "nan" if number != number else "too large"
-        raise InputError(
-            field, found, f"a finite number of size at most {_LARGEST:g}",
-            "None means that it is missing",
-        )  # fmt: skip
+        raise InputError(field, found, f"a finite number of size at most {_LARGEST:g}", "None means that it is missing")
     return number
 
 

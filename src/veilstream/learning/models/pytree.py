@@ -20,14 +20,7 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = [
-    "MIXING",
-    "PytreeTask",
-    "check_per_sample",
-    "example_arrays",
-    "like_example",
-    "made_up",
-]
+__all__ = ["MIXING", "PytreeTask", "check_per_sample", "example_arrays", "like_example", "made_up"]
 
 MIXING = (
     "if one client's gradient depended on other clients' samples, the clip norm would not bound "
@@ -78,9 +71,11 @@ class PytreeTask(FromLoss):
             raise InputError("loss", loss, "a function of (params, features, target)", "pass one")
         if classifies and predict is None:
             raise InputError(
-                "predict", None, "a function, since the task classifies",
+                "predict",
+                None,
+                "a function, since the task classifies",
                 "pass predict(params, features) -> labels, or classifies=False",
-            )  # fmt: skip
+            )
         self.classifies = classifies
         self.labels = None if labels is None else tuple(labels)
         self._loss, self._init, self._predict = loss, init, predict
@@ -89,9 +84,11 @@ class PytreeTask(FromLoss):
         self.dim = start.size
         if not np.array_equal(start, _flatten(self._start(0))[1]):
             raise InputError(
-                "init", "two results for seed 0", "parameters that follow from the seed",
+                "init",
+                "two results for seed 0",
+                "parameters that follow from the seed",
                 "draw them from jax.random.key(seed) or numpy.random.default_rng(seed)",
-            )  # fmt: skip
+            )
         if self.example is not None:
             self._check(start, self.example)
 
@@ -109,9 +106,11 @@ class PytreeTask(FromLoss):
         structure, start, _ = _flatten(self._start(seed))
         if structure != self._structure:
             raise InputError(
-                "init", f"another structure for seed {seed}", "the same names and shapes",
+                "init",
+                f"another structure for seed {seed}",
+                "the same names and shapes",
                 "let the seed change numbers only",
-            )  # fmt: skip
+            )
         return jnp.asarray(start)
 
     def unflatten(self, flat: Array | NDArray[np.float32]) -> Any:
@@ -120,9 +119,7 @@ class PytreeTask(FromLoss):
 
         flat = jnp.asarray(flat)
         if flat.shape != (self.dim,):
-            raise InputError(
-                "params", f"shape {flat.shape}", f"({self.dim},)", "one model at a time"
-            )
+            raise InputError("params", f"shape {flat.shape}", f"({self.dim},)", "one model at a time")
         return self._unravel(flat)
 
     def loss(self, params: Array, sample: Sample) -> Array:
@@ -143,16 +140,16 @@ class PytreeTask(FromLoss):
                 return number.astype(params.dtype)
             found = f"{number.dtype}, shape {number.shape}"
         raise InputError(
-            "loss", found, "one floating-point number for one sample",
+            "loss",
+            found,
+            "one floating-point number for one sample",
             "return the sum or mean over the sample's own outputs",
-        )  # fmt: skip
+        )
 
     def predict(self, params: Array, features: Array) -> Array:
         """Your predictions for a batch."""
         if self._predict is None:
-            raise InputError(
-                "predict", None, "a function", "pass predict(params, features) to PytreeTask"
-            )
+            raise InputError("predict", None, "a function", "pass predict(params, features) to PytreeTask")
         if self.example is not None:
             batch = features.shape[:1]
             features = like_example("features", features, self.example.features, batch)
@@ -169,9 +166,11 @@ class PytreeTask(FromLoss):
         loss, gradient = jax.jit(jax.value_and_grad(self.loss))(params, example)
         if not (jnp.isfinite(loss) and jnp.isfinite(gradient).all()):
             raise InputError(
-                "loss", f"{float(loss)} at the example, near x⁰", "finite, with a finite gradient",
+                "loss",
+                f"{float(loss)} at the example, near x⁰",
+                "finite, with a finite gradient",
                 "look for a logarithm, division or root at zero",
-            )  # fmt: skip
+            )
         if self._predict is None:
             return
         features, predict = made_up(example.features), jax.jit(self.predict)
@@ -179,14 +178,14 @@ class PytreeTask(FromLoss):
         shape = predict(params, features).shape
         if self.classifies and shape[1:] != example.target.shape:
             raise InputError(
-                "predict", f"shape {shape} for {len(features)} samples", "one label a sample",
+                "predict",
+                f"shape {shape} for {len(features)} samples",
+                "one label a sample",
                 f"return shape (samples, *{example.target.shape}), for instance by argmax",
-            )  # fmt: skip
+            )
 
 
-def check_per_sample(
-    predict: Callable[[Any], Any], features: NDArray[Any], *, field: str = "predict"
-) -> None:
+def check_per_sample(predict: Callable[[Any], Any], features: NDArray[Any], *, field: str = "predict") -> None:
     """Refuse a batched function whose answer for one sample depends on the others.
 
     ``predict`` maps a batch to a batch; ``features`` is a batch of made-up samples. Each is
@@ -197,16 +196,20 @@ def check_per_sample(
     alone = [np.asarray(predict(features[i : i + 1])) for i in range(count)]
     if together.shape[:1] != (count,) or any(a.shape != (1, *together.shape[1:]) for a in alone):
         raise InputError(
-            field, f"shape {together.shape} for {count} samples, {alone[0].shape} for one",
-            "one answer a sample", "keep the first axis: one entry for each sample",
-        )  # fmt: skip
+            field,
+            f"shape {together.shape} for {count} samples, {alone[0].shape} for one",
+            "one answer a sample",
+            "keep the first axis: one entry for each sample",
+        )
     each = np.concatenate(alone).astype(np.float64)
     scale = np.abs(each[np.isfinite(each)]).max(initial=1e-30)
     if not np.allclose(together, each, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True):
         raise InputError(
-            field, "an answer that changes with the other samples of the batch",
-            "each sample's answer to depend on that sample alone", MIXING,
-        )  # fmt: skip
+            field,
+            "an answer that changes with the other samples of the batch",
+            "each sample's answer to depend on that sample alone",
+            MIXING,
+        )
 
 
 def made_up(features: Any, count: int = 8) -> NDArray[Any]:
@@ -221,15 +224,12 @@ def example_arrays(example: Sample) -> Sample:
     """The example, as NumPy arrays."""
     if not isinstance(example, Sample):
         raise InputError(
-            "example", type(example).__name__, "a Sample of made-up data",
-            "Sample(numpy.zeros(shape, 'float32'), 0)",
-        )  # fmt: skip
+            "example", type(example).__name__, "a Sample of made-up data", "Sample(numpy.zeros(shape, 'float32'), 0)"
+        )
     return Sample(np.asarray(example.features), np.asarray(example.target))
 
 
-def like_example(
-    field: str, array: Any, example: NDArray[Any], batch: tuple[int, ...] = ()
-) -> Array:
+def like_example(field: str, array: Any, example: NDArray[Any], batch: tuple[int, ...] = ()) -> Array:
     """Samples in the example's shape, after the axes of a batch; integers where it has them."""
     import jax
     import jax.numpy as jnp
@@ -237,9 +237,11 @@ def like_example(
     array = jnp.asarray(array)
     if array.size != example.size * math.prod(batch):
         raise InputError(
-            field, f"shape {array.shape}", f"{example.size} numbers a sample, as {example.shape}",
+            field,
+            f"shape {array.shape}",
+            f"{example.size} numbers a sample, as {example.shape}",
             "make the example look like the stream's samples",
-        )  # fmt: skip
+        )
     array = array.reshape((*batch, *example.shape))
     if jnp.issubdtype(array.dtype, np.floating) and jnp.issubdtype(example.dtype, np.floating):
         return array
@@ -258,9 +260,11 @@ def _flatten(tree: Any) -> tuple[Any, NDArray[np.float32], Callable[[Any], Any]]
         kind = str(getattr(leaf, "dtype", type(leaf).__name__))
         if kind not in ("float32", "float"):
             raise InputError(
-                f"init{jax.tree_util.keystr(path)}", kind, "float32",
+                f"init{jax.tree_util.keystr(path)}",
+                kind,
+                "float32",
                 "convert it with .astype('float32'), or keep what is not learned out of init",
-            )  # fmt: skip
+            )
     if not sum(np.size(leaf) for _, leaf in leaves):
         raise InputError("init", tree, "at least one parameter", "return a pytree of arrays")
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)

@@ -21,13 +21,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.models.host_call import host_call
-from veilstream.learning.models.pytree import (
-    MIXING,
-    check_per_sample,
-    example_arrays,
-    like_example,
-    made_up,
-)
+from veilstream.learning.models.pytree import MIXING, check_per_sample, example_arrays, like_example, made_up
 from veilstream.learning.tasks import Sample
 
 if TYPE_CHECKING:
@@ -197,9 +191,7 @@ class TorchTask:
         return outputs.argmax(-1) if self.classifies else outputs
 
     def _start(self) -> NDArray[np.float32]:
-        flat: NDArray[np.float32] = np.concatenate(
-            [p.detach().numpy().ravel() for p in self._parameters.values()]
-        )
+        flat: NDArray[np.float32] = np.concatenate([p.detach().numpy().ravel() for p in self._parameters.values()])
         return flat
 
     # --- checks, at construction -----------------------------------------------------------------
@@ -219,25 +211,31 @@ class TorchTask:
         self._check_state(params, batch)
         if not np.allclose(first, outputs(batch), rtol=1e-3, equal_nan=True):
             raise InputError(
-                "module", "another output for the same input", "a loss without randomness",
+                "module",
+                "another output for the same input",
+                "a loss without randomness",
                 "call module.eval() first, or remove what is random",
-            )  # fmt: skip
+            )
         check_per_sample(outputs, batch, field="module")
         self._check_loss(params, batch)
         scores = first.shape[-1] if first.ndim > 1 else 1
         if self.classifies and self._predict is None and scores < 2:
             raise InputError(
-                "predict", None, "a rule, for outputs without one score a class",
+                "predict",
+                None,
+                "a rule, for outputs without one score a class",
                 "for instance predict=lambda outputs: outputs[:, 0] > 0",
-            )  # fmt: skip
+            )
         answers = self._predictions_of(params, batch)
         self._answer_shape, self._answer_type = answers.shape[1:], _narrow(answers.dtype)
         wanted = (len(batch), *self._target.shape)
         if self.classifies and answers.shape != wanted:
             raise InputError(
-                "predict", f"shape {answers.shape} for {len(batch)} samples", f"labels, {wanted}",
+                "predict",
+                f"shape {answers.shape} for {len(batch)} samples",
+                f"labels, {wanted}",
                 "pass predict(outputs) -> labels",
-            )  # fmt: skip
+            )
 
     def _trial(self, params: NDArray[np.float32], features: NDArray[Any]) -> NDArray[Any]:
         """Outputs for a batch, or an error that says why there are none."""
@@ -248,14 +246,18 @@ class TorchTask:
                 outputs = self._outputs(torch.from_numpy(params), copied)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise InputError(
-                "example", f"features of shape {self._features.shape}, {self._features.dtype}",
-                "features that the module takes, after an axis for a batch", _first_line(error),
-            ) from error  # fmt: skip
+                "example",
+                f"features of shape {self._features.shape}, {self._features.dtype}",
+                "features that the module takes, after an axis for a batch",
+                _first_line(error),
+            ) from error
         if not isinstance(outputs, torch.Tensor):
             raise InputError(
-                "module", f"an output of type {type(outputs).__name__}", "one tensor",
+                "module",
+                f"an output of type {type(outputs).__name__}",
+                "one tensor",
                 "wrap the module in one that returns what the loss needs",
-            )  # fmt: skip
+            )
         array: NDArray[Any] = outputs.numpy()
         return array
 
@@ -269,9 +271,11 @@ class TorchTask:
         for name, value in _state(called):
             if not torch.equal(value, before[name]):
                 raise InputError(
-                    f"module.{name}", "changed by a call", "a state that calls leave alone",
+                    f"module.{name}",
+                    "changed by a call",
+                    "a state that calls leave alone",
                     f"what it keeps of one client would reach others: {MIXING}",
-                )  # fmt: skip
+                )
 
     def _check_loss(self, params: NDArray[np.float32], batch: NDArray[Any]) -> None:
         targets = np.stack([self._target] * len(batch))
@@ -279,14 +283,18 @@ class TorchTask:
             gradients = self._gradients(params[None], batch, targets)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise InputError(
-                "loss", "no gradient for each sample", "one number a sample, without randomness",
+                "loss",
+                "no gradient for each sample",
+                "one number a sample, without randomness",
                 f"torch.func says: {_first_line(error)}",
-            ) from error  # fmt: skip
+            ) from error
         if not np.isfinite(gradients).all():
             raise InputError(
-                "loss", "not finite near the module's weights", "a finite gradient",
+                "loss",
+                "not finite near the module's weights",
+                "a finite gradient",
                 "look for a logarithm, division or root at zero",
-            )  # fmt: skip
+            )
 
 
 def _mapped(function: Callable[..., Any], arrays: list[torch.Tensor], axes: int) -> NDArray[Any]:
@@ -318,19 +326,21 @@ def _check_layers(module: torch.nn.Module) -> None:
     for name, layer in module.named_modules():
         kind, field = type(layer).__name__, f"module.{name}" if name else "module"
         running = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
-            running and layer.track_running_stats
-        ):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (running and layer.track_running_stats):
             raise InputError(
-                field, kind, "layers that look at one sample at a time",
+                field,
+                kind,
+                "layers that look at one sample at a time",
                 f"{kind} normalises with statistics of other samples; {MIXING}",
-            )  # fmt: skip
+            )
         random = isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
         if random and layer.training:
             raise InputError(
-                field, f"{kind} in train mode", "a loss without randomness",
+                field,
+                f"{kind} in train mode",
+                "a loss without randomness",
                 "the noise already regularises: call module.eval() first, or remove the layer",
-            )  # fmt: skip
+            )
 
 
 def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -339,19 +349,22 @@ def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     for name, parameter in found.items():
         if torch.nn.parameter.is_lazy(parameter):
             raise InputError(
-                f"module.{name}", "not yet shaped", "parameters with a shape",
+                f"module.{name}",
+                "not yet shaped",
+                "parameters with a shape",
                 "call the module once on made-up features",
-            )  # fmt: skip
+            )
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise InputError(
-                f"module.{name}", f"{parameter.dtype} on {parameter.device}", "float32 on the cpu",
+                f"module.{name}",
+                f"{parameter.dtype} on {parameter.device}",
+                "float32 on the cpu",
                 "convert with module.float().cpu(); complex numbers as pairs of real ones",
-            )  # fmt: skip
+            )
     if not found:
         raise InputError(
-            "module", "no trainable parameter", "at least one",
-            "set requires_grad on those that should learn",
-        )  # fmt: skip
+            "module", "no trainable parameter", "at least one", "set requires_grad on those that should learn"
+        )
     return found
 
 

@@ -8,17 +8,9 @@ from veilstream.research.theory.bounds import (
     dynamic_regret_bound_strongly_convex,
     static_regret_bound,
 )
-from veilstream.research.theory.compared_methods import (
-    COMPARED_METHODS,
-    ComparedMethod,
-    TableSetting,
-)
+from veilstream.research.theory.compared_methods import COMPARED_METHODS, ComparedMethod, TableSetting
 from veilstream.research.theory.constants import Constants
-from veilstream.research.theory.growth import (
-    GrowthConstants,
-    assumption_constants,
-    quasi_strong_convexity,
-)
+from veilstream.research.theory.growth import GrowthConstants, assumption_constants, quasi_strong_convexity
 from veilstream.research.theory.hidden_constants import (
     independent_noise_constants,
     main_theorem_constants,

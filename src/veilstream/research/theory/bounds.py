@@ -225,9 +225,7 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
 # --- parts that bounds share -----------------------------------------------------------------
 
 
-def _up_to_step_limit(
-    c: Constants, *, initial: float, drift: float, noise: float, environment: float
-) -> Bound:
+def _up_to_step_limit(c: Constants, *, initial: float, drift: float, noise: float, environment: float) -> Bound:
     """A bound whose proof takes θ = α/(12L) and therefore η̃ <= α/(8L)."""
     limit = c.alpha / (8 * c.smoothness)
     return Bound(

@@ -29,18 +29,9 @@ import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
-from veilstream.research.theory.bounds import (
-    Bound,
-    RegretTerms,
-    dynamic_regret_bound,
-    dynamic_regret_bound_independent,
-)
+from veilstream.research.theory.bounds import Bound, RegretTerms, dynamic_regret_bound, dynamic_regret_bound_independent
 from veilstream.research.theory.constants import Constants, _non_negative
-from veilstream.research.theory.rates import (
-    independent_noise_rate,
-    main_theorem_rate,
-    privacy_price,
-)
+from veilstream.research.theory.rates import independent_noise_rate, main_theorem_rate, privacy_price
 
 __all__ = ["COMPARED_METHODS", "ComparedMethod", "TableSetting"]
 
@@ -198,12 +189,7 @@ def normalised_gradient_bound(setting: TableSetting) -> Bound:
     """
     if setting.diameter is None:
         raise InputError("diameter", None, "a length", "gao2018 needs a bounded domain")
-    c, s, D, K = (
-        setting.constants,
-        setting.length_of_step,
-        setting.diameter,
-        setting.pseudo_convexity,
-    )
+    c, s, D, K = (setting.constants, setting.length_of_step, setting.diameter, setting.pseudo_convexity)
     return Bound(
         initial=K * D**2 / (2 * c.rounds * s),
         drift=K * s / 2,
@@ -217,9 +203,7 @@ def normalised_gradient_bound(setting: TableSetting) -> Bound:
 # --- the table's expressions ------------------------------------------------------------------
 
 
-def _printed(
-    c: Constants, *, step: float, drift: float, noise: float = 0.0, environment: float = 0.0
-) -> RegretTerms:
+def _printed(c: Constants, *, step: float, drift: float, noise: float = 0.0, environment: float = 0.0) -> RegretTerms:
     initial = 1 / (c.rounds * step)
     return RegretTerms(initial=initial, drift=drift, noise=noise, environment=environment)
 
@@ -227,9 +211,7 @@ def _printed(
 def _mini_batch_rate(setting: TableSetting) -> RegretTerms:
     c = setting.constants
     eta, price = c.effective_step_size, privacy_price(c, setting.epsilon, setting.delta)
-    return _printed(
-        c, step=eta, drift=eta * c.gradient_bound**2, noise=eta * price / c.local_steps**2
-    )
+    return _printed(c, step=eta, drift=eta * c.gradient_bound**2, noise=eta * price / c.local_steps**2)
 
 
 def _correlated_mini_batch_rate(setting: TableSetting) -> RegretTerms:
@@ -306,10 +288,7 @@ COMPARED_METHODS: dict[str, ComparedMethod] = {
         regret="static",
         convex=True,
         local_updates=False,
-        assumptions=(
-            _CONVEX,
-            "one machine that sees the n·τ gradients of a round at x^r and the averaged noise",
-        ),
+        assumptions=(_CONVEX, "one machine that sees the n·τ gradients of a round at x^r and the averaged noise"),
         rate=_correlated_mini_batch_rate,
         bound=correlated_mini_batch_bound,
     ),

@@ -124,9 +124,7 @@ class Constants:
 # --- checks ----------------------------------------------------------------------------------
 
 
-def _set(
-    c: Constants, field: str, check: Callable[[str, object, str], float], way_out: str
-) -> None:
+def _set(c: Constants, field: str, check: Callable[[str, object, str], float], way_out: str) -> None:
     object.__setattr__(c, field, check(field, getattr(c, field), way_out))
 
 

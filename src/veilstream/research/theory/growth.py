@@ -90,11 +90,7 @@ def assumption_constants(
     constant = positive_number(name, value, "its constant in the definition before lem:equi")
     if constant > L * STEP_SLACK:
         raise InputError(name, value, f"<= smoothness = {L:.6g}", "no L-smooth loss has more")
-    c = {
-        "quadratic_growth": constant,
-        "polyak_lojasiewicz": constant / 2,
-        "error_bound": constant**2 / (2 * L),
-    }[name]
+    c = {"quadratic_growth": constant, "polyak_lojasiewicz": constant / 2, "error_bound": constant**2 / (2 * L)}[name]
     if weak >= c:
         rule = f"< c = {c:.6g}, the quadratic growth that {name} gives"
         raise InputError("weak_convexity", weak_convexity, rule, "find α and μ directly")

@@ -95,9 +95,7 @@ def strongly_convex_constants(constants: Constants, *, epsilon: float, delta: fl
     )
 
 
-def independent_noise_constants(
-    constants: Constants, *, epsilon: float, delta: float
-) -> RegretTerms:
+def independent_noise_constants(constants: Constants, *, epsilon: float, delta: float) -> RegretTerms:
     """Factors from `independent_noise_rate` to `dynamic_regret_bound_independent`.
 
     For every η̃ <= α/(8L); all contain the 6/5 that the printed proof lacks at the limit.

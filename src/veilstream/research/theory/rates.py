@@ -81,12 +81,7 @@ def independent_noise_rate(constants: Constants, *, epsilon: float, delta: float
     """
     c, eta_tilde = constants, constants.effective_step_size
     share = 1 + eta_tilde * c.learners / c.server_step_size**2
-    return _rate(
-        c,
-        noise=share * eta_tilde / c.local_steps,
-        privacy=privacy_price(c, epsilon, delta),
-        environment=1.0,
-    )
+    return _rate(c, noise=share * eta_tilde / c.local_steps, privacy=privacy_price(c, epsilon, delta), environment=1.0)
 
 
 def static_regret_rate(constants: Constants, *, epsilon: float, delta: float) -> RegretTerms:
@@ -111,10 +106,7 @@ def static_regret_rate(constants: Constants, *, epsilon: float, delta: float) ->
     c, eta_tilde = constants, constants.effective_step_size
     step = eta_tilde * math.log(c.rounds * c.local_steps)
     return _rate(
-        c,
-        noise=_local_share(c) * step / c.local_steps**2,
-        privacy=privacy_price(c, epsilon, delta),
-        environment=step,
+        c, noise=_local_share(c) * step / c.local_steps**2, privacy=privacy_price(c, epsilon, delta), environment=step
     )
 
 
@@ -181,9 +173,7 @@ def advised_step_size(constants: Constants) -> float:
     # Newton from the right on a convex increasing function: it comes down to the root and stops.
     step: float = min((p / (2 * q)) ** (1 / 3), (p / (3 * s)) ** (1 / 4))
     for _ in range(100):
-        lower = step - (3 * s * step**4 + 2 * q * step**3 - p) / (
-            12 * s * step**3 + 6 * q * step**2
-        )
+        lower = step - (3 * s * step**4 + 2 * q * step**3 - p) / (12 * s * step**3 + 6 * q * step**2)
         if not lower < step:
             break
         step = lower
@@ -222,9 +212,7 @@ def step_size_scaling(*, rounds: int, local_steps: int, statement: Statement = "
     raise InputError("statement", statement, names, "the label of the statement in the paper")
 
 
-def correlated_beats_independent(
-    *, rounds: int, local_steps: int, learners: int, server_step_size: float
-) -> float:
+def correlated_beats_independent(*, rounds: int, local_steps: int, learners: int, server_step_size: float) -> float:
     """The η̃ up to which thm-up is below lem-u-IID: τ/((1 + n/η_g²)·(ln Rτ)²).
 
     Sufficient, not necessary, and a comparison of two O() with every constant set to one. Report
