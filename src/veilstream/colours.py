@@ -5,8 +5,6 @@ page/charts.js has the same for pages, a shade lighter on dark ones.
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "colour_of"]
-
 COLOURS = {
     "optimal": "#D55E00",
     "buffered": "#0072B2",

@@ -8,8 +8,6 @@ from typing import Literal
 
 from veilstream.errors import MissingExtra
 
-__all__ = ["user_directory"]
-
 
 def user_directory(kind: Literal["cache", "data"]) -> Path:
     """`VEILSTREAM_CACHE` or `VEILSTREAM_DATA` where set, else where the platform wants it.

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["sync_directory", "write_file"]
-
 
 def write_file(
     path: Path, content: str | bytes | Iterable[bytes], *, partial: str | None = None, shared: bool = False

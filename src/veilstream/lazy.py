@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["names_from"]
-
 
 def names_from(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's ``__getattr__``: ``modules`` says where each of its names is."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["SHOW_AFTER_S", "progress"]
-
 SHOW_AFTER_S = 2.0
 _shown = False
 

@@ -28,8 +28,6 @@ from veilstream.privacy.gradient_types import ClippedGradient, Hidden, MetricVal
 from veilstream.privacy.grid import OnGrid
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["ApartWithTelemetry", "ManyClients"]
-
 _NOBODY = np.inf  # in a row of metrics; no metric is
 
 

@@ -34,8 +34,6 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
-__all__ = ["BATCH", "Canary", "Others", "canary_runs"]
-
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -30,8 +30,6 @@ from veilstream.errors import InputError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
-__all__ = ["DIM", "DRAWS", "Silent", "cell_std", "count_cells", "later_message", "learner_cells"]
-
 Integers = NDArray[np.int64]
 Draw = Callable[[int], Integers]
 

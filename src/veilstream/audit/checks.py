@@ -25,8 +25,6 @@ from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import generator_p
 
-__all__ = ["cell_checks", "deployed_checks", "run_checks", "seed_check", "ticks_of_checks"]
-
 Tick = Callable[[int], None]
 
 

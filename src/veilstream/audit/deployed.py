@@ -25,8 +25,6 @@ from veilstream.federation.protocol.fold import ServerFold
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
-__all__ = ["AuditServer", "Unkind", "listen"]
-
 _ONE = "learner"
 
 Float32s = NDArray[np.float32]

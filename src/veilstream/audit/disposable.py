@@ -32,8 +32,6 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import ClippedGradient, RawGradient
 from veilstream.privacy.grid import OnGrid
 
-__all__ = ["Apart", "Disposable", "OneByOne", "Twin", "in_memory"]
-
 _ROOM = 4 << 30  # bytes
 
 

@@ -38,8 +38,6 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady, Observe, Offered
 
-__all__ = ["FEDERATION_DIM", "Wiretap", "federation_checks", "listen_to_federation"]
-
 FEDERATION_DIM = 4000
 _NAMES = ("north", "south")
 

@@ -26,12 +26,11 @@ from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.plans.plan import DataPlan, Plan
+from veilstream.plans.plan import Plan
+from veilstream.plans.plan_tables import DataPlan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
 from veilstream.runs.released_model import plan_digest
-
-__all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
 Floats = NDArray[np.float64]
 

@@ -26,7 +26,6 @@ from veilstream.simulation.engine import Simulation
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["simulated_many_run", "simulated_one_run"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

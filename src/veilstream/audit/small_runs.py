@@ -27,8 +27,6 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 
-__all__ = ["SMALL_DIM", "learners_needed", "listen_epochs", "small_checks", "telemetry_checks"]
-
 Floats = NDArray[np.float64]
 
 SMALL_DIM = 128

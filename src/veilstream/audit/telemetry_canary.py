@@ -35,8 +35,6 @@ from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.privacy.guarantee import Neighbours
 
-__all__ = ["TelemetryFindings", "telemetry_runs", "whole_reach"]
-
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from veilstream.learning.tasks import Sample
 
-__all__ = ["RIGHT", "WRONG", "TelemetryTask"]
-
 RIGHT, WRONG = 0.0, 1.0
 """Targets of clients of whom the prediction is right, and wrong."""
 

@@ -15,8 +15,6 @@ from veilstream.errors import PrivacyError
 from veilstream.privacy.gaussian import mu_for
 from veilstream.privacy.guarantee import Neighbours
 
-__all__ = ["Transcript", "law_of_terms", "reach_of"]
-
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -20,8 +20,6 @@ from veilstream.learning.tasks import Task
 from veilstream.mechanisms.keystream import KEY_BYTES
 from veilstream.plans.plan import Plan
 
-__all__ = ["Replaced", "twin_runs"]
-
 Float32s = NDArray[np.float32]
 
 

@@ -12,8 +12,6 @@ import typer
 from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, PlanFile, parse_address
 from veilstream.federation.logs import Format, Level, configure_logs
 
-__all__ = ["aggregator_command"]
-
 
 def aggregator_command(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],

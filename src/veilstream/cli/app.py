@@ -21,8 +21,6 @@ from veilstream.cli.run import reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
 
-__all__ = ["main"]
-
 app = typer.Typer(
     name="veilstream",
     no_args_is_help=True,

@@ -10,8 +10,6 @@ import typer
 if TYPE_CHECKING:
     from veilstream.audit import AuditReport
 
-__all__ = ["command"]
-
 
 def command(
     plan: Annotated[

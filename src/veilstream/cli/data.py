@@ -18,7 +18,6 @@ from veilstream.errors import UnknownName
 if TYPE_CHECKING:
     from veilstream.streams.fetching import FetchStep, Report
 
-__all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,

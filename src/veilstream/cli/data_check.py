@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from veilstream.plans.column_profile import Profile
     from veilstream.plans.data_check import DataCheck
 
-__all__ = ["check_command"]
 
 _PRIVATE = (
     "What this shows was read off people's records: keep it on this screen. A plan is shared; put "

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["command"]
-
 
 def command(
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["export_command"]
-
 
 class Target(StrEnum):
     """What a run is exported to."""

@@ -10,8 +10,6 @@ import typer
 from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, TrustEngine
 from veilstream.federation.logs import Format, Level, configure_logs
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",

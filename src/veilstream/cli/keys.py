@@ -9,8 +9,6 @@ import typer
 
 from veilstream.errors import InputError, UnknownName
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",

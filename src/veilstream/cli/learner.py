@@ -21,8 +21,6 @@ from veilstream.cli.service_options import (
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 
-__all__ = ["learner_command"]
-
 
 def learner_command(
     plan: PlanFile,

@@ -12,7 +12,6 @@ from veilstream.errors import InputError
 if TYPE_CHECKING:
     from veilstream.deployment.ledger.inspect import Status
 
-__all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -10,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from veilstream.runs.released_model import ReleasedModel
 
-__all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["new_command"]
-
 
 def new_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],

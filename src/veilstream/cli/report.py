@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["compare_command", "report_command"]
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Pdf = Annotated[Path | None, typer.Option(help="Also draw one panel for a paper.", show_default=False)]
 Svg = Annotated[Path | None, typer.Option(help="The same as a drawing that scales.", show_default=False)]

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["reproduce_command", "run_command"]
-
 Out = Annotated[
     Path | None,
     typer.Option(help="The run's folder, new or empty.", show_default="runs/NAME, or runs/NAME-2 and so on"),

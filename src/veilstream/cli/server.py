@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from veilstream.federation.server.open_round import Standing
     from veilstream.federation.server.process import LiveView
 
-__all__ = ["server_command"]
 
 _log = logging.getLogger(__name__)
 

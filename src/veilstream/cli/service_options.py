@@ -10,8 +10,6 @@ import typer
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level
 
-__all__ = ["EngineName", "Insecure", "LogFormat", "LogLevel", "PlanFile", "TrustEngine", "parse_address"]
-
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
 EngineName = Annotated[str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")]
 TrustEngine = Annotated[

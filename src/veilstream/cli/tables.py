@@ -11,8 +11,6 @@ from rich.table import Table
 
 from veilstream.plans.comparison import Comparison
 
-__all__ = ["as_json", "print_comparison", "print_json"]
-
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything that the table shows, and more."""

@@ -28,8 +28,6 @@ from veilstream.runs.folder import Run
 if TYPE_CHECKING:
     from veilstream.reports.live_simulation import LiveSimulation
 
-__all__ = ["run_with_progress", "show_run", "show_runs", "show_streams"]
-
 
 def _fetch_data(plan: Plan, console: Console) -> None:
     """MNIST or a named table, if the plan needs it and it is not here."""

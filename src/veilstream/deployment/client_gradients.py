@@ -12,8 +12,6 @@ from veilstream.learning.purity import Asked, check_pure
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.gradient_types import Hidden, RawGradient
 
-__all__ = ["ClientGradients"]
-
 Float32s = NDArray[np.float32]
 
 

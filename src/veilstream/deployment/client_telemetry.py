@@ -16,8 +16,6 @@ from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.gradient_types import Hidden, MetricValues, RawGradient
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["ClientTelemetry"]
-
 _log = logging.getLogger(__name__)
 _WITHOUT_ANSWER = {"accuracy": 0.0, "loss": 1.0, "clipped": 1.0, "present": 1.0}
 """Of a client on whose record the task fails: present, and wrong."""

@@ -28,8 +28,6 @@ from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.plans.plan import Plan
 
-__all__ = ["Epochs", "one_at_a_time"]
-
 Float32s = NDArray[np.float32]
 P = ParamSpec("P")
 R = TypeVar("R")

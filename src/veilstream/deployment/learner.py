@@ -58,9 +58,6 @@ from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Admission, Answer
 from veilstream.streams.intake import Offered, SourceBookmark
 
-__all__ = ["Learner", "Outcome"]
-
-
 Float32s = NDArray[np.float32]
 
 _SNAPSHOT_STEPS = 64

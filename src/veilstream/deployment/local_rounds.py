@@ -41,8 +41,6 @@ from veilstream.privacy.gradient_types import (
 from veilstream.privacy.grid import Grid
 from veilstream.privacy.grid_noise import GridNoise
 
-__all__ = ["LocalRounds", "NoisySum", "model_hash", "pack_step", "unpack_step"]
-
 Float32s = NDArray[np.float32]
 _OPEN = struct.Struct("<Q")
 

@@ -29,8 +29,6 @@ from veilstream.privacy.guarantee import Accounting, Budget, Neighbours
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 
-__all__ = ["PrivateSum"]
-
 
 class PrivateSum:
     """Running sums of clipped vectors under correlated noise on a grid.

@@ -19,8 +19,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from veilstream.errors import VeilstreamError
 
-__all__ = ["no_core_dumps", "shown_without_values", "terse_tracebacks", "without_values"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,8 +11,6 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds, unpack_step
 from veilstream.privacy.seeds import SEED_BYTES
 
-__all__ = ["OPEN_ROUND", "Recovered", "recover", "secret_name"]
-
 OPEN_ROUND = "open-round"
 """Under which the ledger keeps what the open round has come to after a group of steps."""
 

@@ -22,8 +22,6 @@ import numpy as np
 from veilstream.errors import InputError
 from veilstream.privacy.gradient_types import Noised
 
-__all__ = ["HEADER_BYTES", "Payload", "Release", "decode", "encode"]
-
 Payload = NewType("Payload", bytes)
 """Bytes that may be sent: made by `encode`, from what is noised."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, LedgerError
 
-__all__ = ["check_known", "checked_acknowledgement", "checked_model", "checked_round"]
-
 
 def checked_round(field: str, r: Any) -> int:
     """A round's number; anything else is shown by its type alone, since it may be anything."""

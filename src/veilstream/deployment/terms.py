@@ -22,7 +22,8 @@ from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
-from veilstream.plans.plan import MethodPlan, Plan
+from veilstream.plans.plan import Plan
+from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.records import record_terms
 from veilstream.privacy import Guarantee
@@ -30,8 +31,6 @@ from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
-
-__all__ = ["NOISE_LAW", "SAME_TERMS", "Terms", "both_sides", "check_settings", "differences", "program_digest"]
 
 NOISE_LAW = "rounded Gaussian prefix sums, 2"
 """Version of the law of what is sent. It changes with anything that makes the same seeds give other

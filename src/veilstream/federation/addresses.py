@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from veilstream.errors import InputError
 
-__all__ = ["check_loopback", "free_port", "is_loopback", "is_own_host", "wait_until_free"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -48,8 +48,6 @@ from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
-__all__ = ["AggregatorService", "MessageStore", "PartialSums"]
-
 _log = logging.getLogger(__name__)
 
 _LINGER_S = 0.25  # how long a reply waits for others before it goes up without them

@@ -37,7 +37,6 @@ from veilstream.runs.tables import read_rounds
 if TYPE_CHECKING:
     from veilstream.federation.flare.local import LocalFlare
 
-__all__ = ["DemoResult", "demo_plan", "run_demo"]
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from veilstream.records.schema import as_text
 from veilstream.streams.stream import Stream
 from veilstream.streams.table_stream import TableStream
 
-__all__ = ["DemoData", "Scores"]
-
 
 @dataclass(frozen=True)
 class Scores:

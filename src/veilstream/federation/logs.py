@@ -16,8 +16,6 @@ from typing import Any
 
 from veilstream.deployment.process_secrecy import shown_without_values
 
-__all__ = ["Format", "Level", "configure_logs"]
-
 
 class Level(StrEnum):
     """From everything to hardly anything."""

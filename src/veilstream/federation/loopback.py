@@ -12,8 +12,6 @@ from pathlib import Path
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.transport import Failure, Inbox
 
-__all__ = ["Loopback"]
-
 
 class Loopback:
     """Nodes by name, each behind a socket; one that does not answer is a failure."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import resource
 
-__all__ = ["connections_allowed"]
-
 _SPARE, _OWN = 4096, 64
 
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["Child"]
-
 # Runs in the child before the command: the kernel kills it when the parent is gone.
 _LEASH = (
     "import ctypes, os, sys\n"

@@ -10,9 +10,6 @@ from typing import Protocol
 
 from veilstream.federation.protocol.transport import Transport
 
-__all__ = ["ENGINES", "Address", "Engine", "Node", "supervised"]
-
-
 _log = logging.getLogger(__name__)
 
 Address = tuple[str, int]

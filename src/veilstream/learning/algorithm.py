@@ -23,7 +23,6 @@ from veilstream.privacy.traced_clipping import clip_traced
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["LARGE", "StepRule", "local_round", "local_step", "moved", "next_model", "server_update", "step_size"]
 
 LARGE = 10_000
 """Parameters from which on a step is worth more than the overhead of a compiled loop."""

@@ -16,8 +16,6 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task, jax_numpy
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["check_metrics", "metric_values"]
-
 
 def check_metrics(telemetry: Telemetry, task: Task) -> None:
     """Refuse metrics that the task does not have."""

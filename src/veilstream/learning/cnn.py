@@ -27,7 +27,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["Cnn"]
 
 _SIDE = 28
 _SHAPES = ((9, 32), (32,), (288, 32), (32,), (800, 64), (64,), (64, 10), (10,))

@@ -25,7 +25,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["FEATURES", "FeatureSoftmax", "edge_features", "random_features"]
 
 _SIDE, _CELL, _CHANNELS, _CLASSES = 28, 4, 8, 10
 _CELLS = _SIDE // _CELL

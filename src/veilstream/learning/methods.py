@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from veilstream.errors import UnknownName
 
-__all__ = ["METHODS", "Method", "method_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Method:

@@ -25,8 +25,6 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task
 from veilstream.records.admission import Admission
 
-__all__ = ["Asked", "check_pure", "example_records"]
-
 _TURNS = 6
 _TURNS_TOGETHER = 4
 Asked = Callable[[NDArray[np.float32], Sample], Any]

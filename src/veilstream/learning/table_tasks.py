@@ -16,7 +16,6 @@ from veilstream.learning.tasks import Floats, FromLoss, Sample, jax_numpy
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["Huber", "Poisson", "Softmax"]
 
 _LARGEST_LOG_RATE = 20.0  # exp of more would be no count, and overflows float32 from 88 on
 

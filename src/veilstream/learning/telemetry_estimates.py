@@ -38,8 +38,6 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.window_noise import WindowNoise
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["NORMAL_95", "TELEMETRY_COLUMNS", "Estimate", "RoundNoise", "Span", "TelemetrySums"]
-
 Floats = NDArray[np.float64]
 
 NORMAL_95 = 1.959963984540054

@@ -20,8 +20,6 @@ from typing import Literal
 
 from veilstream.learning.telemetry_estimates import Estimate
 
-__all__ = ["Act", "StepControl"]
-
 Act = Literal["stop", "reduce_step", "choose_step"]
 
 _DEFAULT = {"stop": 0.0, "reduce_step": 0.5, "choose_step": 4.0}

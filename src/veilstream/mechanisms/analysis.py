@@ -23,21 +23,6 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.linear_system import LinearSystem
 from veilstream.mechanisms.program import NoiseProgram
 
-__all__ = [
-    "DENSE_LIMIT",
-    "RoundingGains",
-    "band_products",
-    "check_dense",
-    "column_norms_squared",
-    "decoder_matrix",
-    "noising_matrix",
-    "rounding_gains",
-    "row_norms_squared",
-    "strategy_matrix",
-    "system_variances",
-    "toeplitz_column",
-]
-
 Floats = NDArray[np.float64]
 
 DENSE_LIMIT = 8192

@@ -25,8 +25,6 @@ from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.participation import Participation, as_participation, left_most_sum
 from veilstream.mechanisms.steps import ConstantSteps
 
-__all__ = ["banded"]
-
 Floats = NDArray[np.float64]
 
 _BANDS = 16

@@ -25,8 +25,6 @@ from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 from veilstream.mechanisms.workload import Workload, check_workload
 from veilstream.progress import progress
 
-__all__ = ["BUFFERED_LIMIT", "buffered"]
-
 Floats = NDArray[np.float64]
 
 _STARTS = 6

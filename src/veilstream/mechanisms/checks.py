@@ -7,8 +7,6 @@ import numbers
 
 from veilstream.errors import InputError
 
-__all__ = ["checked_horizon", "positive_integer", "positive_number"]
-
 
 def positive_integer(field: str, value: object, way_out: str) -> int:
     """``value`` as an int >= 1; NumPy integers count, booleans and floats do not."""

@@ -6,8 +6,5 @@ code that makes noise.
 
 from __future__ import annotations
 
-__all__ = ["DRAW_ERROR"]
-
-
 DRAW_ERROR = 2.0**-46
 """How far a draw (std one) may lie from the ideal normal that it stands for."""

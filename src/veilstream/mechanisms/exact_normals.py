@@ -25,7 +25,6 @@ from veilstream.mechanisms.normals import TILE, tile_bytes
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["FURTHER_BLOCKS", "WORDS", "enclosures", "further_words", "nearest_float"]
 
 WORDS = 6
 """Words that a draw can have: then |z| <= √(2·384·ln 2) = 23, and a draw is cut off with

@@ -42,7 +42,6 @@ from veilstream.mechanisms.steps import Steps, VaryingSteps
 if TYPE_CHECKING:
     from veilstream.mechanisms.stream import NoiseStream
 
-__all__ = ["Factorization", "from_strategy_matrix", "normalised", "steps_of_strategy"]
 
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]

@@ -38,9 +38,6 @@ from veilstream.mechanisms.exact_normals import further_words, nearest_float
 from veilstream.mechanisms.keystream import DRAWS, FINE, Row
 from veilstream.mechanisms.normals import TILE, tile_bytes
 
-__all__ = ["FineNormals", "circle_error", "fine_row"]
-
-
 Floats = NDArray[np.float64]
 PlaceOf = Callable[[int], tuple[Row, int]]
 """Row and first coordinate of a pair."""

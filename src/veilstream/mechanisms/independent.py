@@ -8,8 +8,6 @@ from veilstream.mechanisms.checks import checked_horizon
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.steps import ConstantSteps
 
-__all__ = ["independent"]
-
 
 def independent(horizon: int) -> Factorization:
     """Fresh noise at every step: sensitivity 1, and an error that grows with the horizon.

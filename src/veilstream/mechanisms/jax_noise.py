@@ -16,8 +16,6 @@ from veilstream.mechanisms.program import NoiseProgram, advance
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["JaxNoise"]
-
 
 class JaxNoise:
     """A program as device arrays; `block` is pure and may be called under jit, scan and vmap.

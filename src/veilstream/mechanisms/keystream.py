@@ -25,7 +25,6 @@ from veilstream.errors import InputError, MissingExtra
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["DRAWS", "FINE", "FURTHER", "NoiseKey", "Row", "RowOpener", "fresh_secret", "open_row", "row_opener"]
 
 RowOpener = Callable[[int], "CipherContext"]
 

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from veilstream.mechanisms.steps import VaryingSteps
 
-__all__ = ["BackwardChains", "BlockChains", "causal_noise"]
-
 Floats = NDArray[np.float64]
 Tick = Callable[[int], None]
 

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["TILE", "NormalTiles", "fill_normals", "round_up", "tile_bytes"]
 
 Float32s = NDArray[np.float32]
 

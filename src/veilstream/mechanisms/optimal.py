@@ -19,8 +19,6 @@ from veilstream.mechanisms.workload import MatrixWorkload, Workload, check_workl
 from veilstream.mechanisms.workload_solver import MatrixProblem, WorkloadProblem
 from veilstream.progress import progress
 
-__all__ = ["OBJECTIVES", "OptimalFactorization", "WorkloadOptimum", "optimal"]
-
 Floats = NDArray[np.float64]
 
 OBJECTIVES = ("mean", "max", "rounds")

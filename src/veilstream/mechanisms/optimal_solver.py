@@ -34,8 +34,6 @@ from numpy.typing import NDArray
 from veilstream.errors import SolverError
 from veilstream.mechanisms.markov import BackwardChains
 
-__all__ = ["Optimum", "PrefixProblem", "Problem", "chains_of", "overshoot", "resolvents", "solve"]
-
 Floats = NDArray[np.float64]
 RowWeights = Callable[[Floats], Floats]
 

@@ -27,18 +27,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 
-__all__ = [
-    "GRAM_LIMIT",
-    "ONCE",
-    "Participation",
-    "Sensitivity",
-    "as_participation",
-    "banded_sensitivity",
-    "gram_sensitivity",
-    "left_most_sum",
-    "long_toeplitz_sensitivity",
-]
-
 Floats = NDArray[np.float64]
 
 GRAM_LIMIT = 4096

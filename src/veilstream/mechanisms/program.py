@@ -26,8 +26,6 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.steps import Steps
 
-__all__ = ["ENDLESS", "NoiseProgram", "advance", "compile_program"]
-
 ENDLESS = 2**62
 """The horizon of what has none: a step a nanosecond takes 146 years to get there."""
 

@@ -16,8 +16,6 @@ from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
 
-__all__ = ["MADE_FOR_PUBLISHED", "MECHANISMS", "build", "build_for", "options_for"]
-
 MECHANISMS: dict[str, Callable[..., Factorization]] = {
     function.__name__: function
     for function in (

@@ -11,8 +11,6 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.keystream import NoiseKey, row_opener
 from veilstream.mechanisms.stream import NoiseStream
 
-__all__ = ["noise_of"]
-
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 

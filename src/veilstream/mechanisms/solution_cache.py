@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from veilstream.directories import user_directory
 from veilstream.files import write_file
 
-__all__ = ["CacheNotice", "cache_directory", "load_or_solve"]
-
 Floats = NDArray[np.float64]
 Recipe = Mapping[str, object]
 

@@ -19,8 +19,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ConstantSteps", "EpochSteps", "Steps", "TreeSteps", "VaryingSteps"]
-
 Floats = NDArray[np.float64]
 
 

@@ -25,7 +25,6 @@ from veilstream.mechanisms.program import NoiseProgram, advance
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["NoiseStream", "one_blas_thread"]
 
 Float32s = NDArray[np.float32]
 

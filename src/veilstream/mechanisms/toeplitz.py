@@ -23,8 +23,6 @@ from veilstream.mechanisms.factorization import Factorization, normalised
 from veilstream.mechanisms.steps import ConstantSteps
 from veilstream.mechanisms.workload import Workload, check_workload
 
-__all__ = ["exponential_sum", "relaxation", "toeplitz", "toeplitz_normalised"]
-
 Floats = NDArray[np.float64]
 
 _EXACT = 1e-9

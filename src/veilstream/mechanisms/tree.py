@@ -16,8 +16,6 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.markov import BackwardChains, causal_noise
 from veilstream.mechanisms.steps import TreeSteps
 
-__all__ = ["tree", "tree_full", "tree_online"]
-
 Floats = NDArray[np.float64]
 
 

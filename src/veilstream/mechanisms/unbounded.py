@@ -43,8 +43,6 @@ from veilstream.mechanisms.program import ENDLESS, NoiseProgram, compile_program
 from veilstream.mechanisms.steps import ConstantSteps, EpochSteps
 from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 
-__all__ = ["StationaryFactorization", "doubling", "stationary", "without_end"]
-
 Floats = NDArray[np.float64]
 
 _EXACT = 1e-9

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.factorization import Factorization
 
-__all__ = ["WindowNoise"]
-
 Floats = NDArray[np.float64]
 
 

@@ -32,8 +32,6 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.linear_system import LinearSystem, OutputRow
 from veilstream.mechanisms.participation import Participation
 
-__all__ = ["MATRIX_LIMIT", "MatrixWorkload", "PublishedError", "Workload", "check_workload", "published_blend"]
-
 Floats = NDArray[np.float64]
 
 

@@ -26,8 +26,6 @@ from veilstream.mechanisms.linear_system import LinearSystem
 from veilstream.mechanisms.markov import BlockChains
 from veilstream.mechanisms.optimal_solver import overshoot, resolvents
 
-__all__ = ["MatrixProblem", "WorkloadProblem"]
-
 Floats = NDArray[np.float64]
 
 

@@ -27,19 +27,8 @@ from typing import Any
 
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
-from veilstream.plans.plan import MethodPlan, Plan
-
-__all__ = [
-    "GAMMA_SHARE",
-    "KAPPA",
-    "KAPPA_NUMBER",
-    "ROUND_CAP",
-    "AutoChoice",
-    "PublicFacts",
-    "choose_steps",
-    "gamma_of",
-    "with_defaults",
-]
+from veilstream.plans.plan import Plan
+from veilstream.plans.plan_tables import MethodPlan
 
 KAPPA = 0.7
 """Standard deviation of the noise in a class's margin that is aimed at."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from veilstream.streams.table_stream import TableStream
     from veilstream.streams.tables import TableReader
 
-__all__ = ["learner_rows", "named_tables", "source_files", "stream_of"]
-
 
 def stream_of(plan: Plan) -> Stream:
     """Where clients come from."""

@@ -18,8 +18,6 @@ from veilstream.records.schema import EACH_ROW, as_number, as_text, is_missing
 from veilstream.streams.tables import TableReader
 from veilstream.wording import counted
 
-__all__ = ["Column", "Profile", "profile", "proposal"]
-
 _DISTINCT = 10_000
 _NUMERIC_SHARE = 0.95
 _UNIQUE_SHARE = 0.9

@@ -17,7 +17,6 @@ from veilstream.records.schema import EACH_ROW
 if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column
 
-__all__ = ["FEW", "Roles", "guessed_roles"]
 
 FEW = 20
 """A column with at most so many different cells is a list of words."""

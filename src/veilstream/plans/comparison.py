@@ -37,8 +37,6 @@ from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibr
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.wording import counted
 
-__all__ = ["LONG_HORIZON", "Comparison", "Offer", "Row", "Setting", "WithoutEnd", "compare"]
-
 LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")

@@ -20,8 +20,6 @@ from veilstream.records.schema import REASONS, RecordSchema
 from veilstream.streams.table_stream import TableReport, Visit, allowed, dealt_out, read_tables, short_of
 from veilstream.wording import counted
 
-__all__ = ["DataCheck", "check_data"]
-
 
 @dataclass
 class DataCheck:

@@ -22,8 +22,6 @@ from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.tables import open_table
 
-__all__ = ["PlanSource", "open_file", "open_source"]
-
 _FUNCTION = re.compile(r"[\w.]+:\w+", re.ASCII)
 
 

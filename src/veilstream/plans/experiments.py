@@ -11,8 +11,6 @@ from typing import Any
 from veilstream.errors import UnknownName
 from veilstream.plans.plan import Plan
 
-__all__ = ["FIGURES", "Figure", "Variant", "experiment_path", "figure_of", "plan_path"]
-
 
 @dataclass(frozen=True)
 class Variant:

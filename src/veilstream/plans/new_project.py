@@ -9,8 +9,6 @@ from pathlib import Path
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = ["new_project", "without_sample_data"]
-
 _STATIONS = ("north", "south", "west")
 _ROWS = 9000
 

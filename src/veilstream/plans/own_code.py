@@ -19,8 +19,6 @@ from typing import Any
 
 from veilstream.errors import InputError
 
-__all__ = ["code_hash", "load_function"]
-
 
 def load_function(key: str, name: str) -> Callable[..., Any]:
     """The function that a plan names.

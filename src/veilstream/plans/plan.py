@@ -31,20 +31,6 @@ from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = [
-    "DataPlan",
-    "FederationPlan",
-    "LearningPlan",
-    "MethodPlan",
-    "Plan",
-    "PlanError",
-    "PrivacyPlan",
-    "RunPlan",
-    "TelemetryPlan",
-    "parse_override",
-]
-
-
 _OF_TABLES = (
     "source",
     "query",

@@ -12,18 +12,6 @@ from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy.telemetry import METRIC_NAMES
 
-__all__ = [
-    "DATA_OF_TASK",
-    "DataPlan",
-    "FederationPlan",
-    "LearningPlan",
-    "MethodPlan",
-    "PrivacyPlan",
-    "RunPlan",
-    "TelemetryPlan",
-]
-
-
 DATA_OF_TASK = {
     "logistic": ("synthetic", "table"),
     "least_squares": ("synthetic", "table"),

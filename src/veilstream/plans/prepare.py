@@ -16,11 +16,9 @@ from veilstream.mechanisms import Factorization, StationaryFactorization, build
 from veilstream.mechanisms.registry import build_for
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
-from veilstream.plans.plan import MethodPlan, Plan
+from veilstream.plans.plan import Plan
+from veilstream.plans.plan_tables import MethodPlan
 from veilstream.privacy import Guarantee, calibrate
-
-__all__ = ["CLOSE", "PlanNotice", "Prepared", "main_method", "prepare", "warn_of_kept_noise"]
-
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
 

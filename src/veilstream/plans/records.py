@@ -16,7 +16,6 @@ from veilstream.records.schema import Categorical, Feature, Hashed, Label, Numer
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
-__all__ = ["TABLE_TASKS", "FeaturePlan", "check_own_records", "label_unit", "record_terms", "schema_of"]
 
 TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
 """Tasks for records of a table."""

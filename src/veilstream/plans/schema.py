@@ -24,8 +24,6 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from veilstream.errors import InputError, among
 
-__all__ = ["FieldRule", "PlanError", "PlanTable", "Table", "value"]
-
 _BOUNDS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 

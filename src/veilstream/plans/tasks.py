@@ -7,8 +7,6 @@ from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Task, chec
 from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 
-__all__ = ["features_of", "task_of"]
-
 
 def task_of(plan: Plan) -> Task:
     """The loss that is learned."""

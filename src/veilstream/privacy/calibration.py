@@ -16,8 +16,6 @@ from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbou
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
-__all__ = ["calibrate", "privacy_of"]
-
 _ROUND_UP = 1.0 + 4e-15
 """Covers the last bits of root finding, so that rounding never makes noise smaller."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["Clipped", "checked_clip_norm", "clip", "normalised"]
-
 _SMALLEST = 1e-150  # below, products of subnormal numbers could round up past the bound
 
 Clipped = NewType("Clipped", NDArray[np.floating])

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["GaussianCurve", "mu_for"]
-
 Floats = NDArray[np.float64]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -22,17 +22,6 @@ from veilstream.privacy.clipping import clip
 from veilstream.privacy.grid import Grid, OnGrid
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = [
-    "ClippedGradient",
-    "Hidden",
-    "MetricValues",
-    "Noised",
-    "RawGradient",
-    "add_noise",
-    "clip_onto_grid",
-    "extend_on_grid",
-]
-
 T = TypeVar("T")
 
 

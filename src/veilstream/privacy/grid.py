@@ -34,8 +34,6 @@ from veilstream.errors import InputError, PrivacyError
 from veilstream.mechanisms.checks import positive_number
 from veilstream.privacy.clipping import Clipped, checked_clip_norm
 
-__all__ = ["Grid", "OnGrid", "grid_for"]
-
 Int64s = NDArray[np.int64]
 
 OnGrid = NewType("OnGrid", NDArray[np.int64])

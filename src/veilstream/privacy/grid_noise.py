@@ -44,8 +44,6 @@ from veilstream.mechanisms.program import NoiseProgram, advance
 from veilstream.mechanisms.stream import one_blas_thread
 from veilstream.privacy.grid import LARGEST, Grid
 
-__all__ = ["GridNoise"]
-
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 

@@ -15,8 +15,6 @@ from veilstream.mechanisms.program import ENDLESS
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["Accounting", "Budget", "Guarantee", "Neighbours"]
-
 
 class _Choice(enum.StrEnum):
     """A choice that plans and command lines make by name."""

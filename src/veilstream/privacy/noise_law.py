@@ -52,8 +52,6 @@ from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["REACH", "Charge", "ReleaseNoise", "calibrate_release", "charge_for"]
-
 REACH = 16.0
 _UNIT_ROUNDOFF = 2.0**-53
 

@@ -23,8 +23,6 @@ from scipy.special import chdtrc
 
 from veilstream.errors import PrivacyError
 
-__all__ = ["SEED_BYTES", "check_generator", "check_generator_once", "checked_seed", "generator_p"]
-
 SEED_BYTES = 32
 _DRAWS = 1 << 14
 _LEAST_DISTINCT = 12  # of 32 bytes; fewer in 6e-26 of seeds

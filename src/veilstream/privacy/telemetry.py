@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["METRIC_NAMES", "Telemetry", "extended"]
-
 METRIC_NAMES = ("accuracy", "loss", "clipped", "present")
 """accuracy: was the prediction of the round's model right. loss: of that model, cut at a cap.
 clipped: was the gradient longer than the clip norm. present: was a client there."""

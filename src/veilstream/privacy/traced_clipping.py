@@ -13,7 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["clip_traced"]
 
 _RUN = 256
 

@@ -12,8 +12,6 @@ from numbers import Real
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = ["ZcdpCurve", "mu_for"]
-
 
 @dataclass(frozen=True, slots=True)
 class ZcdpCurve:

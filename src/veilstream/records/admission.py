@@ -11,8 +11,6 @@ from veilstream.errors import InputError
 from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.records.sample import Sample
 
-__all__ = ["Admission", "Answer"]
-
 
 @dataclass(frozen=True)
 class Admission:

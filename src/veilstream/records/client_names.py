@@ -15,8 +15,6 @@ import unicodedata
 from decimal import Decimal
 from uuid import UUID
 
-__all__ = ["LONGEST_NAME", "NAME_RULE", "client_name", "normal_form"]
-
 LONGEST_NAME = 1024
 NAME_RULE = (
     f"a text of 1 to {LONGEST_NAME} characters without control characters, not white space alone, or a whole number"

@@ -22,8 +22,6 @@ from veilstream.privacy.clipping import clip
 from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord, with_decimal_point
 
-__all__ = ["AS_IT_IS", "OwnRecords"]
-
 AS_IT_IS = Label("target", None, low=-1e6, high=1e6, counts=True)
 """The label where nobody says more of it: a number, shown as it is."""
 

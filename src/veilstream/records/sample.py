@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Sample"]
-
 
 class Sample(NamedTuple):
     """One client's record, or arrays of many."""

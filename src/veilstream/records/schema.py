@@ -29,24 +29,6 @@ from veilstream.errors import InputError
 from veilstream.records.client_names import client_name
 from veilstream.records.sample import Sample
 
-__all__ = [
-    "EACH_ROW",
-    "REASONS",
-    "Categorical",
-    "Encoded",
-    "Feature",
-    "Hashed",
-    "Label",
-    "Numeric",
-    "RecordSchema",
-    "Refusal",
-    "RefusedRecord",
-    "as_number",
-    "as_text",
-    "is_missing",
-    "with_decimal_point",
-]
-
 Float32s = NDArray[np.float32]
 Missing = Literal["refuse", "zero", "flag"]
 Outside = Literal["clamp", "refuse"]

@@ -13,8 +13,6 @@ from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.research.error_figure import save_figure
 from veilstream.research.learning_figure import new_figure
 
-__all__ = ["draw_audit"]
-
 _CLAIMED, _MEASURED, _COUNTED = "black", "#0072B2", "#D55E00"
 
 

@@ -16,8 +16,6 @@ from veilstream.errors import InputError, MissingExtra
 from veilstream.reports.tracked_curves import TrackedRun, tracked_runs
 from veilstream.runs.folder import Run
 
-__all__ = ["MOST_POINTS", "to_mlflow", "to_tensorboard"]
-
 MOST_POINTS = 1000
 """Of a curve, where nobody says otherwise."""
 _AT_ONCE = 1000  # metrics that MLflow takes in one call

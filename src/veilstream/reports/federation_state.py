@@ -12,8 +12,6 @@ from veilstream.reports.telemetry_charts import latest_estimate, telemetry_chart
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedRound, read_rounds
 
-__all__ = ["federation_state"]
-
 _MOST_POINTS = 500
 
 

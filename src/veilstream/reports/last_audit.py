@@ -11,8 +11,6 @@ from veilstream.errors import InputError
 from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
 
-__all__ = ["audit_digest", "audit_of"]
-
 
 def audit_of(run: Run) -> dict[str, Any] | None:
     """What a page or a statement says of a run's audit (audit.json, or audit/audit.json).

@@ -35,8 +35,6 @@ from veilstream.reports.thinned_rounds import ThinnedRounds
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import read_rounds
 
-__all__ = ["LiveFederation"]
-
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5  # between two events

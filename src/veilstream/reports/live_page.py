@@ -13,8 +13,6 @@ from typing import Any
 from veilstream.federation.http.event_feed import EventFeed
 from veilstream.reports.report_page import page_html
 
-__all__ = ["LiveState"]
-
 
 class LiveState:
     """The state of one live page; subclasses change it.

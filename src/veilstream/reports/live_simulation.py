@@ -25,8 +25,6 @@ from veilstream.runs.folder import Run
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.seed_batches import Measured, RunProgress
 
-__all__ = ["LiveSimulation"]
-
 _EVERY_S = 1.0
 _MOST_CELLS = 1 << 22  # losses that are held for the page: 16 MiB; beyond that, fewer seeds
 _NOTICE = (

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "pack", "thinned", "unpack", "window_means"]
-
 Floats = NDArray[np.float64]
 
 MISSING = 65535

@@ -8,8 +8,6 @@ from typing import Any
 
 from veilstream.mechanisms.program import ENDLESS
 
-__all__ = ["promise_of"]
-
 
 def promise_of(guarantee: Mapping[str, Any] | None, *, simulated: bool) -> dict[str, Any]:
     """What a page or a statement says about a guarantee (`Guarantee.as_dict`).

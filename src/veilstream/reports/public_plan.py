@@ -9,8 +9,6 @@ import tomli_w
 
 from veilstream.plans.plan import Plan
 
-__all__ = ["public_plan"]
-
 _TABLES = ("learning", "privacy", "telemetry", "federation", "methods")
 _WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics", "act", "combine")
 """Keys whose texts are names of ours: an operator cannot write anything else there."""

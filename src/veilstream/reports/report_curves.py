@@ -12,8 +12,6 @@ from veilstream.reports.packed_series import pack, thinned, window_means
 from veilstream.research.theory.printed_norms import tree_norms_as_printed
 from veilstream.runs.folder import Run
 
-__all__ = ["chart", "held_out_chart", "learning_charts", "noise_charts", "printed_bound", "running_mean"]
-
 Floats = NDArray[np.float64]
 
 MOST_POINTS = 500

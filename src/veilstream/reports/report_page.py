@@ -18,8 +18,6 @@ from veilstream.files import write_file
 from veilstream.reports.report_state import report_state
 from veilstream.runs.folder import Run
 
-__all__ = ["REPORT", "page_html", "write_report"]
-
 REPORT = "report.html"
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "

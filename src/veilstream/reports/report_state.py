@@ -26,8 +26,6 @@ from veilstream.reports.report_curves import learning_charts, noise_charts
 from veilstream.reports.telemetry_charts import telemetry_charts
 from veilstream.runs.folder import Run
 
-__all__ = ["SCHEMA", "listed_methods", "report_state"]
-
 SCHEMA = 1
 _RESULTS = {
     "held_out_accuracy": "held-out accuracy",

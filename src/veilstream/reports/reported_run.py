@@ -10,8 +10,6 @@ from veilstream.reports.report_page import REPORT, write_report
 from veilstream.runs.folder import Run
 from veilstream.simulation.runner import run as simulate
 
-__all__ = ["run"]
-
 P = ParamSpec("P")
 
 

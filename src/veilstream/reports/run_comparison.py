@@ -13,8 +13,6 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.reports.report_curves import chart, running_mean
 from veilstream.runs.folder import Run
 
-__all__ = ["Compared", "compared_runs", "comparison_state"]
-
 Floats = NDArray[np.float64]
 
 _FIGURES = {

@@ -31,8 +31,6 @@ from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
 from veilstream.runs.tables import damaged_table, table_rows
 
-__all__ = ["Statement", "make_statement", "public_key", "verify_statement", "write_statement"]
-
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
 _TAIL = re.compile(r"key +(?P<key>[0-9a-f]{64})\nsignature (?P<signature>[0-9a-f]{128})\n")

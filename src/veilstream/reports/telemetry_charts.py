@@ -19,8 +19,6 @@ from veilstream.reports.packed_series import pack, thinned, unpack
 from veilstream.reports.report_curves import MOST_POINTS, chart
 from veilstream.runs.folder import Run
 
-__all__ = ["latest_estimate", "telemetry_charts"]
-
 _NUMBERS = ("round", "estimate", "low", "high")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ThinnedRounds"]
-
 _MOST = 4096
 _NEWEST = 128
 

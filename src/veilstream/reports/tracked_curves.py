@@ -18,8 +18,6 @@ from veilstream.reports.packed_series import thinned
 from veilstream.runs.folder import Run, flat_keys
 from veilstream.runs.tables import read_rounds
 
-__all__ = ["Curve", "TrackedRun", "tracked_runs"]
-
 _log = logging.getLogger(__name__)
 
 _TAGGED = ("veilstream", "commit", "began")

@@ -18,8 +18,6 @@ from veilstream.plans.plan import Plan
 from veilstream.research import optima
 from veilstream.research.regret import path_variation
 
-__all__ = ["Comparators", "comparators", "has_comparators"]
-
 Floats = NDArray[np.float64]
 
 _ROUNDS = 200  # rounds whose problems are solved together

@@ -14,8 +14,6 @@ from veilstream.errors import InputError, MissingExtra
 from veilstream.files import write_file
 from veilstream.plans.comparison import Comparison
 
-__all__ = ["check_figure_path", "draw_error_over_time", "save_figure"]
-
 _FORMATS = (".png", ".svg", ".pdf")
 
 

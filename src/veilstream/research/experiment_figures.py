@@ -14,8 +14,6 @@ from veilstream.research.learning_figure import draw_curves, draw_run, legend_be
 from veilstream.research.streams_report import draw_streams
 from veilstream.runs.folder import Run
 
-__all__ = ["draw_experiment"]
-
 _CNN_ROWS = {
     "": "one step size for all, the paper's accounting",
     "own step": "each with its own step size",

@@ -17,8 +17,6 @@ from veilstream.reports.run_comparison import Compared
 from veilstream.research.error_figure import save_figure
 from veilstream.runs.folder import Run
 
-__all__ = ["draw_comparison", "draw_curves", "draw_panel", "draw_run", "legend_below", "new_figure", "plain_numbers"]
-
 
 def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
     """Save ``name``.png and .svg into the run's folder."""

@@ -28,15 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 from veilstream.errors import InputError, SolverError
 from veilstream.mechanisms.checks import positive_number
 
-__all__ = [
-    "OfflineOptimum",
-    "RoundOptimum",
-    "least_squares_optimum",
-    "logistic_optimum",
-    "offline_least_squares_optimum",
-    "offline_logistic_optimum",
-]
-
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 Chunks: TypeAlias = Callable[[], Iterable[tuple[ArrayLike, ArrayLike]]]

@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 
-__all__ = ["PathVariation", "Regret", "dynamic_regret", "path_variation", "static_regret"]
-
 Array: TypeAlias = NDArray[np.float64]
 
 

@@ -22,8 +22,6 @@ from veilstream.research.error_figure import save_figure
 from veilstream.research.learning_figure import draw_curves, legend_below, new_figure
 from veilstream.runs.folder import Run
 
-__all__ = ["StreamRow", "draw_streams", "stream_rows", "write_stream_tables"]
-
 Floats = NDArray[Any]
 WINDOWS = 40
 """Points of a curve: each is the average over a fortieth of the rounds."""

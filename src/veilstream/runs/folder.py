@@ -34,17 +34,6 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
 from veilstream.runs.tables import cell_number, damaged_table, numbered_rows, table_rows
 
-__all__ = [
-    "SERVER_CHECKPOINT",
-    "Run",
-    "check_folder",
-    "clear_earlier",
-    "flat_keys",
-    "history_csv",
-    "latest_folder",
-    "new_folder",
-    "versions",
-]
 
 Float32s = NDArray[np.float32]
 

@@ -28,7 +28,6 @@ from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 
-__all__ = ["ReleasedModel", "plan_digest"]
 
 _TEXTS = ("run", "plan", "guarantee")
 _WAY_OUT = "`veilstream model fetch` writes one"

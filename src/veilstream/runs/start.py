@@ -33,7 +33,6 @@ from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.runs.folder import Run
 
-__all__ = ["StartingModel", "kept_start", "last_released", "model_sha256", "starting_model"]
 
 Float32s = NDArray[np.float32]
 

@@ -18,16 +18,6 @@ from typing import NamedTuple
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = [
-    "ListedRound",
-    "ListedRounds",
-    "cell_number",
-    "damaged_table",
-    "keep_whole_lines",
-    "numbered_rows",
-    "read_rounds",
-    "table_rows",
-]
 
 
 def damaged_table(path: Path, line: int, rule: str, why: object) -> InputError:

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from veilstream.plans.plan import Plan
 
-__all__ = ["Attendance"]
-
 Bools = NDArray[np.bool_]
 Float32s = NDArray[np.float32]
 

@@ -31,8 +31,6 @@ from veilstream.runs.folder import Run, history_csv
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.pool import PoolStream
 
-__all__ = ["BASELINES", "FROZEN_SHARE", "frozen_rounds", "prequential_baselines", "write_baselines"]
-
 Floats = NDArray[np.float64]
 
 BASELINES = ("majority", "no change", "frozen")

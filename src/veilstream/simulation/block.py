@@ -16,7 +16,6 @@ from veilstream.privacy.telemetry import Telemetry
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["METRICS", "Block", "ModelArrays", "Schedule"]
 
 METRICS = ("loss", "accuracy", "noise", "distance")
 """Per round: prequential loss and accuracy, on the round's clients, of the model that was published

@@ -27,13 +27,11 @@ from veilstream.plans.tasks import task_of
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
-from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place, noise_seed
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
-
-__all__ = ["METRICS", "Progress", "Simulation", "evaluated_rounds", "memory_of", "noise_place_of", "noise_seed"]
 
 Float32s = NDArray[np.float32]
 

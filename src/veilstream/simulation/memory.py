@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from veilstream.errors import InputError
 
-__all__ = ["GroupSize", "MemoryPlan", "memory_plan"]
-
 _STEP_COPIES = 8
 _KEPT_COPIES = 4  # in the loop, handed over, and of the blocks in flight
 _DEVICE_STEPS = 128

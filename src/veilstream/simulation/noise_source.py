@@ -31,7 +31,6 @@ from veilstream.simulation.attendance import Attendance
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["DeviceNoise", "HostNoise", "NoisePlace", "OwnPaceNoise", "learner_noise_seed", "noise_place", "noise_seed"]
 
 Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]

@@ -17,14 +17,13 @@ from veilstream.errors import HorizonExhausted, InputError
 from veilstream.learning.algorithm import moved, next_model, step_size
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.mechanisms.stream import NoiseStream
-from veilstream.plans.plan import MethodPlan, Plan
+from veilstream.plans.plan import Plan
+from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.clipping import clip
 from veilstream.records.admission import Admission, Answer
 from veilstream.simulation.noise_source import noise_seed
-
-__all__ = ["SimulatedLearner"]
 
 Float32s = NDArray[np.float32]
 

@@ -30,7 +30,6 @@ from veilstream.simulation.one_learner import SimulatedLearner
 if TYPE_CHECKING:
     from veilstream.deployment.learner import Learner
 
-__all__ = ["PrivateModel"]
 
 Features = NDArray[np.float32]
 

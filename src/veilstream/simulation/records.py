@@ -19,8 +19,6 @@ from veilstream.plans.plan import Plan
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.stream import Stream
 
-__all__ = ["ExpectedRecords", "check_stream", "check_task", "clients_of"]
-
 
 @dataclass(frozen=True)
 class ExpectedRecords:

@@ -20,8 +20,6 @@ from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.simulation.block import METRICS
 
-__all__ = ["read_checkpoint", "read_seed_batches", "write_checkpoint"]
-
 _DAMAGE = (
     OSError,
     EOFError,

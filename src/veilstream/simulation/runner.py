@@ -46,8 +46,6 @@ from veilstream.simulation.telemetry import telemetry_csv
 from veilstream.streams.stream import Stream
 from veilstream.streams.table_stream import TableStream
 
-__all__ = ["run"]
-
 COLUMNS = {"accuracy": "prequential_accuracy"}
 """What the engine's metrics are called in files."""
 

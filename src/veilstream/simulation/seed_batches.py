@@ -36,17 +36,6 @@ from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
 from veilstream.simulation.run_checkpoint import read_checkpoint, read_seed_batches, write_checkpoint
 from veilstream.streams.stream import Stream
 
-__all__ = [
-    "BatchResults",
-    "Measured",
-    "Results",
-    "RunProgress",
-    "SeedBatches",
-    "pickle_or_refuse",
-    "run_seed_batches",
-    "together",
-]
-
 _CHECKPOINT_EVERY_S = 10.0
 _MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a run's folder
 

@@ -21,8 +21,6 @@ from veilstream.plans.prepare import Prepared
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.simulation.attendance import Attendance
 
-__all__ = ["NoiseOfRuns", "SimulatedTelemetry", "telemetry_csv"]
-
 Floats = NDArray[np.float64]
 
 

@@ -11,8 +11,6 @@ from veilstream.errors import InputError, MissingExtra
 from veilstream.streams.csv_table import check_names
 from veilstream.streams.tables import RowsTable, TableReader
 
-__all__ = ["open_binary_table", "query_table"]
-
 
 def open_binary_table(path: Path, query: str | None) -> TableReader:
     """By its file's name; a query belongs to SQLite."""

@@ -18,8 +18,6 @@ from typing import Any
 from veilstream.errors import InputError
 from veilstream.records.schema import as_text, is_missing
 
-__all__ = ["Bookmark", "Row", "RowDigest", "SeenBefore", "skip_rows"]
-
 Row = tuple[int, Mapping[str, object] | None]
 """Number from 0, and cells by column; None where the row cannot be read."""
 

@@ -18,8 +18,6 @@ from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, is_broken_text
 from veilstream.wording import counted
 
-__all__ = ["CsvTable", "check_names", "ends_in_quotes"]
-
 _DELIMITERS = ",;\t|"
 _SEPARATOR_LINE = re.compile(r'"?sep=([,;\t|])"?')
 """A first line by which Excel is told the delimiter; no record and no header."""

@@ -14,18 +14,6 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = [
-    "COVERTYPE_RECORDS",
-    "FLIGHT_RECORDS",
-    "HEALTH_PEOPLE",
-    "PARTS",
-    "Tables",
-    "covertype_tables",
-    "electricity_tables",
-    "flights_tables",
-    "health_tables",
-]
-
 PARTS = ("reported", "tuning")
 Tables = dict[str, bytes]
 """CSV by part."""

@@ -42,19 +42,6 @@ from veilstream.streams.fetching import (
 from veilstream.streams.mnist import data_directory, gunzip
 from veilstream.streams.packages import PackageSource, Wheel, read_archive
 
-__all__ = [
-    "DATASETS",
-    "SOURCE_PREFIX",
-    "DataFile",
-    "DataSet",
-    "dataset_directory",
-    "dataset_of",
-    "dataset_problems",
-    "dataset_table",
-    "get_dataset",
-    "named_source",
-]
-
 SOURCE_PREFIX = "data:"
 """A plan's data.source that begins so names a data set of these."""
 

@@ -15,21 +15,6 @@ from typing import Literal, Protocol, TypeVar
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = [
-    "ATTEMPTS",
-    "PAUSE_S",
-    "FetchStep",
-    "KnownFile",
-    "Report",
-    "Source",
-    "SourceFailed",
-    "UnusableFile",
-    "check_writable",
-    "fetch_from",
-    "say_nothing",
-    "store_file",
-]
-
 ATTEMPTS = 3
 PAUSE_S = 0.5
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from veilstream.errors import InputError
 
-__all__ = ["GrowingLines", "check_plain_file", "is_broken_text"]
-
 _SAMPLE_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 _SETTLED_S = 2.0

@@ -26,8 +26,6 @@ from typing import NamedTuple, Protocol
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 
-__all__ = ["AlwaysReady", "ClientSource", "MayTake", "Observe", "Offered", "SourceBookmark", "Wanted"]
-
 
 @dataclass(frozen=True)
 class SourceBookmark:

@@ -21,8 +21,6 @@ from veilstream.records.admission import Admission
 from veilstream.streams.intake import Offered, SourceBookmark
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
-__all__ = ["IteratorSource"]
-
 _log = logging.getLogger(__name__)
 _READ_AHEAD = 1024
 

@@ -12,8 +12,6 @@ from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 if TYPE_CHECKING:
     from veilstream.records.admission import Answer
 
-__all__ = ["LiveSource"]
-
 
 class LiveSource(WaitingSource):
     """Open across rounds; a restart forgets whoever waits, and none of them was told "taken"."""

@@ -23,21 +23,6 @@ from veilstream.directories import user_directory
 from veilstream.errors import InputError
 from veilstream.streams.fetching import UnusableFile
 
-__all__ = [
-    "CITATION",
-    "FILES",
-    "LICENCE",
-    "IdxFile",
-    "Mnist",
-    "data_directory",
-    "find_file",
-    "gunzip",
-    "load_mnist",
-    "mnist_directory",
-    "mnist_problems",
-    "mnist_writers",
-]
-
 Bytes = NDArray[np.uint8]
 
 LICENCE = "CC BY-SA 3.0, Yann LeCun and Corinna Cortes"

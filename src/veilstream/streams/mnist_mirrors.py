@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 from veilstream.streams.fetching import FetchStep, Report, SourceFailed, UnusableFile
 from veilstream.streams.mnist import IdxFile, gunzip
 
-__all__ = ["MIRRORS", "Mirror"]
-
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",

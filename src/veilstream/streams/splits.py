@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 
-__all__ = ["DirichletSplit", "EvenSplit", "PaperSplit", "Split", "WriterSplit"]
-
 Int32s = NDArray[np.int32]
 Array = NDArray[Any]
 

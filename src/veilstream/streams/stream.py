@@ -6,8 +6,6 @@ from typing import Protocol
 
 from veilstream.learning.tasks import Sample
 
-__all__ = ["Stream"]
-
 
 class Stream(Protocol):
     """Where a simulation's clients come from: a function of (seed, round), asked in any order.

@@ -33,8 +33,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, UnknownName
 from veilstream.learning.tasks import Sample
 
-__all__ = ["DRIFTS", "SEASONS", "RippleStream", "SyntheticStream"]
-
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 

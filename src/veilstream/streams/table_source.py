@@ -24,8 +24,6 @@ from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark,
 from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
 
-__all__ = ["LookAhead", "RowCounts", "TableSource", "check_not_read_before", "count_record", "rows_out_of_order"]
-
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
 

@@ -25,20 +25,6 @@ from veilstream.streams.tables import TableReader, check_columns
 from veilstream.streams.time_order import TimeOrder, time_of
 from veilstream.wording import counted
 
-__all__ = [
-    "DealtOut",
-    "FixedOrder",
-    "TableReport",
-    "TableStream",
-    "Visit",
-    "allowed",
-    "dealt_out",
-    "read_tables",
-    "rows_to_learn_from",
-    "short_of",
-    "table_stream",
-]
-
 _HELD_OUT_OF = 1 << 20
 
 

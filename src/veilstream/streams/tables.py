@@ -22,8 +22,6 @@ from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
 from veilstream.wording import counted
 
-__all__ = ["JsonLinesTable", "RowsTable", "TableReader", "check_columns", "open_table"]
-
 _SHOWN = 40
 """Names of columns that an error lists at most."""
 

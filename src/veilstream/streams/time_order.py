@@ -6,8 +6,6 @@ import re
 
 from veilstream.records.schema import as_number, as_text, is_missing
 
-__all__ = ["TimeOrder", "time_of"]
-
 _SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
 
 

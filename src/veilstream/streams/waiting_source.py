@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import MayTake, Observe, Offered, Wanted
 
-__all__ = ["CAPACITY", "WaitingRecord", "WaitingSource"]
-
 CAPACITY = 4096
 """Records that wait at most."""
 _AT_ONCE = 256

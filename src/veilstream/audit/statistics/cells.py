@@ -38,8 +38,6 @@ from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.levels import FALSE_ALARMS
 from veilstream.errors import InputError
 
-__all__ = ["CellCounts", "CellFit", "CellLaw", "Scale", "cell_fit", "power"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from veilstream.audit.statistics.levels import FALSE_ALARMS
 
-__all__ = ["Check", "alarming"]
-
 
 @dataclass(frozen=True)
 class Check:

@@ -29,8 +29,6 @@ from veilstream.audit.statistics.differencing import ROUNDING
 from veilstream.audit.statistics.law import Law
 from veilstream.errors import InputError
 
-__all__ = ["correlation_p", "every_coordinate", "slack_units", "whitened"]
-
 Floats = NDArray[np.float64]
 
 

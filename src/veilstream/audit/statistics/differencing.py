@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 
-__all__ = ["ROUNDING", "Differencing", "clipped_by_hand", "difference", "told_by_hand"]
-
 Integers = NDArray[np.int64]
 
 ROUNDING = 2

@@ -30,8 +30,6 @@ from veilstream.audit.statistics.coordinates import whitened
 from veilstream.audit.statistics.law import Law
 from veilstream.audit.statistics.levels import FALSE_ALARMS
 
-__all__ = ["CoordinateGroup", "contribution_power", "noise_power"]
-
 Integers = NDArray[np.int64]
 
 _ENOUGH = 1000  # draws of a message, for its cells

@@ -28,8 +28,6 @@ from veilstream.audit.statistics.cells import CellCounts, CellLaw
 from veilstream.audit.statistics.check import Check
 from veilstream.errors import InputError
 
-__all__ = ["LatticeFit", "float32_pattern", "lattice_fit"]
-
 Floats = NDArray[np.float64]
 
 _SMALL = 2.0**-6  # of a standard deviation: below, float32 is finer than matters

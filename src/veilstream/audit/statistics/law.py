@@ -24,8 +24,6 @@ from scipy.linalg import cholesky, solve_triangular
 from veilstream.errors import InputError
 from veilstream.mechanisms.participation import ONCE, Participation
 
-__all__ = ["Law", "law_of", "patterns"]
-
 Floats = NDArray[np.float64]
 
 

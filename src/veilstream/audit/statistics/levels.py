@@ -8,7 +8,5 @@ correct. A bound above the claim at the first level alone is therefore not yet a
 
 from __future__ import annotations
 
-__all__ = ["CONFIDENCE", "FALSE_ALARMS"]
-
 CONFIDENCE = 0.99
 FALSE_ALARMS = 1e-6

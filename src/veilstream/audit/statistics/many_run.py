@@ -31,17 +31,6 @@ from veilstream.audit.statistics.levels import CONFIDENCE, FALSE_ALARMS
 from veilstream.errors import InputError
 from veilstream.privacy.gaussian import GaussianCurve
 
-__all__ = [
-    "LEARNED",
-    "LIKELIHOOD_RATIO",
-    "Guesses",
-    "ManyRun",
-    "clopper_pearson",
-    "epsilon_at_least",
-    "epsilon_of",
-    "many_run",
-]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

@@ -32,8 +32,6 @@ from veilstream.audit.statistics.law import Law
 from veilstream.audit.statistics.levels import CONFIDENCE, FALSE_ALARMS
 from veilstream.errors import InputError
 
-__all__ = ["OneRun", "one_run"]
-
 Floats = NDArray[np.float64]
 
 _NOTHING = 1e-9  # share of the expected variance below which a direction carries no noise

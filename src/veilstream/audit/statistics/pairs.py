@@ -24,8 +24,6 @@ from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import correlation_p, slack_units
 from veilstream.audit.statistics.law import Law
 
-__all__ = ["all_pairs", "duplicates", "lags", "telling_lags"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

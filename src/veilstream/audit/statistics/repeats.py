@@ -17,8 +17,6 @@ from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import correlation_p
 from veilstream.errors import InputError
 
-__all__ = ["epoch_against_epoch", "repeated_rows"]
-
 Floats = NDArray[np.float64]
 
 

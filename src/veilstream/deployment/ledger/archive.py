@@ -14,23 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = [
-    "NOTHING_PACKED",
-    "SEGMENTS_TABLE",
-    "SEGMENT_RECORDS",
-    "Row",
-    "archive_digest",
-    "fold_segment",
-    "hash_at",
-    "mentions_of",
-    "pack",
-    "rows_from",
-    "segment_is_due",
-    "segments",
-    "tail",
-    "unpack",
-]
-
 SEGMENT_RECORDS = 1024
 SEGMENTS_TABLE = "CREATE TABLE segments (first INTEGER PRIMARY KEY, content BLOB NOT NULL)"
 NOTHING_PACKED = "0" * 64

@@ -29,8 +29,6 @@ from veilstream.deployment.ledger.archive import NOTHING_PACKED, Row
 from veilstream.deployment.ledger.visits import NOBODY, TAG_BYTES, VisitSum, visit_key
 from veilstream.errors import LedgerError
 
-__all__ = ["BOOKMARKS", "GENESIS", "Chain", "Record", "Standing", "damaged", "digest", "tag_key"]
-
 GENESIS = bytes(32)
 BOOKMARKS = "bookmark/"
 """Blobs under names that begin so say how far a data source has been read."""

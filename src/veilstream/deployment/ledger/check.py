@@ -29,8 +29,6 @@ from veilstream.deployment.ledger.archive import (
 from veilstream.deployment.ledger.chain import Chain, Record, damaged, digest, tag_key
 from veilstream.deployment.ledger.visits import carried_tags, tables_sum, visit_key
 
-__all__ = ["open_chain", "verify_chain"]
-
 
 def open_chain(db: Any, path: Path) -> Chain:
     """Where a store's chain has come to; anything that does not agree is a `LedgerError`."""

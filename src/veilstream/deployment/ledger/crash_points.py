@@ -5,8 +5,6 @@ In production `reached` does nothing. A test's own child process replaces it; no
 
 from __future__ import annotations
 
-__all__ = ["CRASH_POINTS", "reached"]
-
 CRASH_POINTS = (
     "pinned",
     "step-computed",

@@ -16,19 +16,6 @@ from veilstream.deployment.ledger.paths import witness_path
 from veilstream.deployment.ledger.visits import VISITS_TABLE
 from veilstream.errors import LedgerError
 
-__all__ = [
-    "KNOWN_SCHEMAS",
-    "SCHEMA",
-    "create_tables",
-    "find_witness",
-    "open_sqlite",
-    "other_schema",
-    "readable",
-    "remember_witness",
-    "remembered_witness",
-    "usable",
-]
-
 SCHEMA = 4
 KNOWN_SCHEMAS = (3, SCHEMA)
 """The same tables; 3 has no records of several steps. A learner makes 4 of it when it opens it."""

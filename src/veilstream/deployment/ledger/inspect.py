@@ -25,8 +25,6 @@ from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, mis
 from veilstream.errors import InputError, LedgerError
 from veilstream.progress import progress
 
-__all__ = ["Status", "inspect", "reading", "verify"]
-
 
 @dataclass(frozen=True)
 class Status:

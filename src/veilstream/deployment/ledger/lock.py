@@ -9,8 +9,6 @@ from pathlib import Path
 
 from veilstream.errors import StoreBusy
 
-__all__ = ["OneWriter", "holder"]
-
 
 class OneWriter:
     """Held from creation to `close`. The lock file says who holds it."""

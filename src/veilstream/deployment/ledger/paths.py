@@ -15,18 +15,6 @@ from pathlib import Path
 
 from veilstream.errors import InputError, LedgerError
 
-__all__ = [
-    "WITNESS_MAGIC",
-    "empty_store",
-    "identity",
-    "lock_path",
-    "missing_store",
-    "notices_of",
-    "refuse_links",
-    "refuse_witness",
-    "witness_path",
-]
-
 WITNESS_MAGIC = b"VEILWIT2"
 """How a witness begins."""
 

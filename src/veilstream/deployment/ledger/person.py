@@ -16,8 +16,6 @@ from veilstream.deployment.ledger.inspect import reading
 from veilstream.deployment.ledger.tags import checked_tag, keyed_tag, tag_forms
 from veilstream.deployment.ledger.visits import visits_of
 
-__all__ = ["PersonsPart", "part_of_person"]
-
 
 @dataclass(frozen=True)
 class PersonsPart:

@@ -38,8 +38,6 @@ from veilstream.deployment.ledger.witness import Entry, Witness, entries_of
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import sync_directory
 
-__all__ = ["ask_for_epoch", "begin_again", "holds_secrets", "renew_witness"]
-
 
 def renew_witness(store: Path, witness: Path | str | None = None) -> int:
     """Write the witness anew; returns how many records it holds. Only for the newest store."""

@@ -66,8 +66,6 @@ from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, mis
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """Open for one writer until `close`.

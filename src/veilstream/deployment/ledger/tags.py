@@ -20,8 +20,6 @@ import unicodedata
 from veilstream.errors import InputError
 from veilstream.records.client_names import LONGEST_NAME, client_name
 
-__all__ = ["LONGEST_TAG", "checked_tag", "keyed_tag", "tag_forms"]
-
 LONGEST_TAG = LONGEST_NAME
 
 

@@ -21,20 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "NOBODY",
-    "TAG_BYTES",
-    "VISITS_TABLE",
-    "Visit",
-    "VisitSum",
-    "carried_tags",
-    "clients_of",
-    "tables_sum",
-    "visit_key",
-    "visit_of",
-    "visits_of",
-]
-
 TAG_BYTES = 32
 NOBODY = bytes(TAG_BYTES)
 """In the place of a tag, for a step without a client."""

@@ -46,8 +46,6 @@ from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
 
-__all__ = ["ENTRY_BYTES", "MOST_TOGETHER", "Entry", "Witness", "entries_of", "missing_witness"]
-
 ENTRY_BYTES = 96
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")

@@ -34,7 +34,6 @@ import grpc.aio  # isort: skip
 if TYPE_CHECKING:
     from veilstream.federation.direct.client import TlsFiles
 
-__all__ = ["Branch", "BranchClient", "pack", "unpack"]
 
 MODEL, HEADS, NODES, SUM, FAILED = b"M", b"H", b"N", b"S", b"F"
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from cryptography import x509
 
-__all__ = ["Trouble", "diagnose", "expiring", "invalid", "load"]
-
 _WARN_DAYS = 30
 _PROBE_S = 3.0
 _NOT_YET, _EXPIRED, _WRONG_NAME = 9, 10, (62, 63, 64)  # X509_V_ERR_*

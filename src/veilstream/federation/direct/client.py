@@ -26,7 +26,6 @@ from veilstream.federation.direct.certificates import Trouble, diagnose, expirin
 import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
 
-__all__ = ["StreamClient", "TlsFiles"]
 
 _log = logging.getLogger(__name__)
 

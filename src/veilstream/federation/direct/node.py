@@ -10,8 +10,6 @@ from veilstream.federation.addresses import check_loopback
 from veilstream.federation.direct import require_grpc
 from veilstream.federation.keys.identity import check_private
 
-__all__ = ["DirectNode"]
-
 
 class DirectNode:
     """Keeps a stream between a server and a learner's `handle`, in this process."""

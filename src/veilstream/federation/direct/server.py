@@ -28,7 +28,6 @@ from veilstream.federation.protocol.transport import Failure, Inbox
 import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
 
-__all__ = ["DirectServer"]
 
 _PING_S = 2.5  # a learner answers one a second
 _OPEN_S = 20.0

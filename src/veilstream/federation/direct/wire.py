@@ -10,24 +10,6 @@ import threading
 # gRPC's core writes to stderr of its own accord, about every stray connection; we say what matters.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-__all__ = [
-    "AGGREGATOR",
-    "INSTANCE",
-    "LEARNER",
-    "METHOD",
-    "PATH",
-    "PING",
-    "REPLY",
-    "REQUEST",
-    "SERVICE",
-    "WELCOME",
-    "event_loop",
-    "options",
-    "reply_limit",
-    "request_limit",
-    "server_options",
-    "target",
-]
 
 SERVICE, METHOD = "veilstream.Federation", "Carry"
 PATH = f"/{SERVICE}/{METHOD}"

@@ -22,8 +22,6 @@ from typing import Any
 
 from veilstream.federation.flare.provisioning import ADMIN
 
-__all__ = ["Jobs", "main", "relay_module"]
-
 _PREFIX = "veilstream-"
 _LOOK_S = 0.7
 _STALE_S = {"RUNNING": 5.0}  # FLARE waits a minute and more for a worker that is dead

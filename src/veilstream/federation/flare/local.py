@@ -17,8 +17,6 @@ from types import MappingProxyType
 from veilstream.errors import InputError
 from veilstream.federation.processes import Child
 
-__all__ = ["FlareProcess", "LocalFlare", "interpreter"]
-
 _FIRST_ACCOUNT = 61284  # numbers that nobody is likely to have: FLARE's server, then a site each
 
 

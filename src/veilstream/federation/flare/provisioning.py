@@ -24,8 +24,6 @@ from typing import Any
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
 from veilstream.files import write_file
 
-__all__ = ["ADMIN", "provision", "require_flare"]
-
 PROJECT = "veilstream"
 SERVER = "veilstream-server"
 """The server's identity, whatever its host is called."""

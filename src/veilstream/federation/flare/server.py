@@ -25,8 +25,6 @@ from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.transport import Failure, Inbox
 
-__all__ = ["FlareServer", "JobSocket"]
-
 _ANSWERED = b"R"
 _HELLO_S = 5.0
 

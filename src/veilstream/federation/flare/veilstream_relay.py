@@ -25,8 +25,6 @@ sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 from nvflare.collab import collab  # noqa: E402
 
-__all__ = ["ServerRelay", "SiteRelay", "ask", "carry"]
-
 SERVER_SOCKET = "VEILSTREAM_RELAY_SOCKET"
 """Environment variable of FLARE's server: the socket of `veilstream server`."""
 LEARNER_SOCKET = "VEILSTREAM_SOCKET"

@@ -10,8 +10,6 @@ from veilstream import __version__
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
-__all__ = ["write_app"]
-
 _HERE = "veilstream.federation.flower"
 
 

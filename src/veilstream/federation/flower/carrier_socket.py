@@ -25,8 +25,6 @@ from veilstream.federation.direct.wire import request_limit
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import MAGIC
 
-__all__ = ["OWN_ACCOUNT", "CarrierSocket"]
-
 _log = logging.getLogger(__name__)
 
 OWN_ACCOUNT = (

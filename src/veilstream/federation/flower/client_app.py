@@ -18,8 +18,6 @@ from flwr.clientapp import ClientApp
 from veilstream.federation.flower import RECORD, REPLY, REQUEST
 from veilstream.federation.protocol import frames
 
-__all__ = ["app"]
-
 _TIMEOUT_S = 3600.0
 _HEAD_BYTES = 1 << 17
 

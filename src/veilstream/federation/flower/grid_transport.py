@@ -16,8 +16,6 @@ from veilstream.federation.flower import RECORD, REPLY, REQUEST
 from veilstream.federation.flower.client_app import packed
 from veilstream.federation.protocol.transport import Failure
 
-__all__ = ["GridTransport"]
-
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5

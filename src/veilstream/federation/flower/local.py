@@ -26,8 +26,6 @@ from veilstream.federation.addresses import free_port
 from veilstream.federation.processes import Child
 from veilstream.files import write_file
 
-__all__ = ["LocalFlower", "socket_folder"]
-
 _FIRST_ACCOUNT = 61184
 _UP_WITHIN_S = 60.0
 _NAME = "federation"

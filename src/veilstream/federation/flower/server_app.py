@@ -19,8 +19,6 @@ from veilstream.federation.server.process import ServerService
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
-__all__ = ["app"]
-
 _SPARE_S = 60.0  # for Flower to start a process on a busy machine, and for its queues
 
 app = ServerApp()

@@ -30,7 +30,6 @@ try:
 except ImportError as error:
     raise MissingExtra("uvicorn", "federation", "an HTTP API") from error
 
-__all__ = ["AsgiServer", "Limits"]
 
 _log = logging.getLogger(__name__)
 

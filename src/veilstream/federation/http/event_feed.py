@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Event", "EventFeed"]
-
 _KEPT_EVENTS = 256
 _KEPT_BYTES = 4 << 20
 

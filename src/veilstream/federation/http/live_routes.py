@@ -33,7 +33,6 @@ try:
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "a live page") from error
 
-__all__ = ["LivePage", "LiveRoutes", "StreamLimits"]
 
 PAGE_HEADERS = {
     "Cache-Control": "no-store",

@@ -22,7 +22,6 @@ try:
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "a live page") from error
 
-__all__ = ["local_live_server", "secret_path"]
 
 _LAST_S = 3.0  # that readers have to take the last event
 

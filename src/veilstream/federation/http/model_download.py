@@ -14,8 +14,6 @@ from veilstream.federation.addresses import is_loopback
 from veilstream.plans.plan import Plan
 from veilstream.runs.released_model import ReleasedModel, plan_digest
 
-__all__ = ["check_plan", "fetch_model"]
-
 _LARGEST = 4 << 30
 _EXAMPLE = "try https://fl.example.org:8480"
 

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.addresses import is_loopback
 
-__all__ = ["LINK_S", "SESSION_S", "PageAccess", "page_link"]
-
 LINK_S = 60.0
 """How long a link works."""
 SESSION_S = 12 * 3600.0

@@ -12,7 +12,6 @@ try:
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "an HTTP API") from error
 
-__all__ = ["SharedBody"]
 
 _PIECE = 1 << 16
 

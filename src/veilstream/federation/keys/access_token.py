@@ -10,8 +10,6 @@ from pathlib import Path
 
 from veilstream.errors import InputError
 
-__all__ = ["open_token", "read_token", "token_path"]
-
 _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 _WAY_OUT = "remove it: a new token is made at the next start"
 

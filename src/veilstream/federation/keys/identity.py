@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate, CertificateBuilder
 
-__all__ = [
-    "AggregatorKeys",
-    "LearnerKeys",
-    "PrivateKey",
-    "PublicKey",
-    "ServerKeys",
-    "add_aggregator",
-    "add_learner",
-    "aggregator_uri",
-    "check_private",
-    "learner_uri",
-    "make_keys",
-    "remove_learner",
-    "renew_learner",
-    "renew_server",
-]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 

@@ -34,8 +34,6 @@ from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
 
-__all__ = ["Daemon"]
-
 _log = logging.getLogger(__name__)
 
 _CLOCKS_APART_S = 3600

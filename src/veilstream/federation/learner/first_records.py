@@ -9,8 +9,6 @@ from veilstream.errors import InputError
 from veilstream.records.schema import REASONS
 from veilstream.streams.table_source import LookAhead, TableSource
 
-__all__ = ["FIRST_RECORDS", "check_first_records"]
-
 _log = logging.getLogger(__name__)
 
 FIRST_RECORDS = 200

@@ -62,7 +62,6 @@ try:
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "the learner API") from error
 
-__all__ = ["LearnerApi"]
 
 _log = logging.getLogger(__name__)
 

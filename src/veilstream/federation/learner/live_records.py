@@ -37,8 +37,6 @@ from veilstream.records.schema import (
     is_missing,
 )
 
-__all__ = ["LiveRecords", "RefusedRequest", "read_json"]
-
 _FIELDS = frozenset({"client", "tag", "record", "features", "target"})
 _LONGEST_SHOWN = 32
 _MOST_WORDS = 12

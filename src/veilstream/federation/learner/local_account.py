@@ -38,8 +38,6 @@ from veilstream.records.schema import Encoded, Refusal
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.table_source import RowCounts, TableSource, count_record
 
-__all__ = ["LocalAccount", "account_line", "account_path", "duration", "read_account"]
-
 _WRITE_EVERY_S = 1.0
 _AT_ONCE = 256
 

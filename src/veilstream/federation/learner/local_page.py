@@ -18,8 +18,6 @@ from veilstream.federation.http.page_access import LINK_S, SESSION_S, PageAccess
 from veilstream.federation.learner.local_account import duration
 from veilstream.federation.learner.score_plot import LINES, score_svg
 
-__all__ = ["PAGE_HEADERS", "PERSON_PATH", "LocalPage", "html_document", "page_html", "page_policy"]
-
 _REFRESH_S = 10
 _FOLLOWS = f'Loaded again every {_REFRESH_S} seconds. <a href="/page?still=1">Stop that</a>'
 _STILL = '<a href="/page">Load this page again every few seconds</a>'

@@ -14,8 +14,6 @@ from veilstream.deployment.ledger.person import PersonsPart
 from veilstream.federation.learner.live_records import RefusedRequest
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, html_document, page_policy
 
-__all__ = ["FORM_HEADERS", "asked_person", "form_fields", "person_html"]
-
 # Under "no-referrer" a browser sends a form with the origin "null", which nobody may have here.
 FORM_HEADERS = {**PAGE_HEADERS, "Content-Security-Policy": page_policy("'self'"), "Referrer-Policy": "same-origin"}
 

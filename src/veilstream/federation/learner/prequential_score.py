@@ -16,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RECENT_RECORDS", "Score", "ScoreHistory", "Stretch"]
-
 RECENT_RECORDS = 100
 """The score of the current model is that of the last rounds with at least so many records."""
 

@@ -37,7 +37,6 @@ from veilstream.streams.waiting_source import WaitingSource
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
 
-__all__ = ["LearnerService"]
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from veilstream.errors import InputError
 
-__all__ = ["SEAL_S", "WHEN_FULL", "ReplyTimes", "reply_times"]
-
 SEAL_S = 1.0
 """Added to the time in which clients may call: to seal the round, whoever came."""
 

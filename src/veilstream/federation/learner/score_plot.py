@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["LINES", "score_svg"]
-
 LINES = {"model": "model", "majority": "majority", "mean": "mean", "no_change": "no change"}
 """Names of a score's figures, and what they are called; classes of the lines as well."""
 

@@ -36,8 +36,6 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.mechanisms import StationaryFactorization
 
-__all__ = ["FALSE_ALARM", "OutOfBounds", "ReleaseBounds", "largest_of", "norm"]
-
 FALSE_ALARM = 2.0**-40
 """Probability that any release of honest learners is refused, in a whole epoch of all of them."""
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Combine"]
-
 _CHUNK_BYTES = 1 << 24
 
 

@@ -40,7 +40,6 @@ from veilstream.learning.telemetry_estimates import Span
 if TYPE_CHECKING:
     from veilstream.deployment.terms import Terms
 
-__all__ = ["Announcement", "ClosedRound", "OtherEpoch", "Seat", "ServerFold"]
 
 Floats = NDArray[np.float64]
 Increment = NDArray[np.signedinteger]

@@ -13,8 +13,6 @@ import struct
 import time
 from pathlib import Path
 
-__all__ = ["LONGEST_PATH", "ask", "listen", "receive", "send"]
-
 _LENGTH = struct.Struct("<Q")
 LARGEST = 1 << 32
 LONGEST_PATH = 90

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from veilstream.deployment.release import decode
 from veilstream.federation.protocol.messages import Buffer
 
-__all__ = ["InMemory", "LastMessage"]
-
 
 class LastMessage(Protocol):
     """Where the last accepted message of one learner is kept."""

@@ -33,8 +33,6 @@ from typing import Any
 from veilstream.errors import ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, PublicKey
 
-__all__ = ["LONGEST_TEXT", "MAGIC", "Buffer", "Part", "Reply", "Request", "Sum", "body_hash", "digest"]
-
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
 

@@ -6,8 +6,6 @@ read. `shown` writes all that does not print as escapes.
 
 from __future__ import annotations
 
-__all__ = ["shown"]
-
 _LONGEST = 200
 
 

@@ -15,8 +15,6 @@ import queue
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Failure", "Inbox", "SharesBodies", "Transport"]
-
 _AT_ONCE = 32  # replies that are handed over together: whoever reads them holds all of these
 
 

@@ -35,8 +35,6 @@ from veilstream.federation.server.message_file import MessageFile, Slots
 from veilstream.files import sync_directory, write_file
 from veilstream.runs.folder import SERVER_CHECKPOINT
 
-__all__ = ["CHECKPOINT", "MESSAGES", "ModelFile", "Position", "RunHead", "SeatHead"]
-
 CHECKPOINT, MESSAGES = SERVER_CHECKPOINT, "messages.bin"
 """Files in a run's folder."""
 

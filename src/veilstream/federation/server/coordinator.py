@@ -30,8 +30,6 @@ from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 
-__all__ = ["Coordinator"]
-
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 5.0  # before an unanswered request is sent once more

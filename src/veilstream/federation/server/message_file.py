@@ -21,8 +21,6 @@ from veilstream.deployment.release import HEADER_BYTES, decode
 from veilstream.errors import InputError
 from veilstream.federation.protocol.messages import Buffer
 
-__all__ = ["MessageFile", "Slots"]
-
 
 class MessageFile:
     """Two slots a seat; `Slots` is one seat's part of it."""

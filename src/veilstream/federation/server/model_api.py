@@ -42,7 +42,6 @@ try:
 except ImportError as error:
     raise MissingExtra("starlette", "federation", "the model API") from error
 
-__all__ = ["ModelApi"]
 
 _FORMS = {"json": "application/json", "f32": "application/octet-stream", "npz": "application/x-npz"}
 _HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status or /metrics"

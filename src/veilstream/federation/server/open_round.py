@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from veilstream.federation.protocol.fold import ClosedRound
 
-__all__ = ["Asked", "Enrolling", "OpenRound", "Place", "Standing"]
-
 _ASKED = 16  # requests to one node that may still be answered: it may never answer any
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     LiveView = Callable[[Coordinator, ServerMetrics, Path], LiveFederationPage]
 
-__all__ = ["LIVE", "ServerService", "server_engine"]
 
 LIVE = "/live"
 """Where the live page is, at the model API's address."""

@@ -32,8 +32,6 @@ from veilstream.plans.plan import Plan
 from veilstream.runs.folder import check_folder, versions
 from veilstream.runs.tables import keep_whole_lines
 
-__all__ = ["RunFiles", "has_checkpoint"]
-
 _log = logging.getLogger(__name__)
 
 _TABLES = {"rounds.csv": "round,seconds,answered,missing\n", "releases.csv": "round,learner,epoch,learner_round,hash\n"}

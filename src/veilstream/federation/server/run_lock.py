@@ -11,8 +11,6 @@ from pathlib import Path
 
 from veilstream.errors import InputError, RunBusy
 
-__all__ = ["LOCK_FILE", "RunLock"]
-
 LOCK_FILE = "server.lock"
 
 

@@ -17,8 +17,6 @@ from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 
-__all__ = ["CONTENT_TYPE", "CountedTransport", "ServerMetrics"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _RECENT = 1000  # rounds whose seconds the quantiles are of

@@ -28,8 +28,6 @@ from veilstream.plans.plan import Plan
 from veilstream.runs.folder import check_folder
 from veilstream.runs.start import StartingModel, last_released, starting_model
 
-__all__ = ["Opening", "open_run"]
-
 _MOST_NAMED = 32
 """Earlier runs that learners are told of."""
 

@@ -28,8 +28,6 @@ from veilstream.learning.telemetry_estimates import TELEMETRY_COLUMNS, Estimate,
 from veilstream.plans.plan import Plan
 from veilstream.privacy.telemetry import Telemetry
 
-__all__ = ["TELEMETRY_FILES", "TelemetryFiles"]
-
 _SUMS, _ESTIMATES = TELEMETRY_FILES = ("telemetry_sums.csv", "telemetry.csv")
 """Files in a run's folder."""
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["host_call"]
-
 
 def host_call(callback: Callable[..., NDArray[Any]], shape: tuple[int, ...], dtype: Any, *arrays: Any) -> Array:
     """``callback(*arrays)``: an array of this shape and type, from NumPy arrays.

@@ -23,8 +23,6 @@ from veilstream.learning.tasks import LeastSquares, Logistic
 from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.privacy.clipping import clip
 
-__all__ = ["DictEncoder", "DictLogistic", "DictRegression"]
-
 Float32s = NDArray[np.float32]
 Record = Mapping[str | int, object]
 

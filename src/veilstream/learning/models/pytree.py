@@ -20,7 +20,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["MIXING", "PytreeTask", "check_per_sample", "example_arrays", "like_example", "made_up"]
 
 MIXING = (
     "if one client's gradient depended on other clients' samples, the clip norm would not bound "

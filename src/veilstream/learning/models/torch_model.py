@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
     from jax import Array
 
-__all__ = ["TorchTask"]
 
 _one_at_a_time = threading.Lock()
 

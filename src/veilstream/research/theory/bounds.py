@@ -23,15 +23,6 @@ from veilstream.mechanisms.checks import positive_number
 from veilstream.research.theory.constants import STEP_SLACK, Constants
 from veilstream.research.theory.shared_terms import environment_term, local_spread, released_noise
 
-__all__ = [
-    "Bound",
-    "RegretTerms",
-    "dynamic_regret_bound",
-    "dynamic_regret_bound_independent",
-    "dynamic_regret_bound_strongly_convex",
-    "static_regret_bound",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RegretTerms:

@@ -33,8 +33,6 @@ from veilstream.research.theory.bounds import Bound, RegretTerms, dynamic_regret
 from veilstream.research.theory.constants import Constants, _non_negative
 from veilstream.research.theory.rates import independent_noise_rate, main_theorem_rate, privacy_price
 
-__all__ = ["COMPARED_METHODS", "ComparedMethod", "TableSetting"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableSetting:

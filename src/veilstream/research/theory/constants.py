@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer, positive_number
 
-__all__ = ["STEP_SLACK", "Constants"]
-
-
 STEP_SLACK = 1.0 + 1e-12
 """Forgives the last bits when a step size sits exactly on its limit."""
 

@@ -8,9 +8,6 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_number
 from veilstream.research.theory.constants import STEP_SLACK, _non_negative
 
-__all__ = ["GrowthConstants", "assumption_constants", "quasi_strong_convexity"]
-
-
 # --- where α and μ come from -----------------------------------------------------------------
 
 

@@ -25,13 +25,6 @@ from veilstream.research.theory.bounds import RegretTerms
 from veilstream.research.theory.constants import Constants
 from veilstream.research.theory.rates import checked_budget
 
-__all__ = [
-    "independent_noise_constants",
-    "main_theorem_constants",
-    "static_regret_constants",
-    "strongly_convex_constants",
-]
-
 _KAPPA_2 = 1.25
 """κ(2) = h(0)² + h(1)²."""
 _NORMS = (_KAPPA_2 / math.log(2)) ** 2

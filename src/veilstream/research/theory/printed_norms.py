@@ -24,15 +24,6 @@ import numpy as np
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.checks import checked_horizon
 
-__all__ = [
-    "SquaredNorms",
-    "largest_norms",
-    "toeplitz_norms",
-    "toeplitz_norms_as_printed",
-    "tree_norms",
-    "tree_norms_as_printed",
-]
-
 
 class SquaredNorms(NamedTuple):
     """Largest ‖c‖² of the columns of C and largest ‖b‖² of the rows of B, or bounds on them."""

@@ -15,16 +15,6 @@ from veilstream.research.theory.bounds import RegretTerms
 from veilstream.research.theory.constants import Constants
 from veilstream.research.theory.shared_terms import local_spread, released_noise
 
-__all__ = [
-    "advised_step_size",
-    "correlated_beats_independent",
-    "drift_exceeds_noise",
-    "independent_noise_rate",
-    "main_theorem_rate",
-    "static_regret_rate",
-    "step_size_scaling",
-]
-
 Statement = Literal["thm-up", "lem-u-IID", "coro"]
 
 

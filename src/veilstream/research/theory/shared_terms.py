@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from veilstream.research.theory.constants import Constants
 
-__all__ = ["environment_term", "local_spread", "released_noise"]
-
 
 def local_spread(c: Constants) -> tuple[float, float]:
     """2L² times eq-18, the bound on E‖z - x^r‖²: the part of B_g and the part of the noise."""
