@@ -221,7 +221,6 @@ def _telemetry(told: TelemetryPlan | None, clip_norm: float) -> Telemetry | None
 def _of_plan(path: Path, dim: int | None) -> dict[str, Any]:
     """What a plan's first private method says; the model's size from its task unless given."""
     from veilstream.plans.plan import Plan
-from veilstream.plans.plan_tables import 
     from veilstream.plans.prepare import prepare, warn_of_kept_noise
     from veilstream.plans.tasks import task_of
 
