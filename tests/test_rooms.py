@@ -122,7 +122,6 @@ ORDER = ("mechanisms", "privacy", "records", "learning", "streams", "plans", "ru
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["deployment"] = set(ORDER) - {"research"}
 ALLOWED["simulation"] = set(ORDER)
-ALLOWED["research"] |= {"reports"}  # research.learning_figure, for now
 
 
 @pytest.mark.parametrize("room", ALLOWED)
