@@ -49,11 +49,10 @@ from veilstream.deployment.ledger.database import (
     remembered_witness,
     usable,
 )
-from veilstream.deployment.ledger.lock import OneWriter
 from veilstream.deployment.ledger.paths import (
     empty_store,
     identity,
-    lock_path,
+    lock_store,
     missing_store,
     notices_of,
     refuse_links,
@@ -95,7 +94,7 @@ class Ledger:
                     raise missing_store(self.path)
             refuse_witness(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = OneWriter(lock_path(self.path))
+            self._lock = lock_store(self.path)
         try:
             with usable(self.path):
                 self._open()
