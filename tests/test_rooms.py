@@ -120,7 +120,6 @@ def test_the_flower_app_uses_flowers_public_modules_only():
 
 ORDER = ("mechanisms", "privacy", "records", "learning", "streams", "plans", "runs", "research")
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
-ALLOWED["records"] = ALLOWED["records"] | {"learning"}  # records.admission, for now
 ALLOWED["deployment"] = set(ORDER) - {"research"}
 ALLOWED["simulation"] = set(ORDER)
 
