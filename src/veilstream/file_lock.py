@@ -1,39 +1,47 @@
-"""One writer: a lock that the operating system drops when its holder dies, however it dies."""
+"""One holder at a time: a lock that the operating system drops when its holder dies, however it dies."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from veilstream.errors import StoreBusy
 
+class FileLock:
+    """Held from creation to `close`; the lock file names the process that holds it.
 
-class OneWriter:
-    """Held from creation to `close`. The lock file says who holds it."""
+    Args:
+        path: the lock file; it is created if need be, and must not be a link.
+        busy: makes the error to raise when another process, whose number it is given, holds the lock.
 
-    def __init__(self, path: Path) -> None:
+    Raises:
+        OSError: the file cannot be opened.
+
+    """
+
+    def __init__(self, path: Path, busy: Callable[[str], Exception]) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pid = _pid(self._handle)
             os.close(self._handle)
-            raise StoreBusy(str(path), pid) from None
-        with contextlib.suppress(OSError):  # on a full disk the lock still holds, without a name
+            raise busy(pid) from None
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds, without a number
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let the next writer in."""
+        """Release the lock."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 def holder(path: Path) -> str | None:
-    """Process that holds the lock now, if any."""
+    """Number of the process that holds the lock now; None if no process does."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
