@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.blas import blas_controller, one_blas_thread
-from veilstream.mechanisms.keystream import RowOpener
+from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.keystream import NoiseKey, RowOpener, row_opener
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
 
@@ -152,3 +154,13 @@ class NoiseStream(Iterator[Float32s]):
             advance(matrix[:length], operand, out=fresh[:, columns])
             if k:
                 advance(matrix[length:], operand, out=state[:, columns])
+
+
+def noise_of(factorization: Factorization, *, std: float, dim: int, seed: int | None) -> NoiseStream:
+    """`Factorization.noise`, which documents it."""
+    key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
+    dim = positive_integer("dim", dim, "the number of model parameters")
+    checked = positive_number("std", std, "take it from veilstream.calibrate")
+    if not 1e-15 <= checked <= 1e15:
+        raise InputError("std", std, "in [1e-15, 1e15]", "float32 noise; scale the gradients")
+    return NoiseStream(factorization.program, std=checked, dim=dim, open_row=row_opener(key))
