@@ -10,9 +10,9 @@ import pytest
 
 import veilstream as vs
 from tests.test_package import SMALL_PLAN
-from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.report_state import report_state
-from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.page_kit import page_html
+from veilstream.reports.report import report_state, write_report
 
 PLOT = "#chart-held-out .plot"
 
@@ -32,6 +32,7 @@ def shown(page) -> set[str]:
     return {node.get_attribute("data-name") for node in page.all("#chart-held-out .readout li[data-name]")}
 
 
+@pytest.mark.quick
 def test_the_page_is_drawn_by_the_library_without_a_complaint_or_a_foreign_request(report, run):
     assert report.find("h1").text == "run"
     assert report.run("return typeof uPlot") == "function"

@@ -41,7 +41,7 @@ from veilstream.federation.protocol.messages import Buffer, Part, Reply, Request
 from veilstream.federation.protocol.peer_text import shown
 from veilstream.federation.protocol.transport import Failure, Inbox
 from veilstream.federation.server.message_file import MessageFile
-from veilstream.federation.server.run_lock import RunLock
+from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.supervision import Address, supervised
 from veilstream.files import sync_directory, write_file
 from veilstream.learning.tasks import Task
@@ -221,7 +221,7 @@ class AggregatorService:
         task = task_of(self.plan) if self.task is None else self.task
         dim = int(np.asarray(task.init(self.plan.run.first_seed)).size)
         terms = Terms.of(self.plan, dim, task)
-        lock = RunLock(self.store)
+        lock = lock_run(self.store)
         store = MessageStore(self.store, terms.release_dim, sorted(self._keys.learners))
         self._sums = PartialSums(self._keys.name, terms, store)
         self._model, self._due = b"", 0.0

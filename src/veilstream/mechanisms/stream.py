@@ -10,21 +10,15 @@ everything else is scratch of fixed size, so memory does not depend on the horiz
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import HorizonExhausted, InputError, MissingExtra, PrivacyError
+from veilstream.errors import HorizonExhausted, InputError, PrivacyError
+from veilstream.mechanisms.blas import blas_controller, one_blas_thread
 from veilstream.mechanisms.keystream import RowOpener
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
-
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
-
 
 Float32s = NDArray[np.float32]
 
@@ -45,7 +39,7 @@ class NoiseStream(Iterator[Float32s]):
         self.dim = dim
         self._open_row = open_row
         if not program.is_identity:
-            _blas()  # a missing package is better noticed now than in the middle of a block
+            blas_controller()  # a missing package is noticed now, not in the middle of a block
         self._tiles = NormalTiles(dim)
         self._state = np.zeros((program.state_size, dim), np.float32)
         self._increments = np.empty((program.block_length, dim), np.float32)
@@ -158,18 +152,3 @@ class NoiseStream(Iterator[Float32s]):
             advance(matrix[:length], operand, out=fresh[:, columns])
             if k:
                 advance(matrix[length:], operand, out=state[:, columns])
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    try:
-        from threadpoolctl import ThreadpoolController
-    except ImportError as error:
-        raise MissingExtra("threadpoolctl", None, "correlating noise on the CPU") from error
-    return ThreadpoolController()
-
-
-def one_blas_thread() -> AbstractContextManager[object]:
-    """Products this small lose time, often tenfold, when a BLAS spreads them over threads."""
-    limit: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
-    return limit

@@ -19,7 +19,7 @@ from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
-from veilstream.federation.server.run_lock import RunLock
+from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
 from veilstream.federation.supervision import ENGINES, Address, Engine, supervised
@@ -130,7 +130,7 @@ class ServerService:
             watch(now)
 
         with ExitStack() as stack:
-            stack.callback(RunLock(self.folder).close)
+            stack.callback(lock_run(self.folder).close)
             coordinator = Coordinator(
                 self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start, task=task, watch=moved
             )
