@@ -97,20 +97,6 @@ class NoiseStream(Iterator[Float32s]):
             done += now
         return out
 
-    def snapshot(self) -> tuple[int, Float32s]:
-        """Position and state between two blocks, from which `restore` goes on. Secret."""
-        if self._ready or self._broken:
-            raise PrivacyError("a stream can be kept between two blocks only")
-        return self._taken, self._state.copy()
-
-    def restore(self, position: int, state: Float32s) -> None:
-        """Go on from a snapshot of a stream of the same mechanism."""
-        block, inside = divmod(position, self.program.block_length)
-        if inside or state.shape != self._state.shape or not 0 <= block <= self.program.blocks:
-            raise PrivacyError("this snapshot is not of this mechanism: nothing was released")
-        self._state[...] = state
-        self._next_block, self._taken, self._ready = block, position, 0
-
     def __next__(self) -> Float32s:
         if self._taken == self.program.horizon:
             raise StopIteration

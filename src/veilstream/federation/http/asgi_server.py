@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
-from veilstream.federation.open_files import connections_allowed
+from veilstream.federation.addresses import connections_allowed
 
 try:
     import uvicorn
