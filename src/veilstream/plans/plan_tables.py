@@ -6,25 +6,12 @@ from typing import Any, Literal
 
 from veilstream.errors import InputError
 from veilstream.learning.methods import METHODS, Method, method_of
+from veilstream.learning.task_registry import TASKS
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.workload import published_blend
 from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, agreed, value
 from veilstream.privacy.telemetry import METRIC_NAMES
-
-DATA_OF_TASK = {
-    "logistic": ("synthetic", "table"),
-    "least_squares": ("synthetic", "table"),
-    "softmax": ("table",),
-    "huber": ("table",),
-    "poisson": ("table",),
-    "ripple": ("ripple",),
-    "cnn": ("mnist",),
-    "edge_features": ("mnist",),
-    "random_features": ("mnist",),
-}
-"""Which data the tasks that are known learn from."""
-
 
 _ROUNDS_SIMULATED = 1000
 """Of a run without an end that does not say how many."""
@@ -62,9 +49,9 @@ class LearningPlan(PlanTable):
     """B_g: every client's gradient is shortened to this norm where it is longer."""
     task: str = agreed(
         default="logistic",
-        choices=(*DATA_OF_TASK, "custom"),
-        pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
-        shape='"package.module:function"',
+        choices=TASKS,
+        pattern=r"custom|[^\W\d][\w.]*:[^\W\d]\w*",
+        shape='"custom", or "package.module:function"',
     )
     """What is learned. "package.module:function" names a function that makes a task of your own, on
     every machine; "custom" is one given in Python: run(plan, task=...)."""
