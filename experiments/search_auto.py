@@ -1,4 +1,4 @@
-"""`kind = "auto"` against the best tuned setting: the tables of docs/auto.md.
+"""`kind = "auto"` against the best tuned setting: the tables of docs/planning.md.
 
     .venv/bin/python experiments/search_auto.py constants
     .venv/bin/python experiments/search_auto.py [logistic small least_squares electricity ...]

@@ -16,7 +16,7 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.http.asgi_server import Limits
-from veilstream.federation.keys.access_token import open_token, token_path
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from veilstream.cli.tables import print_json
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.reports.report_page import REPORT, write_report
+from veilstream.reports.page_kit import REPORT
+from veilstream.reports.report import write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
 from veilstream.research.learning_figure import draw_run
@@ -73,13 +75,13 @@ def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveS
     if port is None:
         yield None
         return
-    from veilstream.federation.http.local_live_server import local_live_server, secret_path
+    from veilstream.federation.http.live_routes import local_live_server
     from veilstream.reports.live_simulation import LiveSimulation
 
-    path = secret_path()
-    page = LiveSimulation(plan, path)
-    # Outside the wrapping of lines: an address is copied whole.
-    with local_live_server(page, path, port, lambda url: sys.stderr.write(f"Live page: {url}\n")):
+    def tell(url: str) -> None:
+        sys.stderr.write(f"Live page: {url}\n")  # not through the console, which would wrap the address
+
+    with local_live_server(partial(LiveSimulation, plan), port, tell) as page:
         try:
             yield page
         finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.errors import InputError
+from veilstream.learning.task_registry import task_kind
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.streams.pool import Stream
@@ -40,6 +41,7 @@ def stream_of(plan: Plan) -> Stream:
         return RippleStream(
             learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim, step=data.walk
         )
+    kind = task_kind(learning.task)
     return SyntheticStream(
         learners=learning.learners,
         rounds=learning.rounds,
@@ -49,7 +51,7 @@ def stream_of(plan: Plan) -> Stream:
         beta=data.beta,
         feature_norm=data.feature_norm,
         drift=data.drift,
-        targets="labels" if learning.task == "logistic" else "values",
+        targets="labels" if kind is not None and kind.target.classifies else "values",
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from veilstream.errors import InputError
+from veilstream.learning.task_registry import task_kind
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.records.cells import as_number, as_text, is_missing
 from veilstream.records.schema import EACH_ROW
@@ -227,7 +228,8 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
     lines += [f"{role} = {_quoted(name)}" for role, name in named if name is not None]
     column = found.columns[roles.label] if roles.label is not None else None
     classes = column is not None and column.distinct <= FEW
-    if classes and task in (None, "logistic", "softmax"):
+    kind = None if task is None else task_kind(task)
+    if classes and (task is None or (kind is not None and kind.target.classifies)):
         lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
     else:
         lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")

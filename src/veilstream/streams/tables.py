@@ -12,14 +12,14 @@ not read as if it were the old one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from veilstream.errors import InputError
 from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
+from veilstream.strict_json import InvalidJson, read_json
 from veilstream.wording import counted
 
 _SHOWN = 40
@@ -159,8 +159,8 @@ class JsonLinesTable:
 
     def _row(self, line: str) -> Mapping[str, object] | None:
         try:
-            held = None if is_broken_text(line) else json.loads(line, object_pairs_hook=_once)
-        except (ValueError, RecursionError):
+            held = None if is_broken_text(line) else read_json(line, finite=False)
+        except InvalidJson:
             return None
         return held if isinstance(held, dict) else None
 
@@ -194,11 +194,3 @@ class RowsTable:
     def skip_to(self, bookmark: Bookmark) -> None:
         """Go on behind a bookmark; an error if what lies before it has changed."""
         skip_rows(self, bookmark)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are there once: of two nobody knows which one counts."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key is there twice")
-    return made

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError, UnknownName
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.access_token import open_token, token_path
 from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.first_records import check_first_records
 from veilstream.federation.learner.local_account import LocalAccount, account_path
