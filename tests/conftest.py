@@ -99,13 +99,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory):
 def mnist() -> Path:
     """Where MNIST is: in the user's data directory, fetched into it if it can be."""
     from veilstream.errors import VeilstreamError
-    from veilstream.streams.mnist import mnist_directory, mnist_problems
-    from veilstream.streams.mnist_sources import get_mnist
+    from veilstream.streams.datasets import dataset_directory, dataset_problems, get_dataset
 
-    place = mnist_directory()
-    if mnist_problems(place):
+    place = dataset_directory("mnist")
+    if dataset_problems("mnist", place):
         try:
-            get_mnist()
+            get_dataset("mnist")
         except VeilstreamError as error:
             pytest.skip(f"MNIST is not here and cannot be fetched: {error}")
     return place

@@ -10,7 +10,7 @@ from veilstream.errors import InputError
 from veilstream.learning.task_registry import task_kind
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def stream_of(plan: Plan) -> Stream:
     if data.kind == "custom":
         raise InputError("stream", None, "a stream, since data.kind is custom", "run(plan, stream=)")
     if data.kind == "mnist":
-        from veilstream.streams.mnist import load_mnist
-        from veilstream.streams.pool import mnist_stream
+        from veilstream.streams.mnist import load_mnist, mnist_stream
 
         return mnist_stream(
             load_mnist(None if data.directory is None else Path(data.directory)),
