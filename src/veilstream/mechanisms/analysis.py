@@ -43,7 +43,7 @@ def _batches(program: NoiseProgram, *, backwards: bool = False) -> Iterator[tupl
 def inverse_block(M: Floats, state_size: int) -> tuple[Floats, Floats, Floats, Floats]:
     """From increments back to draws, of one block or a stack: z = H·w - E·S, S' = F·S + G·w."""
     k, length = state_size, M.shape[-2] - state_size
-    H = np.linalg.inv(M[..., :length, k:])
+    H: Floats = np.linalg.inv(M[..., :length, k:]).astype(np.float64, copy=False)
     E = H @ M[..., :length, :k]
     G = M[..., length:, k:] @ H
     return H, E, G, M[..., length:, :k] - G @ M[..., :length, :k]
