@@ -329,7 +329,7 @@ def _finish(
 def _method_summary(
     look: _Look, prepared: Prepared, results: Results, index: int, solved: list[Comparators], looked: list[int]
 ) -> dict[str, Any]:
-    plan, done = look.plan, results.rounds
+    done = results.rounds
     losses = results.history["loss"][index, :, :done].astype(np.float64)
     nobody = _nobody(results)
     figures: dict[str, Any] = {
