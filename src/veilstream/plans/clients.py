@@ -14,8 +14,8 @@ from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
 if TYPE_CHECKING:
+    from veilstream.streams.table import Table
     from veilstream.streams.table_stream import Dealing, TableStream
-    from veilstream.streams.tables import TableReader
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -88,7 +88,7 @@ def source_files(plan: Plan) -> list[Path]:
     return _files(source) if named is None else [named[0]]
 
 
-def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]:
+def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
     """Files by the names of their learners, opened.
 
     Raises:
@@ -109,7 +109,7 @@ def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]
     return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
 
 
-def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
+def _open_tables(plan: Plan) -> list[tuple[str, Table]]:
     return named_tables(source_files(plan), plan)
 
 
