@@ -21,8 +21,7 @@ from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.waiting_source import CAPACITY
+from veilstream.streams.waiting_source import CAPACITY, LiveSource
 
 TOKEN = "k" * 43
 ROW = {"client": "t", "features": [0.5] * DIM, "target": 1}

@@ -32,29 +32,19 @@ if TYPE_CHECKING:
 
 
 def _fetch_data(plan: Plan, console: Console) -> None:
-    """MNIST or a named table, if the plan needs it and it is not here."""
-    if plan.data.kind == "table":
-        _fetch_table(plan.data.source or "", console)
-    if plan.data.kind != "mnist" or plan.data.directory is not None:
-        return
-    from veilstream.streams.mnist import LICENCE, mnist_directory, mnist_problems
-
-    if mnist_problems(mnist_directory()):
-        from veilstream.streams.mnist_sources import get_mnist
-
-        console.print(f"MNIST ({LICENCE}) is not here; fetching it into {mnist_directory()}")
-        get_mnist()
-
-
-def _fetch_table(source: str, console: Console) -> None:
+    """Fetch the public data set that the plan names, unless it is here."""
     from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
-    if not source.startswith(SOURCE_PREFIX):
+    data = plan.data
+    if data.kind == "mnist" and data.directory is None:
+        name = "mnist"
+    elif data.kind == "table" and (data.source or "").startswith(SOURCE_PREFIX):
+        name = str(data.source).removeprefix(SOURCE_PREFIX).partition("/")[0]
+    else:
         return
-    name = source.removeprefix(SOURCE_PREFIX).partition("/")[0]
-    data, place = dataset_of(name), dataset_directory(name)
+    licence, place = dataset_of(name).licence, dataset_directory(name)
     if dataset_problems(name, place):
-        console.print(f"{name} ({data.licence}) is not here; fetching it into {escape(str(place))}")
+        console.print(f"{name} ({licence}) is not here; fetching it into {escape(str(place))}")
         get_dataset(name)
 
 

@@ -53,8 +53,7 @@ from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded
 from veilstream.streams.intake import Offered
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.waiting_source import WaitingRecord
+from veilstream.streams.waiting_source import LiveSource, WaitingRecord
 from veilstream.strict_json import InvalidJson, read_json
 
 try:
