@@ -1,6 +1,6 @@
 """What a learner that lies within bounds does to the model, and what resisting it costs.
 
-    python -m studies.poisoning                       the table of docs/federation.md
+    python -m studies.poisoning                       the table of docs/tried.md
     python -m studies.poisoning --seeds 1 --rounds 20
 
 Ten learners with logistic regression on one law, real noise on the grid, the server's own fold. The

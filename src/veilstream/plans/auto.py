@@ -15,7 +15,7 @@ rounds and budget.
   `KAPPA_NUMBER` times the half range of a number that is predicted; but a round moves no margin by
   more than `ROUND_CAP` (half ranges).
 
-`docs/auto.md` says how the constants were chosen and how far the result is from the best tuned.
+`docs/planning.md` says how the constants were chosen and how far the result is from the best tuned.
 """
 
 from __future__ import annotations

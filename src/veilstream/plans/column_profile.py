@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from veilstream.learning.task_registry import task_kind
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.records.cells import as_number, as_text, is_missing
 from veilstream.records.schema import EACH_ROW
-from veilstream.streams.tables import TableReader
+from veilstream.streams.table import Cells, Table
 from veilstream.wording import counted
 
 _DISTINCT = 10_000
@@ -175,7 +175,7 @@ class Profile:
             )
 
 
-def profile(tables: Sequence[TableReader]) -> Profile:
+def profile(tables: Sequence[Table]) -> Profile:
     """Read whole tables: columns of all of them, by name."""
     found = Profile([table.name for table in tables], 0, 0, {}, [])
     headers = {table.name: set(table.columns) - {""} for table in tables if table.columns}
@@ -194,7 +194,7 @@ def profile(tables: Sequence[TableReader]) -> Profile:
     return found
 
 
-def _take(found: Profile, table: TableReader, cells: Mapping[str, object] | None) -> None:
+def _take(found: Profile, table: Table, cells: Cells | None) -> None:
     found.rows += 1
     if cells is None:
         found.unreadable += 1

@@ -30,8 +30,7 @@ from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.telemetry import SimulatedTelemetry
-from veilstream.streams.pool import PoolStream
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import PoolStream, Stream
 
 Float32s = NDArray[np.float32]
 

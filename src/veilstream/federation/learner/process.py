@@ -28,10 +28,9 @@ from veilstream.plans.tasks import task_of
 from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
 from veilstream.streams.tables import open_table
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
@@ -255,6 +254,6 @@ class _Progress:
 
     def _tell(self) -> None:
         line = self._account.line()
-        if self._account.rounds and line != self._told[2]:
+        if self._account.counts.rounds and line != self._told[2]:
             _log.info("learner %s: %s", self._name, line)
         self._told = (time.monotonic(), self._learner.round, line)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.http.asgi_server import AsgiServer, Limits
-from veilstream.federation.http.shared_body import SharedBody
+from veilstream.federation.http.asgi_server import AsgiServer, Limits, SharedBody
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.server_metrics import CONTENT_TYPE, ServerMetrics
 from veilstream.plans.plan import Plan

@@ -71,7 +71,7 @@ def server_engine(
             "--engine",
             name,
             "`flwr run`, since Flower starts the server itself",
-            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
+            "`veilstream federation flower-app DIR` writes the app; see docs/handbook.md",
         )
     if name == "flare":
         from veilstream.federation.flare import FlareServer
