@@ -254,6 +254,6 @@ class _Progress:
 
     def _tell(self) -> None:
         line = self._account.line()
-        if self._account.rounds and line != self._told[2]:
+        if self._account.counts.rounds and line != self._told[2]:
             _log.info("learner %s: %s", self._name, line)
         self._told = (time.monotonic(), self._learner.round, line)
