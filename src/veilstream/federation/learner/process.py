@@ -18,7 +18,7 @@ from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.first_records import check_first_records
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
+from veilstream.federation.learner.reply_times import reply_times
 from veilstream.federation.supervision import ENGINES, Address, Node, supervised
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
@@ -61,7 +61,6 @@ class LearnerService:
     """Begin a store where there is none."""
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
-    reply_when_full: bool = False
     token_file: Path | None = None
     """The learner API's access token; None: beside the store, with the suffix .token."""
     exit_when_done: bool = False
@@ -83,9 +82,7 @@ class LearnerService:
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
-        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
-        if self.reply_when_full:
-            _log.warning("%s", WHEN_FULL)
+        times = reply_times(window_s, self.reply_after_s)
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
