@@ -20,7 +20,7 @@ from veilstream.reports.federation_report import federation_state
 from veilstream.reports.live_federation import LiveFederation
 from veilstream.reports.live_simulation import LiveSimulation
 from veilstream.reports.thinned_rounds import ThinnedRounds
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 
 class Clock:
