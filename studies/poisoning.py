@@ -1,6 +1,6 @@
 """What a learner that lies within bounds does to the model, and what resisting it costs.
 
-    python -m studies.poisoning                       the table of docs/federation.md
+    python -m studies.poisoning                       the table of docs/tried.md
     python -m studies.poisoning --seeds 1 --rounds 20
 
 Ten learners with logistic regression on one law, real noise on the grid, the server's own fold. The
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilstream.deployment.local_rounds import LocalRounds, model_hash
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.bounds import ReleaseBounds
@@ -25,6 +25,7 @@ from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised, RawGradient
+from veilstream.runs.released_model import model_sha256
 
 LEARNERS, DIM, STEPS = 10, 10, 5
 COMBINES = (Combine("mean"), Combine("trimmed", 0.1), Combine("trimmed", 0.2), Combine("median"))
@@ -79,7 +80,7 @@ def play(plan: Plan, terms: Terms, combine: Combine, seed: int, *, liar: bool) -
                 continue
             rounds = local[name]
             x = fold.announce(name).x
-            rounds.pin(x, model_hash(x))
+            rounds.pin(x, model_sha256(x))
             features, targets = truth.records(STEPS)
             for t in range(STEPS):
                 raw = gradient(rounds.model.reveal(), features[t], targets[t]).astype(np.float32)

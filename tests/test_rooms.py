@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOISE = {"veilstream.mechanisms." + name for name in ("keystream", "normals", "sampling", "stream")}
+NOISE = {"veilstream.mechanisms." + name for name in ("keystream", "normals", "stream")}
 CLIENTS = {"veilstream.streams", "veilstream.deployment.ledger", "veilstream.deployment.learner"}
 
 

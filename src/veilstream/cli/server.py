@@ -128,8 +128,8 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
         )
     from functools import partial
 
-    from veilstream.federation.addresses import is_loopback
     from veilstream.federation.server.process import LIVE
+    from veilstream.http_client import is_loopback
     from veilstream.reports.live_federation import LiveFederation
 
     return partial(LiveFederation, path=LIVE, named=names or is_loopback(at[0]))

@@ -42,7 +42,7 @@ from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.chain import BOOKMARKS
 from veilstream.deployment.ledger.tags import tag_forms
 from veilstream.deployment.ledger.witness import MOST_TOGETHER
-from veilstream.deployment.local_rounds import model_hash, pack_step
+from veilstream.deployment.local_rounds import pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.recovery import OPEN_ROUND, secret_name
 from veilstream.deployment.release import Release
@@ -56,6 +56,7 @@ from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import PastVisits, spent
+from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import Offered, SourceBookmark
 
 Float32s = NDArray[np.float32]
@@ -174,7 +175,7 @@ class Learner(Epochs):
             return  # open already, or sealed: finish_round repeats it
         self._check_task()
         with self._whole_or_broken():
-            self._pin(checked_round("round", r), model, model_hash(model), acknowledged)
+            self._pin(checked_round("round", r), model, model_sha256(model), acknowledged)
 
     @without_values
     @one_at_a_time
@@ -201,7 +202,7 @@ class Learner(Epochs):
         r = checked_round("round", r)
         self.check_acknowledged(acknowledged)
         model = checked_model(x, self.task.dim, self._plan.learning.model_norm_cap)
-        return model if self._local.wants(r, model_hash(model)) else None
+        return model if self._local.wants(r, model_sha256(model)) else None
 
     @without_values
     @one_at_a_time

@@ -304,13 +304,6 @@ def _deployable(plan: Plan) -> MethodPlan:
             "a method that forgets, where learners are deployed",
             "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
         )
-    if plan.telemetry is not None and plan.telemetry.act != "none":
-        raise InputError(
-            "telemetry.act",
-            plan.telemetry.act,
-            "none, where learners are deployed",
-            "a server tells learners no step sizes: act in simulation, then change the plan",
-        )
     if plan.learning.unbounded and private[0].mechanism_name == "independent":
         raise InputError(
             "learning.unbounded",

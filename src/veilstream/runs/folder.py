@@ -1,6 +1,6 @@
 """A run is a folder: plan, guarantees, history, summary, versions.
 
-Simulation and server write it; reports and figures are made from it alone. docs/run-folder.md lists
+Simulation and server write it; reports and figures are made from it alone. docs/runs-and-reports.md lists
 the files and their columns. `prequential_accuracy` is measured on a round's own clients before the
 model learns from them, `held_out_accuracy` on clients it never learns from.
 

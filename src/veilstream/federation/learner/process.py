@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError, UnknownName
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.access_token import open_token, token_path
 from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.first_records import check_first_records
 from veilstream.federation.learner.local_account import LocalAccount, account_path
@@ -28,10 +28,9 @@ from veilstream.plans.tasks import task_of
 from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
 from veilstream.streams.tables import open_table
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
@@ -255,6 +254,6 @@ class _Progress:
 
     def _tell(self) -> None:
         line = self._account.line()
-        if self._account.rounds and line != self._told[2]:
+        if self._account.counts.rounds and line != self._told[2]:
             _log.info("learner %s: %s", self._name, line)
         self._told = (time.monotonic(), self._learner.round, line)

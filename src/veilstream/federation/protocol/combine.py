@@ -2,7 +2,7 @@
 
 The mean is Algorithm 1: correlated noise cancels in it over time, and a lost message is made good
 exactly. A trimmed mean or a median, coordinate by coordinate, is not linear, so neither holds any
-more: it costs accuracy (docs/federation.md has it measured) for some resistance to learners that
+more: it costs accuracy (docs/tried.md has it measured) for some resistance to learners that
 lie within bounds. None of them costs privacy: all are functions of releases.
 """
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from veilstream.errors import InputError, UnknownName
-from veilstream.federation.addresses import is_loopback
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
@@ -23,6 +22,7 @@ from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
 from veilstream.federation.supervision import ENGINES, Address, Engine, supervised
+from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -71,7 +71,7 @@ def server_engine(
             "--engine",
             name,
             "`flwr run`, since Flower starts the server itself",
-            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
+            "`veilstream federation flower-app DIR` writes the app; see docs/handbook.md",
         )
     if name == "flare":
         from veilstream.federation.flare import FlareServer
