@@ -71,7 +71,7 @@ def test_overrides_reach_tables_and_methods():
         (
             'mechanism = "tree"',
             'mechanism = "tree"\nobjective = "published"',
-            r"methods\[1\]\.objective \(line 21\).*only with mechanism = optimal, buffered, toeplitz",
+            r"methods\[1\]\.objective \(line 21\).*only with mechanism = optimal, toeplitz",
         ),
         (
             'mechanism = "tree"',
@@ -80,12 +80,6 @@ def test_overrides_reach_tables_and_methods():
         ),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
         ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
-        (
-            'mechanism = "tree"',
-            'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',
-            r"newest_weight.*one kind of averaging",
-        ),
-        ('mechanism = "tree"', 'mechanism = "tree"\ninterior_weight = 0.0', r"interior_weight"),
         (
             "rounds = 12",
             'rounds = "unbounded"\nunbounded = false',

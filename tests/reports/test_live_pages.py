@@ -19,7 +19,7 @@ from veilstream.reports.charts import unpack
 from veilstream.reports.federation_report import federation_state
 from veilstream.reports.live_federation import LiveFederation, ThinnedRounds
 from veilstream.reports.live_simulation import LiveSimulation
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 
 class Clock:

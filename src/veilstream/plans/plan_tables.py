@@ -68,7 +68,7 @@ class LearningPlan(PlanTable):
         default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits", hint="start.json of a run says it"
     )
     """Which model `start` must be; server and learners then agree on it."""
-    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
+    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")
     """Who vouches for a server that `start` names: a PEM file."""
 
     def __init__(self, /, **given: Any) -> None:
@@ -82,6 +82,11 @@ class LearningPlan(PlanTable):
                 )
             given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
         super().__init__(**given)
+
+
+def of_table(**rule: Any) -> Any:
+    """A key of [data] that only records of a table have."""
+    return value(only_where=("kind", "table"), **rule)
 
 
 class DataPlan(PlanTable):
@@ -100,7 +105,7 @@ class DataPlan(PlanTable):
     """The largest norm that a record's features have."""
     clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
     """How many clients a learner has; the horizon may not need more."""
-    drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
+    drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
@@ -112,45 +117,45 @@ class DataPlan(PlanTable):
     """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
     """How many made-up clients accuracy is measured on; none of them is learned from."""
-    source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
+    source: str | None = of_table(default=None, empty=False, hint='a file, or "stations/*.csv"')
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
-    query: str | None = value(default=None, empty=False, hint="SELECT ... ORDER BY time")
+    query: str | None = of_table(default=None, empty=False, hint="SELECT ... ORDER BY time")
     """Of a SQLite file: which records, in order."""
-    learner: str | None = value(default=None, empty=False, hint="leave it out for one file each")
+    learner: str | None = of_table(default=None, empty=False, hint="leave it out for one file each")
     """Column that says at which learner a record is."""
-    client: str | None = value(default=None, empty=False, hint='"#row" if each row is someone else')
+    client: str | None = of_table(default=None, empty=False, hint='"#row" if each row is someone else')
     """Column that says who; "#row" where every row is another person."""
-    time: str | None = value(default=None, empty=False, hint="leave it out for the file's order")
+    time: str | None = of_table(default=None, empty=False, hint="leave it out for the file's order")
     """Column that orders records."""
-    label: str | None = value(default=None, empty=False, hint="the column that is predicted")
+    label: str | None = of_table(default=None, empty=False, hint="the column that is predicted")
     """Column that is predicted."""
-    labels: tuple[str, ...] | None = value(default=None, empty=False, hint='["no", "yes"]')
+    labels: tuple[str, ...] | None = of_table(default=None, empty=False, hint='["no", "yes"]')
     """The label's texts; in logistic regression the second is +1."""
-    label_range: tuple[float, ...] | None = value(default=None, hint="[0.0, 100.0]")
+    label_range: tuple[float, ...] | None = of_table(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
-    label_outside: Literal["clamp", "refuse"] = "clamp"
+    label_outside: Literal["clamp", "refuse"] = of_table(default="clamp")
     """What becomes of a label outside its range: moved to its end and counted, or the record is
     refused."""
-    features: tuple[FeaturePlan, ...] = value(default=())
+    features: tuple[FeaturePlan, ...] = of_table(default=())
     """Columns that predict, each a [[data.features]]."""
-    interactions: tuple[str, ...] = value(default=(), hint='["hour * weekday"]')
+    interactions: tuple[str, ...] = of_table(default=(), hint='["hour * weekday"]')
     """Pairs of features whose products are features too."""
-    bias: bool = True
+    bias: bool = of_table(default=True)
     """Whether a feature that is always 1 is added."""
-    fit: Literal["scale", "clip"] = "scale"
+    fit: Literal["scale", "clip"] = of_table(default="scale")
     """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
     or cut where they are longer."""
-    encode: str | None = value(
+    encode: str | None = of_table(
         default=None,
         pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
         shape='"package.module:function"',
         hint="a function from a row to features, for features of your own",
     )
     """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
-    held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
+    held_out_share: float = of_table(default=0.2, ge=0, lt=1, hint="try 0.2")
     """Share of a table's people who are measured on and not learned from."""
-    returning: Literal["refuse", "first"] = "refuse"
+    returning: Literal["refuse", "first"] = of_table(default="refuse")
     """What a simulation does with people who come more often than the promise allows: refuse the
     plan, or use only as many of their records as it does."""
     missing: float = value(default=0.0, ge=0, lt=1, hint="0 for nobody; try 0.3")

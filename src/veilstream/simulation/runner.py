@@ -60,7 +60,7 @@ def _log_notices(notices: list[str]) -> None:
         _log.warning("%s", notice)
 
 
-def run(
+def simulate(
     plan: Plan | Path | str,
     out: Path | str | None = None,
     *,
