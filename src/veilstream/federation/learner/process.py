@@ -32,6 +32,7 @@ from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
+    from veilstream.federation.learner.local_page import LearnerPages
 
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class LearnerService:
     """Share of a file's first records that may be refused at a start."""
     end_with_file: bool = False
     """Return when the file has ended; else stay, and read what is appended."""
+    pages: LearnerPages | None = None
+    """Makes the learner API's pages for a browser; None: there are none."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
@@ -147,7 +150,7 @@ class LearnerService:
 
         path = self.token_file or token_path(self.store)
         token, made = open_token(path)
-        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
         named = "" if self.token_file is None else f" --token-file {path}"
         _log.info(
