@@ -14,7 +14,8 @@ from veilstream.federation.server.checkpoint import MESSAGES, Position
 from veilstream.federation.server.message_file import MessageFile, Slots
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.runs.folder import history_csv, versions
+from veilstream.runs.folder import versions
+from veilstream.runs.tables import history_csv
 
 FEDERATION = """
 name = "clinics"

@@ -151,7 +151,6 @@ class Plan(PlanTable):
             newest_weight=plan.newest_weight,
             momentum=plan.momentum,
             forgetting=plan.forgetting,
-            interior_weight=plan.interior_weight,
         )
 
     def clip_norm_of(self, plan: MethodPlan) -> float:

@@ -13,9 +13,6 @@ from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, agreed, value
 from veilstream.privacy.telemetry import METRIC_NAMES
 
-_ROUNDS_SIMULATED = 1000
-"""Of a run without an end that does not say how many."""
-
 
 class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
@@ -36,11 +33,10 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = agreed(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
+    rounds: int = agreed(ge=1, hint="R, how many models are released; try 1000")
     unbounded: bool = agreed(default=False)
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
-    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
-    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
     local_steps: int = agreed(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = agreed(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = agreed(default=1, ge=1, hint="how many a step averages; try 1")
@@ -71,18 +67,6 @@ class LearningPlan(PlanTable):
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")
     """Who vouches for a server that `start` names: a PEM file."""
 
-    def __init__(self, /, **given: Any) -> None:
-        if given.get("rounds") == "unbounded":
-            if given.get("unbounded", True) is not True:
-                raise PlanError(
-                    "unbounded",
-                    given["unbounded"],
-                    'true, or nothing, beside rounds = "unbounded"',
-                    "remove it, or say how many rounds there will be",
-                )
-            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
-        super().__init__(**given)
-
 
 def of_table(**rule: Any) -> Any:
     """A key of [data] that only records of a table have."""
@@ -109,10 +93,6 @@ class DataPlan(PlanTable):
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
-    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
-    """Of the Dirichlet split."""
-    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
-    """Where the MNIST files are, if not in the user's data directory."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
@@ -286,8 +266,6 @@ class MethodPlan(PlanTable):
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
     its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
-    interior_weight: float = agreed(default=0.1, gt=0, le=1, hint="try 0.1")
-    """For "published" and "rounds": what noise in models that are not published counts beside."""
 
     def check(self) -> None:
         """Refuse a method that neither says its step size nor chooses it."""

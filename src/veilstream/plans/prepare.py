@@ -54,7 +54,7 @@ class Prepared:
     def recipe(self) -> tuple[object, ...]:
         """Methods of one recipe share their noise, but for its size."""
         plan = self.plan
-        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective, plan.interior_weight)
+        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective)
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
             made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
@@ -183,7 +183,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
-        options = {"objective": method.objective, "local_steps": steps, "interior_weight": method.interior_weight}
+        options = {"objective": method.objective, "local_steps": steps}
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)
