@@ -12,7 +12,6 @@ import typer
 
 from veilstream import __version__
 from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
-from veilstream.cli.aggregator import aggregator_command
 from veilstream.cli.export import export_command
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
@@ -66,7 +65,6 @@ app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(federation.app, name="federation")
 app.command("server")(server_command)
-app.command("aggregator")(aggregator_command)
 app.command("learner")(learner_command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
@@ -78,7 +76,6 @@ _EXTRAS = {
     "matplotlib": "figures",
     "torch": "torch",
     "flwr": "flower",
-    "nvflare": "flare",
 }
 """Which extra brings a package that a command may lack."""
 

@@ -55,20 +55,20 @@ class RunFiles:
         self.models = ModelFile(folder / "models.f32", terms.dim)
         self.telemetry = TelemetryFiles.of(folder, plan, terms)
 
-    def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
+    def open(self, x0: NDArray[np.float32], learners: list[str]) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
         resumed = has_checkpoint(self._folder)
         going_on = resumed or _killed_at_birth(self._folder)
         check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
-        return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
+        return self._resume(learners, x0) if resumed else self._begin(learners, x0)
 
-    def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
+    def _begin(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         if self._start is not None:
             write_file(self._folder / "start.json", _json(dict(self._start)))
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
-        write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
+        write_file(self._folder / "versions.json", _json(versions()))
         for name, header in _TABLES.items():
             write_file(self._folder / name, header)
         if self.telemetry is not None:
@@ -171,7 +171,7 @@ def _killed_at_birth(folder: Path) -> bool:
         stray.unlink(missing_ok=True)
     ours = {"plan.toml", "start.json", "guarantee.json", "versions.json", *_TABLES, *TELEMETRY_FILES}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, LOCK_FILE}
 
 
 def _json(value: object) -> str:
