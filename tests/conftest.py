@@ -30,6 +30,9 @@ if WORKER:  # as many workers as cores: libraries that also want all of them wou
 
 ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
+# Frameworks, the long browser suite, the site with its notebooks and the shipped figures: only `./test --all`
+# runs them. A test there that every change needs is marked `quick`.
+ALL = ("tests/engine/", "tests/browser/", "tests/docs/test_site.py", "tests/plans/test_experiments.py")
 # Long files go to the workers first, so that short ones fill the gap at the end.
 LONG_FIRST = ("engine", "docs", "plans", "audit", "conformance", "simulation", "process", "cli")
 
@@ -59,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folders[item] = folder
         if not any(item.get_closest_marker(kind) for kind in KINDS):
             item.add_marker(folder if folder in KINDS else "unit")
+        if item.nodeid.startswith(ALL) and not item.get_closest_marker("quick"):
+            item.add_marker("all")
     rank = {folder: place for place, folder in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(folders[item], len(rank)))
 
@@ -72,8 +77,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("did not run")
     for why, count in sorted(skipped.items()):
         terminalreporter.line(f"{count:5} skipped: {why}")
-    if terminalreporter.config.option.markexpr == "not slow":
-        terminalreporter.line("      slow tests: ./test --slow runs them")
+    if "not all" in terminalreporter.config.option.markexpr:
+        terminalreporter.line("      the wider suite: ./test --all runs it")
+    if "not slow" in terminalreporter.config.option.markexpr:
+        terminalreporter.line("      long studies: ./test --slow runs them")
     elif not skipped:
         terminalreporter.line("      nothing")
 

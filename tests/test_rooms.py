@@ -123,7 +123,6 @@ ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["records"] = ALLOWED["records"] | {"learning"}  # records.admission, for now
 ALLOWED["deployment"] = set(ORDER) - {"research"}
 ALLOWED["simulation"] = set(ORDER)
-ALLOWED["research"] |= {"reports"}  # research.learning_figure, for now
 
 
 @pytest.mark.parametrize("room", ALLOWED)

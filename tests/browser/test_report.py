@@ -32,6 +32,7 @@ def shown(page) -> set[str]:
     return {node.get_attribute("data-name") for node in page.all("#chart-held-out .readout li[data-name]")}
 
 
+@pytest.mark.quick
 def test_the_page_is_drawn_by_the_library_without_a_complaint_or_a_foreign_request(report, run):
     assert report.find("h1").text == "run"
     assert report.run("return typeof uPlot") == "function"

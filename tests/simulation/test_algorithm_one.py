@@ -15,7 +15,8 @@ from tests.conformance.test_factorizations import draws
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import PlanNotice, prepare
-from veilstream.simulation.engine import Simulation, noise_seed
+from veilstream.simulation.engine import Simulation
+from veilstream.simulation.noise_source import noise_seed
 
 MECHANISMS = [*vs.mechanisms.MECHANISMS, "rounds"]
 

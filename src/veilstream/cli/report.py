@@ -90,7 +90,8 @@ def compare_command(
     if pdf or svg:
         from veilstream.research.learning_figure import draw_comparison
 
-        made += [draw_comparison(compared, path) for path in (pdf, svg) if path]
+        lines = [(each.name, each.run, each.method) for each in compared]
+        made += [draw_comparison(lines, path) for path in (pdf, svg) if path]
     table = state["results"]
     if json:
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]

@@ -9,7 +9,7 @@ from veilstream.learning.methods import METHODS, Method, method_of
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.workload import published_blend
 from veilstream.plans.records import FeaturePlan
-from veilstream.plans.schema import PlanError, PlanTable, value
+from veilstream.plans.schema import PlanError, PlanTable, agreed, value
 from veilstream.privacy.telemetry import METRIC_NAMES
 
 DATA_OF_TASK = {
@@ -33,34 +33,34 @@ _ROUNDS_SIMULATED = 1000
 class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
 
-    epsilon: float = value(gt=0, le=1e6, hint="lower means more private; try 1")
-    delta: float = value(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
-    accounting: Literal["exact", "zcdp"] = "exact"
+    epsilon: float = agreed(gt=0, le=1e6, hint="lower means more private; try 1")
+    delta: float = agreed(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
+    accounting: Literal["exact", "zcdp"] = agreed(default="exact")
     """How noise is worked out from the budget: exactly for a Gaussian, or by the paper's bound,
     which asks for more."""
-    neighbours: Literal["replace-one", "zero-out"] = "replace-one"
+    neighbours: Literal["replace-one", "zero-out"] = agreed(default="replace-one")
     """Between which streams the promise is made: one client replaced by another, or by none."""
-    participations: int = value(default=1, ge=1, hint="how often a client may take part; try 1")
+    participations: int = agreed(default=1, ge=1, hint="how often a client may take part; try 1")
     """How often one client may take part; more visits need more noise."""
-    min_separation: int = value(default=1, ge=1, hint="steps between two visits; try 1")
+    min_separation: int = agreed(default=1, ge=1, hint="steps between two visits; try 1")
     """How many steps lie between two visits of one client, at least."""
 
 
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = value(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
-    unbounded: bool = False
+    rounds: int = agreed(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
+    unbounded: bool = agreed(default=False)
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
     it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
     ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
-    local_steps: int = value(default=1, ge=1, hint="τ, steps between two releases; try 1")
-    learners: int = value(default=1, ge=1, hint="n, how many are averaged; try 1")
-    clients_per_step: int = value(default=1, ge=1, hint="how many a step averages; try 1")
+    local_steps: int = agreed(default=1, ge=1, hint="τ, steps between two releases; try 1")
+    learners: int = agreed(default=1, ge=1, hint="n, how many are averaged; try 1")
+    clients_per_step: int = agreed(default=1, ge=1, hint="how many a step averages; try 1")
     """How many clients' gradients a step averages."""
-    clip_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    clip_norm: float = agreed(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g: every client's gradient is shortened to this norm where it is longer."""
-    task: str = value(
+    task: str = agreed(
         default="logistic",
         choices=(*DATA_OF_TASK, "custom"),
         pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
@@ -68,16 +68,16 @@ class LearningPlan(PlanTable):
     )
     """What is learned. "package.module:function" names a function that makes a task of your own, on
     every machine; "custom" is one given in Python: run(plan, task=...)."""
-    ridge: float = value(default=0.0, ge=0, hint="0 for none")
+    ridge: float = agreed(default=0.0, ge=0, hint="0 for none")
     """Weight of half the squared norm of the model, added to the loss."""
-    projection_radius: float | None = value(default=None, gt=0, hint="leave it out for none")
+    projection_radius: float | None = agreed(default=None, gt=0, hint="leave it out for none")
     """The server moves a model that is longer back to this norm."""
-    model_norm_cap: float = value(default=1e6, gt=0, hint="try 1e6")
+    model_norm_cap: float = agreed(default=1e6, gt=0, hint="try 1e6")
     """A deployed learner refuses models with a larger norm."""
     start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
     """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
     server's models (`veilstream.runs.start`). Learners do not read it: they get the server's x."""
-    start_sha256: str | None = value(
+    start_sha256: str | None = agreed(
         default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits", hint="start.json of a run says it"
     )
     """Which model `start` must be; server and learners then agree on it."""
@@ -214,7 +214,7 @@ class FederationPlan(PlanTable):
     min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
     """How many clients must wait at a learner for it to begin a round. Where fewer do, it sits the
     round out and spends nothing; the server sees that it does."""
-    epochs: int = value(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
+    epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
     combine: Literal["mean", "trimmed", "median"] = "mean"
@@ -231,16 +231,16 @@ class TelemetryPlan(PlanTable):
     Without this table there is none, to the bit. `docs/telemetry.md` says what it costs and shows.
     """
 
-    metrics: tuple[str, ...] = value(
+    metrics: tuple[str, ...] = agreed(
         default=("accuracy",),
         empty=False,
         choices=METRIC_NAMES,
         hint='["accuracy"]; leave the table out for no telemetry',
     )
-    scale: float = value(default=0.3, gt=0, le=10, hint="times the clip norm; try 0.3")
+    scale: float = agreed(default=0.3, gt=0, le=10, hint="times the clip norm; try 0.3")
     """Width of each metric's coordinate, in clip norms: wider is seen better and needs more noise,
     √(1 + metrics·(scale/2)²) times as much; 1.1% for one metric at 0.3."""
-    loss_cap: float = value(default=1.0, gt=0, hint="losses beyond count as this; try 1")
+    loss_cap: float = agreed(default=1.0, gt=0, hint="losses beyond count as this; try 1")
     """For the metric "loss"; public, never taken from records."""
     window: int | None = value(default=None, ge=1, hint="in rounds; leave it out for 1000 steps")
     """Rounds that an estimate averages over."""
@@ -277,42 +277,42 @@ class MethodPlan(PlanTable):
         shape="text without slashes and control characters",
         hint="a short name for tables and figures",
     )
-    kind: str = value(default="ours", choices=METHODS)
+    kind: str = agreed(default="ours", choices=METHODS)
     """Whose method: ours, one of those that the paper compares, without noise, or one that needs no
     tuning ("auto")."""
-    mechanism: str | None = value(default=None, choices=MECHANISMS)
+    mechanism: str | None = agreed(default=None, choices=MECHANISMS)
     """Which correlated noise; left out, the one that belongs to the kind."""
-    step_size: float | None = value(default=None, gt=0, hint="try 0.1")
+    step_size: float | None = agreed(default=None, gt=0, hint="try 0.1")
     """η, of a local step. Only kind = "auto" leaves it out, and must: it follows from the plan."""
-    server_step_size: float = value(default=1.0, gt=0, hint="try 1")
+    server_step_size: float = agreed(default=1.0, gt=0, hint="try 1")
     """η_g. Chosen by kind = "auto" too."""
-    step_decay: float = value(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
+    step_decay: float = agreed(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
     """Both step sizes together fall like (1 + round)^-step_decay."""
-    averaging: float | None = value(default=None, ge=0, hint="leave it out for none; try 3")
+    averaging: float | None = agreed(default=None, ge=0, hint="leave it out for none; try 3")
     """Publish an average of the models so far, in which model r weighs about r^averaging. Learners
     still start from the latest one. Post-processing: it costs nothing of the promise."""
-    newest_weight: float | None = value(default=None, gt=0, le=1, hint="leave it out; try 0.01")
+    newest_weight: float | None = agreed(default=None, gt=0, le=1, hint="leave it out; try 0.01")
     """Publish an exponential average instead, in which the newest model has this weight."""
-    momentum: float = value(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
+    momentum: float = agreed(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
     """Of the server: m <- momentum·m + direction, and x moves along m."""
-    forgetting: float = value(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
+    forgetting: float = agreed(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
     """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
-    clip_norm: float | None = value(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
+    clip_norm: float | None = agreed(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g of this method, if not the plan's; its noise is calibrated to it."""
-    clients_per_step: int | None = value(default=None, ge=1, hint="leave it out for the plan's")
+    clients_per_step: int | None = agreed(default=None, ge=1, hint="leave it out for the plan's")
     """How many of a round's clients a step of this method averages, if not the plan's: fewer and
     larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
-    epsilon: float | None = value(default=None, gt=0, le=1e6, hint="lower means more private")
+    epsilon: float | None = agreed(default=None, gt=0, le=1e6, hint="lower means more private")
     """ε of this method, if not the plan's."""
-    delta: float | None = value(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
+    delta: float | None = agreed(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
     """δ of this method, if not the plan's."""
-    accounting: Literal["exact", "zcdp"] | None = None
+    accounting: Literal["exact", "zcdp"] | None = agreed(default=None)
     """Of this method, if not the plan's."""
-    objective: Literal["mean", "max", "rounds", "published"] | None = None
+    objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
     its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
-    interior_weight: float = value(default=0.1, gt=0, le=1, hint="try 0.1")
+    interior_weight: float = agreed(default=0.1, gt=0, le=1, hint="try 0.1")
     """For "published" and "rounds": what noise in models that are not published counts beside."""
 
     def check(self) -> None:

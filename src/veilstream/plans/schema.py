@@ -44,6 +44,8 @@ class FieldRule:
     shape: str = ""
     hint: str = ""
     """What to write instead."""
+    agreed: bool = False
+    """Server and learner must hold the same value: it decides the model or the promise."""
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -95,7 +97,12 @@ def value(*, default: Any = MISSING, **rule: Any) -> Any:
     return dataclasses.field(default=default, metadata={"rule": FieldRule(**rule)})
 
 
-@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(value,))
+def agreed(*, default: Any = MISSING, **rule: Any) -> Any:
+    """A `value` that server and learner must hold alike: it decides the model or the promise."""
+    return value(default=default, agreed=True, **rule)
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(value, agreed))
 class Table:
     """Subclasses are frozen dataclasses that check what they are made from.
 
@@ -121,6 +128,10 @@ class Table:
 
     def check(self) -> None:
         """Raise what is wrong between fields; each of them is right by itself."""
+
+    def agreed_values(self) -> dict[str, Any]:
+        """Values of the fields made with `agreed`: part of the terms of server and learner."""
+        return {name: getattr(self, name) for name, entry in self._entries.items() if entry.rule.agreed}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.reports.packed_series import pack, thinned, window_means
-from veilstream.research.theory.printed_norms import tree_norms_as_printed
 from veilstream.runs.folder import Run
 
 Floats = NDArray[np.float64]
@@ -137,14 +137,13 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
 def printed_bound(guarantee: Mapping[str, Any], learners: int) -> float:
     """Largest standard deviation by the norms that eq-bc-logR prints, at a guarantee's budget.
 
-    Noise of std V = m·Δ, with the same multiplier m and a clip norm's reach, but ‖c‖² and ‖b‖² as
-    printed instead of those of the mechanism.
+    The paper prints ‖c‖² <= log2(T) + 1 and ‖b‖² <= log2(T); the noise multiplier is the guarantee's.
     """
-    norms = tree_norms_as_printed(guarantee["horizon"])
+    row = math.log2(guarantee["horizon"])
     reach = 2.0 if guarantee["neighbours"] == "replace-one" else 1.0
     one_step = reach * guarantee["clip_norm"] / guarantee.get("clients_per_step", 1)
     multiplier = guarantee["noise_std"] / guarantee["sensitivity"]
-    return float(multiplier * one_step * np.sqrt(norms.column * norms.row / learners))
+    return float(multiplier * one_step * math.sqrt((row + 1) * row / learners))
 
 
 def chart(

@@ -13,7 +13,6 @@ import numpy as np
 
 from veilstream.colours import COLOURS, colour_of
 from veilstream.errors import MissingExtra
-from veilstream.reports.run_comparison import Compared
 from veilstream.research.error_figure import save_figure
 from veilstream.runs.folder import Run
 
@@ -83,20 +82,20 @@ def draw_panel(run: Run, path: Path) -> Path:
     return path
 
 
-def draw_comparison(compared: Sequence[Compared], path: Path) -> Path:
-    """Several runs in one panel, a line each."""
+def draw_comparison(lines: Sequence[tuple[str, Run, str]], path: Path) -> Path:
+    """Draw several runs in one panel, a line each: its label, its folder and its method."""
     figure = new_figure(8.0, 4.2)
     axes = figure.subplots()
-    accurate = all((each.run.path / "accuracy.csv").exists() for each in compared)
-    for place, each in enumerate(compared):
+    accurate = all((run.path / "accuracy.csv").exists() for _, run, _ in lines)
+    for place, (label, run, method) in enumerate(lines):
         if accurate:
-            rounds, found = each.run.held_out_accuracy()
-            at, values = np.array(rounds), found[each.method]
+            rounds, found = run.held_out_accuracy()
+            at, values = np.array(rounds), found[method]
         else:
-            values = _so_far(each.run.history("loss")[each.method])
+            values = _so_far(run.history("loss")[method])
             at = np.arange(1, values.shape[1] + 1)
         colour = list(COLOURS.values())[place % len(COLOURS)]
-        _band(axes, at, values, f"{each.name}: {each.method}", {"color": colour})
+        _band(axes, at, values, f"{label}: {method}", {"color": colour})
     axes.grid(visible=True, alpha=0.2)
     axes.set_xlabel("round")
     axes.set_ylabel("held-out accuracy" if accurate else "average prequential loss so far")

@@ -34,7 +34,6 @@ from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
 from veilstream.runs.tables import cell_number, damaged_table, numbered_rows, table_rows
 
-
 Float32s = NDArray[np.float32]
 
 SERVER_CHECKPOINT = "checkpoint.bin"
@@ -98,14 +97,14 @@ def _stored_plan(path: Path) -> Plan:
         return Plan.load(path)
     except InputError as error:
         raise InputError(
-            "out", str(path), "the plan that the run in this folder wrote",
+            "out",
+            str(path),
+            "the plan that the run in this folder wrote",
             f"restore it, or name another folder; {error}",
         ) from error
 
 
-def check_folder(
-    path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()
-) -> None:
+def check_folder(path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()) -> None:
     """Refuse a folder that holds another run, or anything else; or this run, unless resumed.
 
     Files named in ``besides`` may be there.
@@ -115,16 +114,14 @@ def check_folder(
         changed = _changed_keys(_stored_plan(stored), plan)
         if changed:
             raise InputError(
-                "out", str(path), "a folder without another run",
+                "out",
+                str(path),
+                "a folder without another run",
                 f"{'; '.join(changed[:5])}: set it back to resume, or name a new folder",
             )
         if not resume:
-            raise InputError(
-                "out", str(path), "a folder without a run", "--resume continues it; or name another"
-            )
-    elif path.exists() and (
-        not path.is_dir() or any(found.name not in besides for found in path.iterdir())
-    ):
+            raise InputError("out", str(path), "a folder without a run", "--resume continues it; or name another")
+    elif path.exists() and (not path.is_dir() or any(found.name not in besides for found in path.iterdir())):
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
 
 
@@ -179,9 +176,7 @@ class Run:
         self.path = Path(path)
         self._tables: dict[str, tuple[int, dict[str, dict[str, Float32s]]]] = {}
         if not (self.path / "plan.toml").exists():
-            raise InputError(
-                "run", str(path), "a folder with a plan.toml", "veilstream run makes one"
-            )
+            raise InputError("run", str(path), "a folder with a plan.toml", "veilstream run makes one")
 
     @property
     def plan(self) -> Plan:
@@ -236,7 +231,9 @@ class Run:
             content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(
-                "run", str(self.path / name), "a file that the run wrote",
+                "run",
+                str(self.path / name),
+                "a file that the run wrote",
                 f"{error}; --resume an unfinished run, or run it again",
             ) from error
         self._check_keys(name, content, ())
@@ -253,9 +250,7 @@ class Run:
             raise damaged_table(self.path / where, 0, "an object", "it holds something else")
         absent = [key for key in keys if key not in content]
         if absent:
-            raise damaged_table(
-                self.path / where, 0, "every key that the run wrote", f"{', '.join(absent)} missing"
-            )
+            raise damaged_table(self.path / where, 0, "every key that the run wrote", f"{', '.join(absent)} missing")
 
     def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
         """The model that a method published last, as a flat vector.
@@ -282,16 +277,16 @@ class Run:
         path = self.path / "models.npz"
         if not path.exists():
             raise InputError(
-                "run", str(self.path), "a run that keeps its models",
+                "run",
+                str(self.path),
+                "a run that keeps its models",
                 "models of more than 64 MiB are not kept; run fewer methods and seeds",
             )
         try:
             with np.load(path) as stored:
                 chosen: Float32s = stored[method][seeds.index(seed)]
         except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-            raise InputError(
-                "run", str(path), "the models that the run wrote", f"{error}; run it again"
-            ) from error
+            raise InputError("run", str(path), "the models that the run wrote", f"{error}; run it again") from error
         return chosen
 
     @property
@@ -352,8 +347,7 @@ class Run:
         needed = ["round", "metric", "estimate", "low", "high", "window"]
         for line, row in table_rows(path, needed):
             read: dict[str, str | float] = {
-                key: cell if key in words else cell_number(path, line, cell)
-                for key, cell in row.items()
+                key: cell if key in words else cell_number(path, line, cell) for key, cell in row.items()
             }
             if not math.isfinite(float(read["round"])):
                 raise damaged_table(path, line, "a round in every row", "here is none")
@@ -366,10 +360,7 @@ class Run:
         own = _column(column, list(table))
         if own is None:
             raise damaged_table(
-                path,
-                1,
-                f"a column {column}",
-                f"no column {column}; there are {', '.join(table) or 'no others'}",
+                path, 1, f"a column {column}", f"no column {column}; there are {', '.join(table) or 'no others'}"
             )
         return dict(table[own])
 
@@ -381,7 +372,9 @@ class Run:
             there = found[method].shape if method in found else (0, 0)
             if there != whole:
                 raise damaged_table(
-                    path, 0, f"{whole[0]} seeds of {whole[1]} rows for every method",
+                    path,
+                    0,
+                    f"{whole[0]} seeds of {whole[1]} rows for every method",
                     f"{method} has {there[0]} of {there[1]}",
                 )
 
@@ -399,9 +392,7 @@ class Run:
             for line, cells in numbered_rows(path, ["method", "seed", "round"]):
                 if line == 1:
                     if cells[:3] != ["method", "seed", "round"]:
-                        raise damaged_table(
-                            path, 1, "method, seed and round first", "they stand elsewhere"
-                        )
+                        raise damaged_table(path, 1, "method, seed and round first", "they stand elsewhere")
                     columns = cells[3:]
                     continue
                 method, seed = cells[0], cells[1]
@@ -424,7 +415,9 @@ class Run:
                 last = first + sum(seeds.values())
                 if len(set(seeds.values())) > 1:
                     raise damaged_table(
-                        path, 0, "as many rows for every seed of a method",
+                        path,
+                        0,
+                        "as many rows for every seed of a method",
                         f"{method} has {min(seeds.values())} to {max(seeds.values())}",
                     )
                 rows = (last - first) // len(seeds)
@@ -436,14 +429,23 @@ class Run:
         return self._tables[name][1]
 
 
-_SUMMARY_KEYS = (
-    "name", "complete", "rounds", "seeds", "main_method", "comparators", "data", "methods",
-)
+_SUMMARY_KEYS = ("name", "complete", "rounds", "seeds", "main_method", "comparators", "data", "methods")
 _METHOD_KEYS = ("mechanism", "guarantee", "noise_std", "final")
 _SEAT_KEYS = ("epoch", "rounds")
 _GUARANTEE_KEYS = (
-    "epsilon", "delta", "unit", "neighbours", "participation", "horizon", "accounting",
-    "mechanism", "clip_norm", "sensitivity", "noise_std", "mu", "adversary",
+    "epsilon",
+    "delta",
+    "unit",
+    "neighbours",
+    "participation",
+    "horizon",
+    "accounting",
+    "mechanism",
+    "clip_norm",
+    "sensitivity",
+    "noise_std",
+    "mu",
+    "adversary",
 )
 """What pages and figures read of a run's JSON files."""
 
@@ -459,9 +461,7 @@ def _column(asked: str, there: Sequence[str]) -> str | None:
     return next((name for name in there if name in names), None)
 
 
-def history_csv(
-    names: list[str], seeds: list[int], columns: dict[str, NDArray[Any]], rounds: list[int]
-) -> str:
+def history_csv(names: list[str], seeds: list[int], columns: dict[str, NDArray[Any]], rounds: list[int]) -> str:
     """CSV of arrays (methods, seeds, rounds); NaN becomes an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -500,9 +500,7 @@ def _commit() -> str:
         return "not a checkout"
     try:
         said = [
-            subprocess.run(
-                ["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10
-            )
+            subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         ]
     except (OSError, subprocess.TimeoutExpired):

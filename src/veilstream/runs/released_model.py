@@ -28,7 +28,6 @@ from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 
-
 _TEXTS = ("run", "plan", "guarantee")
 _WAY_OUT = "`veilstream model fetch` writes one"
 
@@ -58,8 +57,12 @@ class ReleasedModel:
         """As a file holds it."""
         buffer = io.BytesIO()
         np.savez(
-            buffer, model=self.model.astype("<f4"), round=np.int64(self.round),
-            rounds=np.int64(self.rounds), run=np.array(self.run), plan=np.array(self.plan_toml),
+            buffer,
+            model=self.model.astype("<f4"),
+            round=np.int64(self.round),
+            rounds=np.int64(self.rounds),
+            run=np.array(self.run),
+            plan=np.array(self.plan_toml),
             guarantee=np.array(json.dumps(self.guarantee, allow_nan=False)),
         )
         return buffer.getvalue()
@@ -79,9 +82,7 @@ class ReleasedModel:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise InputError(
-                "model", str(path), "a file", f"{error.strerror}; {_WAY_OUT}"
-            ) from None
+            raise InputError("model", str(path), "a file", f"{error.strerror}; {_WAY_OUT}") from None
         return cls.from_bytes(data, str(path))
 
     @classmethod
@@ -105,8 +106,7 @@ class ReleasedModel:
             whole = int(round_), int(rounds)
         except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(
-                "model", origin, "an .npz file with model, round, plan and guarantee",
-                f"{error}; {_WAY_OUT}",
+                "model", origin, "an .npz file with model, round, plan and guarantee", f"{error}; {_WAY_OUT}"
             ) from None
         if not np.isfinite(model).all():
             raise InputError("model", origin, "finite parameters", "fetch another round")

@@ -33,7 +33,6 @@ from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 from veilstream.runs.folder import Run
 
-
 Float32s = NDArray[np.float32]
 
 _WAIT_S = 30.0
@@ -85,9 +84,7 @@ def kept_start(folder: Path) -> Float32s | None:
 
 
 def _damaged(folder: Path, why: str) -> InputError:
-    return InputError(
-        "out", str(folder / _MODEL), "the model that start.json names", f"{why}; name a new folder"
-    )
+    return InputError("out", str(folder / _MODEL), "the model that start.json names", f"{why}; name a new folder")
 
 
 def starting_model(plan: Plan, dim: int) -> StartingModel | None:
@@ -123,7 +120,8 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
     text, wanted = plan.learning.start, plan.learning.start_sha256
     if model.shape != (dim,):
         raise _refused(
-            text, f"a model of {dim} numbers, as the task has (this has {model.size})",
+            text,
+            f"a model of {dim} numbers, as the task has (this has {model.size})",
             "it must come from a run with the same task and data.dim",
         )
     if not np.isfinite(model).all():
@@ -131,12 +129,15 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
     norm, cap = float(np.linalg.norm(model.astype(np.float64))), plan.learning.model_norm_cap
     if norm > cap:
         raise _refused(
-            text, f"a model of norm at most learning.model_norm_cap = {cap:g} (this has {norm:g})",
+            text,
+            f"a model of norm at most learning.model_norm_cap = {cap:g} (this has {norm:g})",
             "learners would refuse it; take another, or a larger cap on every side",
         )
     if wanted is not None and model_sha256(model) != wanted:
         raise InputError(
-            "learning.start_sha256", wanted, f"the model's own, {model_sha256(model)}",
+            "learning.start_sha256",
+            wanted,
+            f"the model's own, {model_sha256(model)}",
             f"{text} holds another model than the plan was agreed on",
         )
 
@@ -151,7 +152,8 @@ def last_released(folder: Path) -> StartingModel:
     summary = folder / "summary.json"
     if not summary.exists():
         raise _refused(
-            str(folder), "the folder of a finished run (it has no summary.json)",
+            str(folder),
+            "the folder of a finished run (it has no summary.json)",
             "let that run end first; `veilstream run` and `veilstream server` write one",
         )
     run = Run(folder)
@@ -164,9 +166,7 @@ def last_released(folder: Path) -> StartingModel:
         rows = np.frombuffer(models, "<f4").reshape(round_ + 1, -1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _refused(str(folder), "a run with its models.f32", str(error)) from error
-    return StartingModel(
-        rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_}
-    )
+    return StartingModel(rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_})
 
 
 def _from_file(path: Path) -> StartingModel:
@@ -174,7 +174,8 @@ def _from_file(path: Path) -> StartingModel:
         data = path.read_bytes()
     except OSError as error:
         raise _refused(
-            str(path), "a run's folder, an .npz file, or an https address",
+            str(path),
+            "a run's folder, an .npz file, or an https address",
             f"{error.strerror}; paths are taken from where the command is started",
         ) from error
     return _from_npz(data, str(path))
@@ -193,8 +194,7 @@ def _from_npz(data: bytes, source: str) -> StartingModel:
                 facts["run"] = str(stored["run"])
     except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise _refused(
-            source, "an .npz file with an array `model`",
-            f"{error}; `veilstream model fetch` writes one",
+            source, "an .npz file with an array `model`", f"{error}; `veilstream model fetch` writes one"
         ) from error
     return StartingModel(model.astype(np.float32), source, facts)
 
@@ -205,8 +205,7 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
     local = parts.hostname in _LOOPBACK
     if not parts.hostname or parts.scheme not in (("https", "http") if local else ("https",)):
         raise _refused(
-            text, "an https address (http on this machine only)",
-            "try https://fl.example.org:8480/model/latest",
+            text, "an https address (http on this machine only)", "try https://fl.example.org:8480/model/latest"
         )
     try:
         if parts.scheme == "https":
@@ -218,7 +217,8 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
             client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_WAIT_S)
         try:
             client.request(
-                "GET", parts.path if parts.path not in ("", "/") else "/model/latest",
+                "GET",
+                parts.path if parts.path not in ("", "/") else "/model/latest",
                 headers={"Accept": "application/octet-stream"},
             )
             answer = client.getresponse()
@@ -232,13 +232,15 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
         raise _refused(text, "a model API that answers", f"{error}; {ways}") from error
     if status != 200 or not kind.startswith("application/octet-stream"):
         raise _refused(
-            text, f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
+            text,
+            f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
             "name /model/latest or /model/ROUND of a veilstream server",
         )
     if len(data) != 4 * dim:
         size = f"more than {4 * dim}" if len(data) > 4 * dim else str(len(data))
         raise _refused(
-            text, f"a model of {dim} numbers, {4 * dim} bytes (it sent {size})",
+            text,
+            f"a model of {dim} numbers, {4 * dim} bytes (it sent {size})",
             "it must come from a run with the same task and data.dim",
         )
     model = np.frombuffer(data, "<f4").astype(np.float32)

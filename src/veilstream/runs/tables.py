@@ -19,16 +19,13 @@ from veilstream.errors import InputError
 from veilstream.files import write_file
 
 
-
 def damaged_table(path: Path, line: int, rule: str, why: object) -> InputError:
     """The error for a table of a run folder that is not as it was written.
 
     It names the file, the line (0: the table as a whole) and the rule, never the line's content.
     """
     where = f"{path}, line {line}" if line else str(path)
-    return InputError(
-        "run", where, rule, f"{why}; restore the file, --resume an unfinished run, or run it again"
-    )
+    return InputError("run", where, rule, f"{why}; restore the file, --resume an unfinished run, or run it again")
 
 
 def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -50,16 +47,12 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, lis
             header = next(rows, [])
             absent = [name for name in columns if name not in header]
             if absent:
-                raise damaged_table(
-                    path, 1, f"the columns {', '.join(columns)}", f"{', '.join(absent)} missing"
-                )
+                raise damaged_table(path, 1, f"the columns {', '.join(columns)}", f"{', '.join(absent)} missing")
             yield 1, header
             for cells in rows:
                 line = rows.line_num
                 if len(cells) != len(header):
-                    raise damaged_table(
-                        path, line, f"{len(header)} cells in every row", f"here are {len(cells)}"
-                    )
+                    raise damaged_table(path, line, f"{len(header)} cells in every row", f"here are {len(cells)}")
                 yield line, cells
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = _reason(error)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.theory.problems import parts, some_constants
+from tests.research.problems import parts, some_constants
 from veilstream.errors import InputError
 from veilstream.research import theory
 

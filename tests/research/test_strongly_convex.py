@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.theory.problems import least_slack, one_dimensional_problems, per_round, simulate, some_constants
+from tests.research.problems import least_slack, one_dimensional_problems, per_round, simulate, some_constants
 from veilstream.errors import InputError
 from veilstream.mechanisms import independent, toeplitz, tree
 from veilstream.research import theory

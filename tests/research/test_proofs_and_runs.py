@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.theory.problems import least_slack, one_dimensional_problems, per_round, simulate
+from tests.research.problems import least_slack, one_dimensional_problems, per_round, simulate
 from veilstream.mechanisms import independent, toeplitz, tree
 from veilstream.research import theory
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from tests.theory.problems import parts, some_constants
+from tests.research.problems import parts, some_constants
 from veilstream.errors import InputError
 from veilstream.research import theory
 from veilstream.research.theory import Constants

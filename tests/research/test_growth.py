@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.theory.problems import some_constants
+from tests.research.problems import some_constants
 from veilstream.errors import InputError
 from veilstream.research import theory
 from veilstream.research.theory import Constants

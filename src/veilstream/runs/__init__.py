@@ -1,0 +1,1 @@
+"""The run folder, typed: written by simulation and server, read by reports."""
