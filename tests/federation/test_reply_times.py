@@ -185,12 +185,11 @@ def test_answering_when_full_says_what_is_visible(tmp_path, caplog):
         tmp_path / "keys/learners/a",
         tmp_path / "a.db",
         "live",
-        ("127.0.0.1", 1),
-        engine="none",
+        None,
         reply_when_full=True,
         new_store=True,
     )
-    with pytest.raises(InputError, match="engine"):
+    with pytest.raises(InputError, match="--server"):
         service.run()
     warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert any("can tell from their time whether clients came" in line for line in warned)

@@ -79,7 +79,6 @@ def test_overrides_reach_tables_and_methods():
             r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 ",
         ),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
         (
             'mechanism = "tree"',
             'mechanism = "tree"\nnewest_weight = 0.1\naveraging = 1.0',

@@ -204,7 +204,7 @@ def test_a_task_that_predicts_numbers_has_no_accuracy():
 # --- acting --------------------------------------------------------------------------------------
 
 
-MEMORIES = [{}, {"momentum": 0.5}, {"forgetting": 0.9}, {"averaging": 1.0, "forgetting": 0.9}]
+MEMORIES = [{}, {"forgetting": 0.9}, {"averaging": 1.0, "forgetting": 0.9}]
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -221,7 +221,7 @@ def test_a_server_that_stops_leaves_everything_as_it_is(memory, monkeypatch):
         while not simulation.done:
             simulation.advance()
             state = simulation.state()
-            seen.append([state[name].copy() for name in ("current0", "average0", "velocity0")])
+            seen.append([state[name].copy() for name in ("current0", "average0")])
     finally:
         simulation.close()
     assert (simulation.telemetry.factors(8) == 0.0).all()  # stopped after two windows
@@ -260,7 +260,7 @@ def test_a_method_without_noise_never_acts(monkeypatch):
     assert np.allclose(found.models()[1], simulated(plan_with(None, FREE)).models()[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("memory", [{}, {"momentum": 0.5, "forgetting": 0.99}])
+@pytest.mark.parametrize("memory", [{}, {"forgetting": 0.99}])
 def test_a_factor_of_one_changes_nothing(memory, monkeypatch):
     """Steps of each seed, and the same steps for all seeds: one arithmetic but for rounding."""
     from veilstream.learning import telemetry_rule

@@ -70,13 +70,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 
 
-_EXTRAS = {
-    "jax": "jax",
-    "jaxlib": "jax",
-    "matplotlib": "figures",
-    "torch": "torch",
-    "flwr": "flower",
-}
+_EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch", "flwr": "flower"}
 """Which extra brings a package that a command may lack."""
 
 

@@ -42,8 +42,7 @@ def make_command(
 
 @app.command("add")
 def add_command(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)],
+    folder: Folder, name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)]
 ) -> None:
     """Make keys for one more learner. Copy the server's folder to the server again."""
     from veilstream.federation.keys.identity import add_learner

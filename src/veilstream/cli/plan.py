@@ -82,7 +82,6 @@ def command(
     newest_weight: Annotated[
         float | None, typer.Option(help="Publish an exponential average with this newest weight.")
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of the server.", show_default="0")] = None,
     forgetting: Annotated[float | None, typer.Option(help="ρ: x⁰ + ρ·(x - x⁰) every round.", show_default="1")] = None,
     people: Annotated[int | None, typer.Option(help="How many people a learner has; says if they are too few.")] = None,
     unbounded: Annotated[
@@ -114,7 +113,6 @@ def command(
         "step_decay": step_decay,
         "averaging": averaging,
         "newest_weight": newest_weight,
-        "momentum": momentum,
         "forgetting": forgetting,
         "people": people,
         "unbounded": unbounded,
@@ -204,10 +202,9 @@ _DEFAULTS: dict[str, Any] = {
     "separation": 1,
     "accounting": "exact",
     "step_decay": 0.0,
-    "momentum": 0.0,
     "forgetting": 1.0,
 }
-_PUBLISHING = ("step_decay", "averaging", "newest_weight", "momentum", "forgetting")
+_PUBLISHING = ("step_decay", "averaging", "newest_weight", "forgetting")
 """Options that say what is published, as `Workload` names them."""
 
 

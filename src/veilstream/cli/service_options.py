@@ -14,12 +14,10 @@ PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on ev
 TrustCarrier = Annotated[
     bool,
     typer.Option(
-        "--trust-carrier", help="Let the Flower process run under the learner's own account, where it can read everything."
+        "--trust-carrier", help="Let the Flower process run under the learner's own account, where it can read all."
     ),
 ]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower keeps its own).")
-]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower keeps its own).")]
 
 
 LogLevel = Annotated[Level, typer.Option("--log-level", help="The least important lines to show on stderr.")]

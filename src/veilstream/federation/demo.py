@@ -167,9 +167,7 @@ def _check_accounts(transport: str, *, trusted: bool) -> None:
         )
 
 
-def _children(
-    folder: Path, port: int, sources: dict[str, str], options: list[str]
-) -> list[Child]:
+def _children(folder: Path, port: int, sources: dict[str, str], options: list[str]) -> list[Child]:
     """The server first, then the learners, each with its ``--data``."""
     veilstream = [sys.executable, "-m", "veilstream"]
     common = ["--plan", str(folder / "plan.toml"), *options]

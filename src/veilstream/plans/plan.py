@@ -129,13 +129,6 @@ class Plan(PlanTable):
                 "no clipped beside a method that normalises gradients: none is ever clipped",
                 "remove it",
             )
-        if self.data.missing_weights != "constant":
-            raise PlanError(
-                "data.missing_weights",
-                self.data.missing_weights,
-                '"constant" where there is telemetry: other weights distort it',
-                "remove it, or [telemetry]",
-            )
 
     def telemetry_of(self, plan: MethodPlan) -> Telemetry | None:
         """What each client contributes beside its gradient; None for nothing."""
@@ -178,13 +171,6 @@ class Plan(PlanTable):
 
     def _check_attendance(self) -> None:
         data = self.data
-        if data.missing_weights != "constant" and not data.partial_attendance:
-            raise PlanError(
-                "data.missing_weights",
-                data.missing_weights,
-                '"constant" where every learner takes part in every round',
-                "remove it, or add data.missing, data.late or data.leaving",
-            )
         if data.partial_attendance and self.run.noise == "device":
             raise PlanError(
                 "run.noise",
@@ -374,7 +360,6 @@ class Plan(PlanTable):
             step_decay=plan.step_decay,
             averaging=plan.averaging,
             newest_weight=plan.newest_weight,
-            momentum=plan.momentum,
             forgetting=plan.forgetting,
             interior_weight=plan.interior_weight,
         )

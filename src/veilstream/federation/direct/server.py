@@ -45,13 +45,7 @@ class DirectServer:
     """Learners by name, each behind the stream that it holds."""
 
     def __init__(
-        self,
-        keys: Path,
-        address: tuple[str, int],
-        *,
-        dim: int,
-        answer_within_s: float = 600.0,
-        insecure: bool = False,
+        self, keys: Path, address: tuple[str, int], *, dim: int, answer_within_s: float = 600.0, insecure: bool = False
     ) -> None:
         """The server's side.
 

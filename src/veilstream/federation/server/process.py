@@ -97,9 +97,7 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(RunLock(self.folder).close)
-            coordinator = Coordinator(
-                self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved
-            )
+            coordinator = Coordinator(self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved)
             self._operate(coordinator)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.live is not None:
@@ -128,11 +126,7 @@ class ServerService:
         from veilstream.federation.direct import DirectServer
 
         return DirectServer(
-            self.keys,
-            self.address,
-            dim=dim,
-            answer_within_s=self.plan.federation.deadline_s,
-            insecure=self.insecure,
+            self.keys, self.address, dim=dim, answer_within_s=self.plan.federation.deadline_s, insecure=self.insecure
         )
 
     def _operate(self, coordinator: Coordinator) -> None:

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.protocol.combine import Combine
-from veilstream.federation.protocol.fold import ClosedRound, ServerFold, ServerMemory
-from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
-from veilstream.federation.server.message_file import MessageFile, Slots
+from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
+from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, MessageFile, ModelFile, Position, Slots
 from veilstream.federation.server.run_lock import LOCK_FILE
 from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
 from veilstream.files import write_file
@@ -51,7 +49,6 @@ class RunFiles:
     def __init__(self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None) -> None:
         """``start`` says where x⁰ comes from, if not from the task."""
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
-        self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
         self.telemetry = TelemetryFiles.of(folder, plan, terms)
 
@@ -76,7 +73,7 @@ class RunFiles:
         self.models.write(0, x0)
         self._messages = MessageFile(self._folder / MESSAGES, self._terms.release_dim, create=True)
         kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
-        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
+        fold = ServerFold(self._terms, x0, learners, kept)
         self._save(fold)
         return fold
 
@@ -102,15 +99,8 @@ class RunFiles:
                 _log.warning("%s: removed an unfinished last line", self._folder / name)
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
-        fold = ServerFold.resumed(
-            self._terms,
-            position.round,
-            position.x,
-            position.average,
-            dict(position.seats),
-            self._combine,
-            ServerMemory(self.models.read(0), position.velocity),
-        )
+        state = FoldState(position.round, position.x, position.average, self.models.read(0))
+        fold = ServerFold.resumed(self._terms, state, dict(position.seats))
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
@@ -142,9 +132,7 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity).save(
-            self._folder
-        )
+        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(self._folder)
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
