@@ -27,7 +27,7 @@ from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.model_api import ModelApi
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 _TOKEN = "k" * 43
 

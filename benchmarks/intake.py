@@ -29,7 +29,7 @@ import numpy as np
 from veilstream.deployment.learner import Learner
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.plans.plan import Plan
-from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 STEPS = 1 << 16
 TOKEN = "benchmark"

@@ -365,7 +365,7 @@ def _apply(content: bytearray, change: Write | Resize) -> None:
 
 
 class _File:
-    """A file that SQLite has open. Locks are not modelled: `OneWriter` sees to one connection."""
+    """A file that SQLite has open. Locks are not modelled: `FileLock` sees to one connection."""
 
     def __init__(self, disk: Disk, name: str, flags: list[int]) -> None:
         self._disk, self._name = disk, name

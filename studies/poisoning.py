@@ -1,6 +1,6 @@
 """What a learner that lies within bounds does to the model.
 
-    python -m studies.poisoning                       the figures of docs/federation.md
+    python -m studies.poisoning                       the figures of docs/tried.md
     python -m studies.poisoning --seeds 1 --rounds 20
 
 Ten learners with logistic regression on one law, real noise on the grid, the server's own fold. The
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilstream.deployment.local_rounds import LocalRounds, model_hash
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.bounds import ReleaseBounds
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised, RawGradient
+from veilstream.runs.released_model import model_sha256
 
 LEARNERS, DIM, STEPS = 10, 10, 5
 
@@ -77,7 +78,7 @@ def play(plan: Plan, terms: Terms, seed: int, *, liar: bool) -> Outcome:
                 continue
             rounds = local[name]
             x = fold.announce(name).x
-            rounds.pin(x, model_hash(x))
+            rounds.pin(x, model_sha256(x))
             features, targets = truth.records(STEPS)
             for t in range(STEPS):
                 raw = gradient(rounds.model.reveal(), features[t], targets[t]).astype(np.float32)

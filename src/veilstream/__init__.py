@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from veilstream.simulation.private_model import PrivateModel
     from veilstream.simulation.runner import run
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "Answer",

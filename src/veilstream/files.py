@@ -1,12 +1,13 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all, and the lock of one that has a single writer."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -51,3 +52,53 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class FileLock:
+    """An exclusive lock, held until `close`; the operating system drops it when its holder dies.
+
+    Args:
+        path: the lock file; it holds the holder's process id.
+        busy: the error to raise while another process holds it, made from that process's id.
+
+    Raises:
+        OSError: for a path that cannot be opened for writing, or is a symbolic link.
+
+    """
+
+    def __init__(self, path: Path, busy: Callable[[str], Exception]) -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = _process_in(self._handle)
+            os.close(self._handle)
+            raise busy(holder) from None
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds, without a name
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let the next process in."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def lock_holder(path: Path) -> str | None:
+    """Process that holds this lock now, if any."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _process_in(handle)
+    finally:
+        os.close(handle)
+    return None
+
+
+def _process_in(handle: int) -> str:
+    return os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"

@@ -13,7 +13,7 @@ import pytest
 from tests.browser.conftest import PLAN
 from tests.browser.federation_processes import Federation
 from tests.federation.test_learner_api import TOKEN, served
-from veilstream.federation.http.page_access import page_link
+from veilstream.federation.learner.access import page_link
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
 
 def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
     from veilstream.federation.keys.identity import make_keys
-    from veilstream.federation.server.run_lock import RunLock
+    from veilstream.federation.server.run_lock import lock_run
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     (tmp_path / "plan.toml").write_text(plan_of().to_toml())
@@ -94,7 +94,7 @@ def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_take
     assert done.returncode == 2
     words = "--void = 'aa': expected one of a, b, c (did you mean 'a'?)"
     assert words in " ".join(done.stderr.split())
-    held = RunLock(tmp_path / "run")
+    held = lock_run(tmp_path / "run")
     done = veilstream(*server, cwd=tmp_path)
     held.close()
     assert done.returncode == 6

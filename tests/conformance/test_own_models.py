@@ -128,6 +128,14 @@ def test_the_pages_record_by_record_example_runs(capsys):
     assert "PrivateModel(simulated, protects no one: 300 of 300 steps)" in capsys.readouterr().out
 
 
+def test_the_pages_example_in_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_in("docs/your-model.md", "python")
+    (code,) = [block for block in blocks if block.startswith("import numpy")]
+    exec(compile(code, "docs/your-model.md", "exec"), {})
+    assert float(capsys.readouterr().out.split()[0]) > 0.8
+
+
 @pytest.mark.parametrize("plan", ["dict_model"], indirect=True)
 def test_sides_with_other_code_do_not_train_together(plan, tmp_path):
     from veilstream.deployment.learner import Learner

@@ -12,10 +12,10 @@ from tests.deployment.test_learner import Still, client, model, plan_of, run_rou
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger import paths
 from veilstream.deployment.ledger.inspect import inspect, verify
-from veilstream.deployment.ledger.lock import OneWriter, holder
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, renew_witness
 from veilstream.deployment.ledger.witness import ENTRY_BYTES, Entry, Witness
 from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
+from veilstream.files import FileLock, lock_holder
 
 
 def learner_at(path, **more):
@@ -433,8 +433,8 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path):
     target.write_bytes(b"someone's")
     link.symlink_to(target)
     with pytest.raises(OSError, match="symbolic links"):
-        OneWriter(link)
-    assert holder(link) is None
+        FileLock(link, RuntimeError)
+    assert lock_holder(link) is None
     assert target.read_bytes() == b"someone's"
 
 

@@ -16,7 +16,7 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.crash_points import CRASH_POINTS
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.learning.table_tasks import Huber
+from veilstream.learning.tasks import Huber
 from veilstream.plans.clients import stream_of
 from veilstream.plans.data_source import open_file
 from veilstream.plans.plan import Plan

@@ -12,7 +12,7 @@ from tests.support.federation import Plain, plan_of
 from veilstream.errors import InputError, RunBusy
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.server.process import ServerService
-from veilstream.federation.server.run_lock import RunLock
+from veilstream.federation.server.run_lock import lock_run
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
@@ -42,18 +42,18 @@ def test_a_private_key_that_others_can_read_is_refused_with_the_command(tmp_path
 
 def test_a_second_server_in_one_folder_ends_at_once_and_names_the_first(tmp_path):
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
-    first = RunLock(tmp_path / "run")
+    first = lock_run(tmp_path / "run")
     service = ServerService(plan_of(), tmp_path / "keys/server", tmp_path / "run", ("127.0.0.1", 0), task=Plain())
     with pytest.raises(RunBusy, match=f"held by process {os.getpid()}: a run has one server"):
         service.run()
     assert RunBusy.exit_code == 6
     first.close()
-    RunLock(tmp_path / "run").close()
+    lock_run(tmp_path / "run").close()
     (tmp_path / "run/server.lock").unlink()
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "run/server.lock").symlink_to(tmp_path / "victim")
     with pytest.raises(InputError, match="not a link"):
-        RunLock(tmp_path / "run")
+        lock_run(tmp_path / "run")
     assert (tmp_path / "victim").read_text() == "precious"
 
 

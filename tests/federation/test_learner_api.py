@@ -16,13 +16,12 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.http.asgi_server import Limits
-from veilstream.federation.keys.access_token import open_token, token_path
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.waiting_source import CAPACITY
+from veilstream.streams.waiting_source import CAPACITY, LiveSource
 
 TOKEN = "k" * 43
 ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}

@@ -19,7 +19,7 @@ from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import AlwaysReady
-from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 WINDOW_S = 30.0
 

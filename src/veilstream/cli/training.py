@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from veilstream.cli.tables import print_json
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.reports.report_page import REPORT, write_report
+from veilstream.reports.page_kit import REPORT
+from veilstream.reports.report import write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
 from veilstream.research.learning_figure import draw_run
@@ -30,29 +32,19 @@ if TYPE_CHECKING:
 
 
 def _fetch_data(plan: Plan, console: Console) -> None:
-    """MNIST or a named table, if the plan needs it and it is not here."""
-    if plan.data.kind == "table":
-        _fetch_table(plan.data.source or "", console)
-    if plan.data.kind != "mnist" or plan.data.directory is not None:
-        return
-    from veilstream.streams.mnist import LICENCE, mnist_directory, mnist_problems
-
-    if mnist_problems(mnist_directory()):
-        from veilstream.streams.mnist_sources import get_mnist
-
-        console.print(f"MNIST ({LICENCE}) is not here; fetching it into {mnist_directory()}")
-        get_mnist()
-
-
-def _fetch_table(source: str, console: Console) -> None:
+    """Fetch the public data set that the plan names, unless it is here."""
     from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
-    if not source.startswith(SOURCE_PREFIX):
+    data = plan.data
+    if data.kind == "mnist" and data.directory is None:
+        name = "mnist"
+    elif data.kind == "table" and (data.source or "").startswith(SOURCE_PREFIX):
+        name = str(data.source).removeprefix(SOURCE_PREFIX).partition("/")[0]
+    else:
         return
-    name = source.removeprefix(SOURCE_PREFIX).partition("/")[0]
-    data, place = dataset_of(name), dataset_directory(name)
+    licence, place = dataset_of(name).licence, dataset_directory(name)
     if dataset_problems(name, place):
-        console.print(f"{name} ({data.licence}) is not here; fetching it into {escape(str(place))}")
+        console.print(f"{name} ({licence}) is not here; fetching it into {escape(str(place))}")
         get_dataset(name)
 
 
@@ -83,13 +75,13 @@ def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveS
     if port is None:
         yield None
         return
-    from veilstream.federation.http.local_live_server import local_live_server, secret_path
+    from veilstream.federation.http.live_routes import local_live_server
     from veilstream.reports.live_simulation import LiveSimulation
 
-    path = secret_path()
-    page = LiveSimulation(plan, path)
-    # Outside the wrapping of lines: an address is copied whole.
-    with local_live_server(page, path, port, lambda url: sys.stderr.write(f"Live page: {url}\n")):
+    def tell(url: str) -> None:
+        sys.stderr.write(f"Live page: {url}\n")  # not through the console, which would wrap the address
+
+    with local_live_server(partial(LiveSimulation, plan), port, tell) as page:
         try:
             yield page
         finally:

@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.directories import user_directory
+from veilstream.errors import MissingExtra
 from veilstream.files import write_file
+from veilstream.mechanisms.blas import one_blas_thread
 
 Floats = NDArray[np.float64]
 Recipe = Mapping[str, object]
@@ -51,7 +53,7 @@ def load_or_solve(
     counts.
     """
     if not use:
-        with _one_blas_thread():
+        with _one_thread_if_possible():
             return solve()
     name = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -61,7 +63,7 @@ def load_or_solve(
             return _read(path, name, dimensions)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             warnings.warn(f"cache file {path} is damaged ({error}); rebuilding it", CacheNotice, stacklevel=3)
-    with _one_blas_thread():
+    with _one_thread_if_possible():
         arrays = solve()
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
         return _read(path, name, dimensions)  # someone else was faster
@@ -72,13 +74,11 @@ def load_or_solve(
     return arrays
 
 
-def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
+def _one_thread_if_possible() -> contextlib.AbstractContextManager[object]:
     try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
+        return one_blas_thread()
+    except MissingExtra:
         return contextlib.nullcontext()
-    limited: contextlib.AbstractContextManager[object] = threadpool_limits(1, "blas")
-    return limited
 
 
 def _read(path: Path, name: str, dimensions: Mapping[str, int]) -> dict[str, Floats]:

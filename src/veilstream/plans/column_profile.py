@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from veilstream.errors import InputError
+from veilstream.learning.task_registry import task_kind
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
-from veilstream.records.schema import EACH_ROW, as_number, as_text, is_missing
-from veilstream.streams.tables import TableReader
+from veilstream.records.cells import as_number, as_text, is_missing
+from veilstream.records.schema import EACH_ROW
+from veilstream.streams.table import Cells, Table
 from veilstream.wording import counted
 
 _DISTINCT = 10_000
@@ -173,7 +175,7 @@ class Profile:
             )
 
 
-def profile(tables: Sequence[TableReader]) -> Profile:
+def profile(tables: Sequence[Table]) -> Profile:
     """Read whole tables: columns of all of them, by name."""
     found = Profile([table.name for table in tables], 0, 0, {}, [])
     headers = {table.name: set(table.columns) - {""} for table in tables if table.columns}
@@ -192,7 +194,7 @@ def profile(tables: Sequence[TableReader]) -> Profile:
     return found
 
 
-def _take(found: Profile, table: TableReader, cells: Mapping[str, object] | None) -> None:
+def _take(found: Profile, table: Table, cells: Cells | None) -> None:
     found.rows += 1
     if cells is None:
         found.unreadable += 1
@@ -226,7 +228,8 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
     lines += [f"{role} = {_quoted(name)}" for role, name in named if name is not None]
     column = found.columns[roles.label] if roles.label is not None else None
     classes = column is not None and column.distinct <= FEW
-    if classes and task in (None, "logistic", "softmax"):
+    kind = None if task is None else task_kind(task)
+    if classes and (task is None or (kind is not None and kind.target.classifies)):
         lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
     else:
         lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.learning.task_registry import task_kind
 from veilstream.mechanisms import Workload
 from veilstream.mechanisms.registry import MADE_FOR_PUBLISHED
 from veilstream.plans.plan_tables import (
-    DATA_OF_TASK,
     DataPlan,
     FederationPlan,
     LearningPlan,
@@ -51,9 +51,6 @@ _OF_TABLES = (
 )
 """Keys of [data] that only records of a table have."""
 
-
-_CLASSIFY = ("logistic", "softmax", "cnn", "edge_features", "random_features")
-"""Tasks of our own whose predictions are right or wrong."""
 
 _WINDOW_STEPS = 1000
 """Of a learner, that an estimate of telemetry averages over where the plan does not say."""
@@ -114,12 +111,12 @@ class Plan(PlanTable):
 
     def _check_telemetry(self, telemetry: TelemetryPlan) -> None:
         """Metrics that the task and the methods have."""
-        metrics, task = list(telemetry.metrics), self.learning.task
-        if "accuracy" in metrics and task in DATA_OF_TASK and task not in _CLASSIFY:
+        metrics, kind = list(telemetry.metrics), task_kind(self.learning.task)
+        if "accuracy" in metrics and kind is not None and not kind.target.classifies:
             raise PlanError(
                 "telemetry.metrics",
                 metrics,
-                f"no accuracy where {task} predicts a number",
+                f"no accuracy where {kind.name} predicts a number",
                 'metrics = ["loss"], with a loss_cap',
             )
         if "clipped" in metrics and any(m.method.normalises for m in self.methods):
@@ -146,7 +143,8 @@ class Plan(PlanTable):
 
     def _check_data(self) -> None:
         task, data = self.learning.task, self.data
-        fitting = DATA_OF_TASK.get(task, (data.kind,))
+        kind = task_kind(task)
+        fitting = (data.kind,) if kind is None else kind.data
         if data.kind not in (*fitting, "custom"):
             listed = ", ".join(f'"{kind}"' for kind in fitting)
             raise PlanError(
@@ -159,7 +157,7 @@ class Plan(PlanTable):
         if data.kind != "synthetic" and data.drift != "none":
             raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
         self._check_attendance()
-        if self.learning.ridge and task not in ("logistic", "least_squares"):
+        if self.learning.ridge and (kind is None or not kind.takes_ridge):
             raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
         if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
             raise PlanError(

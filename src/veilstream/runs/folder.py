@@ -1,6 +1,6 @@
 """A run is a folder: plan, guarantees, history, summary, versions. Figures are drawn from it alone.
 
-docs/run-folder.md lists its files and their columns. `accuracy` alone names nothing in them:
+docs/runs-and-reports.md lists its files and their columns. `accuracy` alone names nothing in them:
 `prequential_accuracy` is of a round's own clients before they are learned from, and
 `held_out_accuracy` of clients who are never learned from. Folders of before that rule are read too.
 

@@ -43,7 +43,7 @@ from veilstream.simulation.seed_batches import (
     together,
 )
 from veilstream.simulation.telemetry import telemetry_csv
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 from veilstream.streams.table_stream import TableStream
 
 COLUMNS = {"accuracy": "prequential_accuracy"}

@@ -18,11 +18,11 @@ from veilstream.deployment.ledger.database import (
     readable,
     remembered_witness,
 )
-from veilstream.deployment.ledger.lock import holder
 from veilstream.deployment.ledger.paths import lock_path, refuse_links, refuse_witness
 from veilstream.deployment.ledger.visits import clients_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError
+from veilstream.files import lock_holder
 from veilstream.progress import progress
 
 
@@ -153,7 +153,7 @@ def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
     return Status(
         str(store),
         str(where),
-        holder(lock_path(store)),
+        lock_holder(lock_path(store)),
         records=chain.length,
         head=chain.head.hex(),
         epoch=None if settings is None else standing.epoch,

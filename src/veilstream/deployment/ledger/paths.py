@@ -13,7 +13,8 @@ import os
 import stat
 from pathlib import Path
 
-from veilstream.errors import InputError, LedgerError
+from veilstream.errors import InputError, LedgerError, StoreBusy
+from veilstream.files import FileLock
 
 WITNESS_MAGIC = b"VEILWIT2"
 """How a witness begins."""
@@ -29,6 +30,12 @@ def witness_path(store: Path, witness: Path | str | None) -> Path:
 def lock_path(store: Path) -> Path:
     """Where the lock of a store is."""
     return store.with_suffix(".lock")
+
+
+def lock_store(store: Path) -> FileLock:
+    """Hold a store as its one writer until `FileLock.close`; `StoreBusy` while another process does."""
+    path = lock_path(store)
+    return FileLock(path, lambda holder: StoreBusy(str(path), holder))
 
 
 def refuse_links(store: Path, witness: Path) -> None:

@@ -30,8 +30,7 @@ from veilstream.deployment.ledger.database import (
     readable,
     remember_witness,
 )
-from veilstream.deployment.ledger.lock import OneWriter
-from veilstream.deployment.ledger.paths import lock_path, refuse_links, refuse_witness
+from veilstream.deployment.ledger.paths import lock_store, refuse_links, refuse_witness
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import carried_tags, tables_sum, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of
@@ -46,7 +45,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
     if not store.exists():
         raise InputError("store", str(store), "a ledger that exists", "check the path")
     refuse_witness(store)
-    lock = OneWriter(lock_path(store))
+    lock = lock_store(store)
     try:
         with readable(store):
             db = open_sqlite(store)
@@ -142,7 +141,7 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
             "a witness that exists",
             "without it nobody knows who took part: begin another store, with other clients only",
         )
-    lock = OneWriter(lock_path(store))
+    lock = lock_store(store)
     try:
         fresh = store.with_name(f".{store.name}.new")
         for leftover in _with_logs(fresh):

@@ -49,11 +49,10 @@ from veilstream.deployment.ledger.database import (
     remembered_witness,
     usable,
 )
-from veilstream.deployment.ledger.lock import OneWriter
 from veilstream.deployment.ledger.paths import (
     empty_store,
     identity,
-    lock_path,
+    lock_store,
     missing_store,
     notices_of,
     refuse_links,
@@ -61,10 +60,11 @@ from veilstream.deployment.ledger.paths import (
     witness_path,
 )
 from veilstream.deployment.ledger.tags import keyed_tag
-from veilstream.deployment.ledger.visits import NOBODY, Visit, visit_key, visit_of
+from veilstream.deployment.ledger.visits import NOBODY, past_visits, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
+from veilstream.records.participation import PastVisits
 
 
 class Ledger:
@@ -94,7 +94,7 @@ class Ledger:
                     raise missing_store(self.path)
             refuse_witness(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = OneWriter(lock_path(self.path))
+            self._lock = lock_store(self.path)
         try:
             with usable(self.path):
                 self._open()
@@ -372,10 +372,10 @@ class Ledger:
         """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
         return keyed_tag(self.tag_key, client)
 
-    def visit(self, tag: bytes) -> Visit | None:
-        """This client's part so far."""
+    def past_visits(self, tag: bytes) -> PastVisits | None:
+        """This client's visits so far."""
         with readable(self.path):
-            return visit_of(self._db, tag)
+            return past_visits(self._db, tag)
 
     def forget(self) -> bool:
         """Have what was destroyed gone from the log file too; False while someone reads it."""

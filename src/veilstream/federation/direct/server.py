@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.federation.addresses import check_loopback, wait_until_free
+from veilstream.federation.addresses import check_loopback, connections_allowed, wait_until_free
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import expiring, invalid, load
 from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
-from veilstream.federation.open_files import connections_allowed
 from veilstream.federation.protocol.transport import Failure, Inbox
 
 import grpc  # isort: skip  # after wire, which says how loud it may be

@@ -40,18 +40,20 @@ from typing import Any, TypeVar
 
 from veilstream.deployment.ledger.person import PersonsPart, part_of_person
 from veilstream.errors import InputError, LedgerError, MissingExtra
-from veilstream.federation.addresses import is_loopback, is_own_host
+from veilstream.federation.addresses import is_own_host
 from veilstream.federation.http.asgi_server import AsgiServer, Limits
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
+from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, LocalPage
 from veilstream.federation.learner.person_page import FORM_HEADERS, asked_person, form_fields, person_html
+from veilstream.http_client import is_loopback
+from veilstream.learning.tasks import admission_of
 from veilstream.plans.records import schema_of
-from veilstream.records.admission import Admission, Answer
+from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded
 from veilstream.streams.intake import Offered
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.waiting_source import WaitingRecord
+from veilstream.streams.waiting_source import LiveSource, WaitingRecord
+from veilstream.strict_json import InvalidJson, read_json
 
 try:
     from starlette.applications import Starlette
@@ -111,7 +113,7 @@ class LearnerApi:
                 "put a proxy with TLS in front of it",
             )
         self._daemon, self._source, self._token = daemon, source, token.encode()
-        plan, admission = daemon.learner.plan, Admission.of(daemon.learner.task)
+        plan, admission = daemon.learner.plan, admission_of(daemon.learner.task)
         schema = schema_of(plan) if plan.data.kind == "table" else None
         self._records = LiveRecords(admission, schema, daemon.name)
         self._largest = self._records.largest_bytes
@@ -387,7 +389,10 @@ class LearnerApi:
             is_list = batch and body.lstrip(b" \t\r\n")[:1] == b"["
             if max(len(body), int(length)) > (most if is_list else self._largest):
                 raise self._too_large()
-        said = self._parsed(read_json, bytes(body))
+        try:
+            said = read_json(bytes(body))
+        except InvalidJson as error:
+            raise self._refuse(400, "JSON", str(error)) from None
         if not isinstance(said, (dict, list) if batch else dict):
             kinds = "one JSON object, or a list of them" if batch else "one JSON object"
             raise self._refuse(400, "JSON", f"expected {kinds}")

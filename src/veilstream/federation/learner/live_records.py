@@ -13,7 +13,6 @@ rule, and goes to the caller alone; of what a field held it says nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,20 +21,10 @@ from numpy.typing import NDArray
 
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Admission
+from veilstream.records.cells import as_text, is_missing
 from veilstream.records.client_names import NAME_RULE, client_name
 from veilstream.records.own_records import OwnRecords
-from veilstream.records.schema import (
-    EACH_ROW,
-    REASONS,
-    Categorical,
-    Encoded,
-    Label,
-    Numeric,
-    RecordSchema,
-    Refusal,
-    as_text,
-    is_missing,
-)
+from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Label, Numeric, RecordSchema, Refusal
 
 _FIELDS = frozenset({"client", "tag", "record", "features", "target"})
 _LONGEST_SHOWN = 32
@@ -60,35 +49,6 @@ class RefusedRequest(Exception):
     def __init__(self, why: str, record: Refusal | None = None, *, status: int = 422, reason: str = "record") -> None:
         super().__init__(why)
         self.why, self.record, self.status, self.reason = why, record, status, reason
-
-
-def read_json(body: bytes) -> object:
-    """One JSON value as RFC 8259 has it, with every field of an object once.
-
-    Raises:
-        RefusedRequest: anything else; a field that stands twice is named.
-
-    """
-    try:
-        return json.loads(body, object_pairs_hook=_each_once, parse_constant=_no_number)
-    except RefusedRequest:
-        raise
-    except (ValueError, RecursionError):
-        raise RefusedRequest("expected one JSON object", status=400, reason="JSON") from None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            why = f"field {_shown(name)} stands twice in one object, and it is not clear which counts"
-            raise RefusedRequest(why, status=400, reason="JSON")
-        found[name] = value
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise RefusedRequest(f"{text} is no number of JSON", status=400, reason="JSON")
 
 
 class LiveRecords:

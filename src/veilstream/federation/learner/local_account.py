@@ -36,7 +36,7 @@ from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded, Refusal
 from veilstream.streams.intake import ClientSource
-from veilstream.streams.table_source import RowCounts, TableSource, count_record
+from veilstream.streams.table_source import RowCounts, TableSource
 
 _WRITE_EVERY_S = 1.0
 _AT_ONCE = 256
@@ -102,7 +102,7 @@ class LocalAccount:
     def looked_at(self, record: Encoded | Refusal) -> None:
         """A record that someone called with was read, or refused; a table counts its own."""
         with self._changing:
-            count_record(self._rows, record)
+            self._rows.add(record)
 
     def observed(self, sample: Sample, answer: Answer, *, used: bool) -> None:
         """A record was offered; ``used`` says whether a step was made of it."""

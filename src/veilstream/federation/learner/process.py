@@ -13,26 +13,24 @@ from typing import TYPE_CHECKING
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.access_token import open_token, token_path
 from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.first_records import check_first_records
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.supervision import Address, Node, supervised
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.records.admission import Admission
 from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
 from veilstream.streams.tables import open_table
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
@@ -99,7 +97,7 @@ class LearnerService:
                 self._resume(source, learner, keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
-                source.admission = Admission.of(task)
+                source.admission = admission_of(task)
             if window_s is not None:
                 self._check_times(window_s if times is None else times.after_s)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))

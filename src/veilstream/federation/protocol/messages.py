@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import struct
 import time
@@ -32,6 +31,7 @@ from typing import Any
 
 from veilstream.errors import ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, PublicKey
+from veilstream.strict_json import InvalidJson, read_json
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
@@ -283,8 +283,8 @@ def _parts(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
         raise ProtocolError("a message that is cut short", "check the connection")
     view = memoryview(data)
     try:
-        head = _JSON.decode(bytes(view[_HEAD.size : end]).decode())
-    except (ValueError, RecursionError):
+        head = read_json(bytes(view[_HEAD.size : end]), parse_int=_small)
+    except InvalidJson:
         raise ProtocolError(*_UNKNOWN) from None
     if not isinstance(head, dict):
         raise ProtocolError(*_UNKNOWN)
@@ -306,29 +306,8 @@ def _open(data: Buffer, key: PublicKey, sender: Callable[[], str]) -> tuple[dict
     return head, body
 
 
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number that is not finite")
-    return number
-
-
 def _small(text: str) -> int:
     number = int(text) if len(text) <= 10 else _WHOLE_BELOW
     if not 0 <= number < _WHOLE_BELOW:
         raise ValueError("a whole number that is out of range")
     return number
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a field that is named twice")
-    return table
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, parse_int=_small, object_pairs_hook=_once)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from veilstream.federation.addresses import is_loopback
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
-from veilstream.federation.server.run_lock import RunLock
+from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
 from veilstream.federation.supervision import Address, ServerSide, supervised
+from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -96,7 +96,7 @@ class ServerService:
             watch(now)
 
         with ExitStack() as stack:
-            stack.callback(RunLock(self.folder).close)
+            stack.callback(lock_run(self.folder).close)
             coordinator = Coordinator(self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved)
             self._operate(coordinator)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
