@@ -405,7 +405,6 @@ def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
         {"learners": 2},
         {"method": {"forgetting": 0.99}},
         {"method": {"newest_weight": 0.1}},
-        {"method": {"interior_weight": 0.5}},
     ]
     for change in changes:
         other = Terms.of(plan_of(**change), DIM).settings

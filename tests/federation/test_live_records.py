@@ -105,10 +105,9 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
         {"client": client, "record": RECORD},
         {"record": {**RECORD, "person": client}},
         {"client": client, "features": [0.0] * 8, "target": 1},
-        {"tag": client, "features": [0.0] * 8, "target": 1},
     )
     in_the_record = "no client" if is_missing(client) else "not a client"
-    for said, reason in zip(forms, ("no client", in_the_record, *["no client"] * 2), strict=True):
+    for said, reason in zip(forms, ("no client", in_the_record, "no client"), strict=True):
         error = refused(records().observation, said)
         assert error.record is not None
         assert error.record.reason == reason
@@ -120,7 +119,7 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
     ("said", "why"),
     [
         ({"client": "a", "record": RECORD, "more": 1}, "unknown field 'more'"),
-        ({"client": "a", "tag": "a", "record": RECORD}, "tag: expected nothing beside client"),
+        ({"tag": "a", "record": RECORD}, "unknown field 'tag'"),
         ({"client": "a", "record": RECORD, "target": 1}, "target: expected nothing beside record"),
         ({"client": "a", "record": [1]}, "record: expected an object"),
         ({"client": "a"}, "record: expected an object of the plan's fields by name"),

@@ -13,7 +13,8 @@ from veilstream.federation.protocol.fold import Seat
 from veilstream.federation.server.checkpoint import MESSAGES, MessageFile, Position, Slots
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.runs.folder import history_csv, versions
+from veilstream.runs.folder import versions
+from veilstream.runs.tables import history_csv
 
 FEDERATION = """
 name = "clinics"

@@ -11,12 +11,11 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
-from veilstream.cli.export import export_command
+from veilstream.cli import audit, data, federation, keys, ledger, model, plan
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
 from veilstream.cli.report import compare_command, report_command
-from veilstream.cli.run import reproduce_command, run_command
+from veilstream.cli.run import demo_command, reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
 
@@ -54,12 +53,11 @@ def _root(
 
 app.command("new")(new_command)
 app.command("plan")(plan.command)
-app.command("demo")(demo.command)
+app.command("demo")(demo_command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
 app.command("compare")(compare_command)
-app.command("export")(export_command)
 app.command("audit")(audit.command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

@@ -61,12 +61,6 @@ def learner_command(
             show_default="live: federation.patience_s + 1; else when computed",
         ),
     ] = None,
-    reply_when_full: Annotated[
-        bool,
-        typer.Option(
-            "--reply-when-full", help="Live: reply as soon as a round is full; its time shows whether clients came."
-        ),
-    ] = False,
     accept_refusals: Annotated[
         float,
         typer.Option(
@@ -137,7 +131,6 @@ def learner_command(
         insecure,
         new_store=new_store,
         reply_after_s=reply_after,
-        reply_when_full=reply_when_full,
         token_file=token_file,
         exit_when_done=exit_when_done,
         socket=socket,

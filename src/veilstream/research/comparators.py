@@ -134,9 +134,9 @@ def _solved(
     x = offline.minimiser
     penalty = 0.5 * ridge * float(x @ x)
     of_offline = [losses(features @ x, targets).mean(axis=1) + penalty for features, targets in problems()]
-    varied = path_variation(np.concatenate([each.minimiser for each in best]), x)
-    known = None if np.isnan(varied.value) else varied.value
-    return Comparators(values, separable, np.concatenate(of_offline), known, varied.reason)
+    varied, remark = path_variation(np.concatenate([each.minimiser for each in best]), x)
+    known = None if np.isnan(varied) else varied
+    return Comparators(values, separable, np.concatenate(of_offline), known, remark)
 
 
 def _round_problems(plan: Plan, seed: int) -> Iterator[tuple[Floats, Floats]]:

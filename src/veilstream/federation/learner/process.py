@@ -16,20 +16,18 @@ from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.first_records import check_first_records
+from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
+from veilstream.federation.learner.reply_times import reply_times
 from veilstream.federation.supervision import Address, Node, supervised
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
-from veilstream.streams.tables import open_table
+from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
@@ -60,7 +58,6 @@ class LearnerService:
     """Begin a store where there is none."""
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
-    reply_when_full: bool = False
     token_file: Path | None = None
     """The learner API's access token; None: beside the store, with the suffix .token."""
     exit_when_done: bool = False
@@ -82,9 +79,7 @@ class LearnerService:
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
-        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
-        if self.reply_when_full:
-            _log.warning("%s", WHEN_FULL)
+        times = reply_times(window_s, self.reply_after_s)
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
@@ -94,7 +89,8 @@ class LearnerService:
             for notice in learner.notices:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
-                self._resume(source, learner, keys.name)
+                marks = learner.bookmarks()
+                resume_file(source, Path(self.data), self.plan, marks, accept=self.accept_refusals, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
@@ -143,38 +139,6 @@ class LearnerService:
                 deadline,
                 reply_s,
                 reply_s,
-            )
-
-    def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
-        """Go on where the file was left, and look at what comes next before anything is spent."""
-        marks, path = learner.bookmarks(), Path(self.data)
-        copies = check_not_read_before(open_table(path, query=self.plan.data.query), marks)
-        if copies and (self.plan.participation.times > 1 or source.schema.client == EACH_ROW):
-            _log.warning(
-                "%s was not read before, but other files were. Records of those that stand in it "
-                "with changed, missing or inserted rows between them cannot be recognised and "
-                "would count as further visits: give new records only",
-                path.name,
-            )
-        source.resume(marks)
-        for notice in source.table.notices:
-            _log.info("%s", notice)
-        check_first_records(source, path, accept=self.accept_refusals, learner=name)
-        if not marks and source.schema.time is not None:
-            self._tell_order(path, source.schema, name)
-
-    def _tell_order(self, path: Path, schema: RecordSchema, name: str) -> None:
-        """Before the first round, since a file that has been read from cannot be sorted."""
-        table = open_table(path, query=self.plan.data.query)
-        unordered, rows = rows_out_of_order(table, schema, name)
-        if unordered:
-            _log.warning(
-                "%s: %d of %d rows lie behind a later %s. A learner takes rows in the order of the "
-                "file, a simulation sorts them: stop and sort the file now if the order matters",
-                path.name,
-                unordered,
-                rows,
-                schema.time,
             )
 
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
@@ -252,6 +216,6 @@ class _Progress:
 
     def _tell(self) -> None:
         line = self._account.line()
-        if self._account.rounds and line != self._told[2]:
+        if self._account.counts.rounds and line != self._told[2]:
             _log.info("learner %s: %s", self._name, line)
         self._told = (time.monotonic(), self._learner.round, line)
