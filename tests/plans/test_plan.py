@@ -79,7 +79,6 @@ def test_overrides_reach_tables_and_methods():
             r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 ",
         ),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
         ("rounds = 12", 'rounds = 12\ntask = "ripple"', r"data\.kind.*ripple"),
         ("[run]", "[run", r"plan = .*expected TOML"),
         ("epsilon = 2.0", "epsilon = true", r"privacy\.epsilon \(line 10\) = True"),
