@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
     from veilstream.records.admission import Answer
+    from veilstream.reports.reported_run import run
     from veilstream.research import theory
     from veilstream.runs.folder import Run
     from veilstream.simulation.private_model import PrivateModel
-    from veilstream.simulation.runner import run
 
 __version__ = "0.5.0"
 

@@ -20,7 +20,7 @@ from veilstream.learning.tasks import Huber
 from veilstream.plans.clients import stream_of
 from veilstream.plans.data_source import open_file
 from veilstream.plans.plan import Plan
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 PEOPLE, VISITS, APART = 16, 8, 14
 TAU = 4

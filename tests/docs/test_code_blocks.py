@@ -210,7 +210,7 @@ def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path, monkeypa
     (plan,) = blocks_in("docs/tutorial.md", "toml")
     (here / "trees.toml").write_text(plan)
     script = "".join(blocks_in("docs/tutorial.md", "sh"))
-    done = shell(script.replace("--out", "--seeds 1 --out"), here)
+    done = shell(script.replace("--out", "--set run.seeds=1 --out"), here)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (here / "trees/learning.png").exists()
     assert (here / "strict/learning.png").exists()

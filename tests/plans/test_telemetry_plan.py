@@ -70,9 +70,3 @@ def test_a_plan_with_it_is_written_and_read_again():
 def test_what_it_may_not_say(table, task, kind, error):
     with pytest.raises(PlanError, match=error):
         Plan.parse(text_of(f"[telemetry]\n{table}", task, kind))
-
-
-def test_weights_by_answers_are_refused_beside_it():
-    text = text_of("[telemetry]").replace("dim = 5", 'dim = 5\nmissing = 0.2\nmissing_weights = "answered"')
-    with pytest.raises(PlanError, match="where there is telemetry"):
-        Plan.parse(text)
