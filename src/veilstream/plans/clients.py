@@ -26,12 +26,7 @@ def stream_of(plan: Plan) -> Stream:
         raise InputError("stream", None, "a stream, since data.kind is custom", "run(plan, stream=)")
     if data.kind == "mnist":
         return mnist_stream(
-            load_mnist(None if data.directory is None else Path(data.directory)),
-            learners=learning.learners,
-            rounds=learning.rounds,
-            per_round=per_round,
-            split=data.split,
-            alpha=data.concentration,
+            load_mnist(), learners=learning.learners, rounds=learning.rounds, per_round=per_round, split=data.split
         )
     if data.kind == "table":
         return _table_stream(plan, per_round)

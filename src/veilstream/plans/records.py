@@ -217,7 +217,7 @@ def _label(plan: Plan, name: str) -> Label:
     counts = target is Target.COUNT
     if counts and low < 0:
         raise InputError("data.label_range", data.label_range, "from 0 on: counts", "[0.0, 50.0]")
-    return Label(name, None, low=low, high=high, counts=counts, outside=data.label_outside)
+    return Label(name, None, low=low, high=high, counts=counts)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -28,7 +28,8 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
 from veilstream.records.baselines import LabelBaselines
-from veilstream.runs.folder import Run, history_csv
+from veilstream.runs.folder import Run
+from veilstream.runs.tables import history_csv
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.pool import PoolStream
 
