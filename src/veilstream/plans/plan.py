@@ -149,7 +149,6 @@ class Plan(PlanTable):
             step_decay=plan.step_decay,
             averaging=plan.averaging,
             newest_weight=plan.newest_weight,
-            momentum=plan.momentum,
             forgetting=plan.forgetting,
         )
 

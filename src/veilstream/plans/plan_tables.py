@@ -87,8 +87,6 @@ class DataPlan(PlanTable):
     """How far learners of synthetic data differ in their features."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     """The largest norm that a record's features have."""
-    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
-    """How many clients a learner has; the horizon may not need more."""
     drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
@@ -114,9 +112,6 @@ class DataPlan(PlanTable):
     """The label's texts; in logistic regression the second is +1."""
     label_range: tuple[float, ...] | None = of_table(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
-    label_outside: Literal["clamp", "refuse"] = of_table(default="clamp")
-    """What becomes of a label outside its range: moved to its end and counted, or the record is
-    refused."""
     features: tuple[FeaturePlan, ...] = of_table(default=())
     """Columns that predict, each a [[data.features]]."""
     interactions: tuple[str, ...] = of_table(default=(), hint='["hour * weekday"]')
@@ -145,9 +140,6 @@ class DataPlan(PlanTable):
     """In a simulation, the share of learners that come at a later round."""
     leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
     """In a simulation, the share of learners that leave for good."""
-    missing_weights: Literal["constant", "answered"] = "constant"
-    """What a release weighs where learners are missing: 1/n of the enrolled, as a server does it.
-    "answered", 1/(who answered), is there to show that correlated noise then stays in the model."""
 
     @property
     def partial_attendance(self) -> bool:
@@ -189,12 +181,6 @@ class FederationPlan(PlanTable):
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
-    combine: Literal["mean", "trimmed", "median"] = "mean"
-    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
-    the mean lets correlated noise cancel; the others resist learners that lie within bounds.
-    Telemetry is a plain mean always."""
-    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
-    """Share of the increments that "trimmed" cuts off at each end."""
 
 
 class TelemetryPlan(PlanTable):
@@ -247,8 +233,6 @@ class MethodPlan(PlanTable):
     still start from the latest one. Post-processing: it costs nothing of the promise."""
     newest_weight: float | None = agreed(default=None, gt=0, le=1, hint="leave it out; try 0.01")
     """Publish an exponential average instead, in which the newest model has this weight."""
-    momentum: float = agreed(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
-    """Of the server: m <- momentum·m + direction, and x moves along m."""
     forgetting: float = agreed(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
     """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
     clip_norm: float | None = agreed(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
@@ -264,7 +248,7 @@ class MethodPlan(PlanTable):
     """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
+    its steps, averaging and forgetting, at round ends (`buffered` and `banded` are then
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
 
     def check(self) -> None:
@@ -304,9 +288,9 @@ class MethodPlan(PlanTable):
         return published_blend(self.averaging, self.newest_weight, round_)
 
     @property
-    def memory(self) -> tuple[bool, bool]:
-        """Whether the server has momentum, and whether it forgets."""
-        return self.momentum > 0.0, self.forgetting < 1.0
+    def forgets(self) -> bool:
+        """Whether the server draws the model to where the run began."""
+        return self.forgetting < 1.0
 
     @property
     def mechanism_name(self) -> str | None:

@@ -45,10 +45,10 @@ class Prepared:
     """What a method of kind "auto" chose, and from which facts."""
 
     @property
-    def shape(self) -> tuple[int, int, bool, float | None, tuple[bool, bool]]:
+    def shape(self) -> tuple[int, int, bool, float | None, bool]:
         """Methods of one shape run as one array."""
         rule = self.rule
-        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.memory
+        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.forgets
 
     @property
     def recipe(self) -> tuple[object, ...]:
@@ -57,7 +57,7 @@ class Prepared:
         made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective)
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
-            made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+            made_for += (*averages, plan.step_decay, plan.forgetting)
         if isinstance(self.factorization, StationaryFactorization):
             made_for += (plan.forgetting,)
         return made_for
@@ -148,14 +148,6 @@ def warn_of_kept_noise(plan: Plan, mechanism: str) -> None:
             "model that is put back into the ball keeps noise that later steps would have "
             "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
             '= "independent")',
-            PlanNotice,
-            stacklevel=3,
-        )
-    if plan.data.missing_weights == "answered":
-        warnings.warn(
-            f'data.missing_weights = "answered" beside {mechanism} noise: weights that change from '
-            "round to round keep noise that later steps would have cancelled (remove it; it is "
-            "there for comparison)",
             PlanNotice,
             stacklevel=3,
         )

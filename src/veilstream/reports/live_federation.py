@@ -321,7 +321,7 @@ class ThinnedRounds:
 
 
 _TABLES = ("learning", "privacy", "telemetry", "federation", "methods")
-_WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics", "combine")
+_WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics")
 """Keys whose values are names of ours: an operator cannot write anything else there."""
 
 
