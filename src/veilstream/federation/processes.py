@@ -1,4 +1,4 @@
-"""Child processes that end when their parent does, however it ends, and are started again."""
+"""Child processes that end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Runs in the child before the command: the kernel kills it when the parent is gone.
+# Runs in the child before the command: the kernel kills the child when the parent is gone.
 _LEASH = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
@@ -25,7 +25,7 @@ _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start")
 
 
 class Child:
-    """A command, its log, and how often it had to be started."""
+    """A command as a process, and its log."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Child:
         account: int | None = None,
         python: str = sys.executable,
     ) -> None:
-        """A command that is not started yet.
+        """The command is not started yet.
 
         Args:
             command: program and arguments.
@@ -57,21 +57,21 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Number of the running process."""
         return self._process.pid if self.running and self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last one, once it has ended."""
+        """Exit code of the last process, once it has ended."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start it, in a group of its own so that all it starts can be ended with it."""
+        """Start it, in a process group of its own, so that everything it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
             leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
@@ -109,7 +109,7 @@ class Child:
         return True
 
     def end(self, patience_s: float = 3.0) -> None:
-        """Ask it to end; then make it, and all it started."""
+        """Ask it to end; then kill it, with everything it started."""
         process = self._process
         if process is None:
             return
@@ -122,7 +122,7 @@ class Child:
         process.wait()
 
     def last_lines(self, count: int = 5) -> str:
-        """End of its log, for an error message."""
+        """The end of its log, for an error message."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
         except OSError:
