@@ -48,7 +48,6 @@ EXAMPLES: dict[str, Any] = {
     "learning.start_ca": "ca.pem",
     "data.kind": "table",
     "data.clients": 4000,
-    "data.directory": "/data/mnist",
     "data.source": "records/*.csv",
     "data.query": "SELECT * FROM visits ORDER BY minute",
     "data.learner": "station",

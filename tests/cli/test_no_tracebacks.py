@@ -63,7 +63,7 @@ def test_a_bare_install_says_which_extra_to_install(command, absent, extras, tmp
 
 
 def test_what_needs_no_extra_runs_in_a_bare_install():
-    absent = ("jax", "jaxlib", "matplotlib", "flwr", "nvflare", "torch")
+    absent = ("jax", "jaxlib", "matplotlib", "flwr", "torch")
     done = bare("plan", "demo", "--set", "learning.rounds=9", "--json", absent=absent)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recommended"]
@@ -81,7 +81,7 @@ app.main()
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("module", "extra"), [("nvflare.lighter", "flare"), ("jax", "jax")])
+@pytest.mark.parametrize(("module", "extra"), [("flwr.app", "flower"), ("jax", "jax")])
 def test_a_package_missing_further_down_is_named_too(module, extra):
     assert f"pip install 'veilstream[{extra}]'" in one_line(failing(module), 3)
 

@@ -43,9 +43,8 @@ class Beside:
             self.store,
             str(self.file),
             None,
-            "flower",
             new_store=True,
-            trust_engine=True,
+            trust_carrier=True,
             socket=self.root / "s",
             **options,
         )

@@ -187,14 +187,6 @@ class TestPlans:
         assert np.abs(simulation.models()).max() > 0
         simulation.close()
 
-    def test_rounds_may_be_unbounded_by_name(self):
-        text = plan_of(forgetting=0.9).to_toml()
-        short = vs.Plan.parse(text, {"learning.rounds": "unbounded"})
-        assert (short.learning.rounds, short.learning.unbounded) == (1000, True)
-        assert vs.Plan.parse(short.to_toml()) == short
-        with pytest.raises(InputError, match=r"learning\.rounds = 'endless'.*\"unbounded\""):
-            vs.Plan.parse(text, {"learning.rounds": "endless"})
-
     def test_a_rounds_forgetting_is_spread_over_its_steps(self):
         plan = plan_of(forgetting=0.81)
         sensitivity = prepare(plan, plan.methods[0]).factorization.sensitivity()

@@ -79,12 +79,6 @@ def test_overrides_reach_tables_and_methods():
             r"methods\[1\]\.forgetting \(line 21\) = 1\.5: expected a number > 0 and <= 1 ",
         ),
         ('mechanism = "tree"', 'mechanism = "tree"\nforgetting = 0.0', r"forgetting.*try 0\.999"),
-        ('mechanism = "tree"', 'mechanism = "tree"\nmomentum = 1.0', r"momentum.*< 1"),
-        (
-            "rounds = 12",
-            'rounds = "unbounded"\nunbounded = false',
-            r"learning\.unbounded \(line 4\) = False: expected true, or nothing, beside rounds",
-        ),
         ("rounds = 12", 'rounds = 12\ntask = "ripple"', r"data\.kind.*ripple"),
         ("[run]", "[run", r"plan = .*expected TOML"),
         ("epsilon = 2.0", "epsilon = true", r"privacy\.epsilon \(line 10\) = True"),
@@ -101,7 +95,7 @@ def test_what_cannot_run_is_refused(old, new, message):
 
 
 def test_an_objective_beside_unbounded_rounds_is_refused():
-    text = SMALL_PLAN.replace("rounds = 12", 'rounds = "unbounded"')
+    text = SMALL_PLAN.replace("rounds = 12", "rounds = 12\nunbounded = true")
     text = text.replace('mechanism = "tree"', 'mechanism = "buffered"')
     assert Plan.parse(text).learning.unbounded
     with pytest.raises(PlanError, match=r"methods\[1\]\.objective.*beside unbounded rounds"):

@@ -35,7 +35,7 @@ def _fetch_data(plan: Plan, console: Console) -> None:
     from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
     data = plan.data
-    if data.kind == "mnist" and data.directory is None:
+    if data.kind == "mnist":
         name = "mnist"
     elif data.kind == "table" and (data.source or "").startswith(SOURCE_PREFIX):
         name = str(data.source).removeprefix(SOURCE_PREFIX).partition("/")[0]

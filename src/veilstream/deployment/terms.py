@@ -186,7 +186,7 @@ def _memory(method: MethodPlan) -> dict[str, Any]:
 
     A store that was begun before these settings existed stays what it was.
     """
-    kept = ("newest_weight", "momentum", "forgetting", "interior_weight")
+    kept = ("newest_weight", "forgetting")
     defaults = {field.name: field.default for field in dataclasses.fields(MethodPlan)}
     told = {name: getattr(method, name) for name in kept}
     return {name: given for name, given in told.items() if given != defaults[name]}

@@ -28,12 +28,7 @@ def stream_of(plan: Plan) -> Stream:
         from veilstream.streams.mnist import load_mnist, mnist_stream
 
         return mnist_stream(
-            load_mnist(None if data.directory is None else Path(data.directory)),
-            learners=learning.learners,
-            rounds=learning.rounds,
-            per_round=per_round,
-            split=data.split,
-            alpha=data.concentration,
+            load_mnist(), learners=learning.learners, rounds=learning.rounds, per_round=per_round, split=data.split
         )
     if data.kind == "table":
         return _tables(plan, per_round)

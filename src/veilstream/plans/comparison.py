@@ -1,7 +1,7 @@
 """Mechanisms side by side at one budget: the numbers behind `veilstream plan`.
 
 They are ranked by the noise in what is published (`Setting.workload`): the models at round ends, or
-what averaging, momentum and forgetting make of them.
+what averaging and forgetting make of them.
 """
 
 from __future__ import annotations

@@ -149,9 +149,7 @@ class Plan(PlanTable):
             step_decay=plan.step_decay,
             averaging=plan.averaging,
             newest_weight=plan.newest_weight,
-            momentum=plan.momentum,
             forgetting=plan.forgetting,
-            interior_weight=plan.interior_weight,
         )
 
     def clip_norm_of(self, plan: MethodPlan) -> float:

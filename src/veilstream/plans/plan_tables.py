@@ -13,9 +13,6 @@ from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, agreed, value
 from veilstream.privacy.telemetry import METRIC_NAMES
 
-_ROUNDS_SIMULATED = 1000
-"""Of a run without an end that does not say how many."""
-
 
 class PrivacyPlan(PlanTable):
     """The budget of methods that do not name their own."""
@@ -36,11 +33,10 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = agreed(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
+    rounds: int = agreed(ge=1, hint="R, how many models are released; try 1000")
     unbounded: bool = agreed(default=False)
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
-    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
-    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
     local_steps: int = agreed(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = agreed(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = agreed(default=1, ge=1, hint="how many a step averages; try 1")
@@ -71,18 +67,6 @@ class LearningPlan(PlanTable):
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")
     """Who vouches for a server that `start` names: a PEM file."""
 
-    def __init__(self, /, **given: Any) -> None:
-        if given.get("rounds") == "unbounded":
-            if given.get("unbounded", True) is not True:
-                raise PlanError(
-                    "unbounded",
-                    given["unbounded"],
-                    'true, or nothing, beside rounds = "unbounded"',
-                    "remove it, or say how many rounds there will be",
-                )
-            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
-        super().__init__(**given)
-
 
 def of_table(**rule: Any) -> Any:
     """A key of [data] that only records of a table have."""
@@ -109,10 +93,6 @@ class DataPlan(PlanTable):
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
-    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
-    """Of the Dirichlet split."""
-    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
-    """Where the MNIST files are, if not in the user's data directory."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
@@ -165,9 +145,6 @@ class DataPlan(PlanTable):
     """In a simulation, the share of learners that come at a later round."""
     leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
     """In a simulation, the share of learners that leave for good."""
-    missing_weights: Literal["constant", "answered"] = "constant"
-    """What a release weighs where learners are missing: 1/n of the enrolled, as a server does it.
-    "answered", 1/(who answered), is there to show that correlated noise then stays in the model."""
 
     @property
     def partial_attendance(self) -> bool:
@@ -209,12 +186,6 @@ class FederationPlan(PlanTable):
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
-    combine: Literal["mean", "trimmed", "median"] = "mean"
-    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
-    the mean lets correlated noise cancel; the others resist learners that lie within bounds.
-    Telemetry is a plain mean always."""
-    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
-    """Share of the increments that "trimmed" cuts off at each end."""
 
 
 class TelemetryPlan(PlanTable):
@@ -267,8 +238,6 @@ class MethodPlan(PlanTable):
     still start from the latest one. Post-processing: it costs nothing of the promise."""
     newest_weight: float | None = agreed(default=None, gt=0, le=1, hint="leave it out; try 0.01")
     """Publish an exponential average instead, in which the newest model has this weight."""
-    momentum: float = agreed(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
-    """Of the server: m <- momentum·m + direction, and x moves along m."""
     forgetting: float = agreed(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
     """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
     clip_norm: float | None = agreed(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
@@ -284,10 +253,8 @@ class MethodPlan(PlanTable):
     """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
+    its steps, averaging and forgetting, at round ends (`buffered` and `banded` are then
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
-    interior_weight: float = agreed(default=0.1, gt=0, le=1, hint="try 0.1")
-    """For "published" and "rounds": what noise in models that are not published counts beside."""
 
     def check(self) -> None:
         """Refuse a method that neither says its step size nor chooses it."""
@@ -326,9 +293,9 @@ class MethodPlan(PlanTable):
         return published_blend(self.averaging, self.newest_weight, round_)
 
     @property
-    def memory(self) -> tuple[bool, bool]:
-        """Whether the server has momentum, and whether it forgets."""
-        return self.momentum > 0.0, self.forgetting < 1.0
+    def forgets(self) -> bool:
+        """Whether the server draws the model to where the run began."""
+        return self.forgetting < 1.0
 
     @property
     def mechanism_name(self) -> str | None:

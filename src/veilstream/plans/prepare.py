@@ -45,19 +45,19 @@ class Prepared:
     """What a method of kind "auto" chose, and from which facts."""
 
     @property
-    def shape(self) -> tuple[int, int, bool, float | None, tuple[bool, bool]]:
+    def shape(self) -> tuple[int, int, bool, float | None, bool]:
         """Methods of one shape run as one array."""
         rule = self.rule
-        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.memory
+        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.forgets
 
     @property
     def recipe(self) -> tuple[object, ...]:
         """Methods of one recipe share their noise, but for its size."""
         plan = self.plan
-        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective, plan.interior_weight)
+        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective)
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
-            made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+            made_for += (*averages, plan.step_decay, plan.forgetting)
         if isinstance(self.factorization, StationaryFactorization):
             made_for += (plan.forgetting,)
         return made_for
@@ -151,14 +151,6 @@ def warn_of_kept_noise(plan: Plan, mechanism: str) -> None:
             PlanNotice,
             stacklevel=3,
         )
-    if plan.data.missing_weights == "answered":
-        warnings.warn(
-            f'data.missing_weights = "answered" beside {mechanism} noise: weights that change from '
-            "round to round keep noise that later steps would have cancelled (remove it; it is "
-            "there for comparison)",
-            PlanNotice,
-            stacklevel=3,
-        )
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
@@ -183,7 +175,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
-        options = {"objective": method.objective, "local_steps": steps, "interior_weight": method.interior_weight}
+        options = {"objective": method.objective, "local_steps": steps}
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)

@@ -50,9 +50,7 @@ class SimulatedLearner:
         self._x: Float32s = np.asarray(self.task.init(seed), np.float32).copy()
         self._z, self._published = self._x.copy(), self._x.copy()
         self._sum = np.zeros_like(self._x)
-        momentum, forgets = self._prepared.plan.memory
-        self._velocity = np.zeros_like(self._x) if momentum else None
-        self._start = self._x.copy() if forgets else None
+        self._start = self._x.copy() if self._prepared.plan.forgets else None
         self._steps = 0
         self._visits = VisitsInMemory(plan.participation)
         self._noise: NoiseStream | None = None
@@ -125,15 +123,8 @@ class SimulatedLearner:
         if self._steps % prepared.steps:
             return
         both = np.float32(float(size) * method.server_step_size)
-        self._x, self._velocity = next_model(
-            self._x,
-            self._sum,
-            both,
-            radius,
-            velocity=self._velocity,
-            momentum=np.float32(method.momentum),
-            start=self._start,
-            forgetting=np.float32(method.forgetting),
+        self._x = next_model(
+            self._x, self._sum, both, radius, start=self._start, forgetting=np.float32(method.forgetting)
         )
         share = np.float32(method.blend(round_))
         self._published = self._published + share * (self._x - self._published)

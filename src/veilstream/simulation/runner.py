@@ -28,8 +28,9 @@ from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
 from veilstream.research.comparators import Comparators, comparators, has_comparators
 from veilstream.research.regret import average_regret
-from veilstream.runs.folder import Run, check_folder, history_csv, latest_folder, new_folder, versions
+from veilstream.runs.folder import Run, check_folder, latest_folder, new_folder, versions
 from veilstream.runs.start import kept_start, starting_model
+from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
 from veilstream.simulation.records import check_stream, check_task

@@ -34,6 +34,7 @@ from veilstream.federation.learner.prequential_score import Score, ScoreHistory
 from veilstream.files import write_file
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
+from veilstream.records.baselines import LabelBaselines
 from veilstream.records.schema import Encoded, Refusal
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.table_source import RowCounts, TableSource
@@ -252,7 +253,8 @@ class LocalAccount:
             clamped = Counter({str(c): int(n) for c, n in rows.pop("clamped").items()})
             found = RowCounts(refused=refused, clamped=clamped, **{name: int(n) for name, n in rows.items()})
             counts = Counts(**{name: int(n) for name, n in kept["counts"].items()})
-            score = Score(**kept["score"])
+            labels = LabelBaselines(**kept["score"].pop("labels"))
+            score = Score(**kept["score"], labels=labels)
             history = ScoreHistory(score, kept["history"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from veilstream.records.baselines import LabelBaselines
+
 RECENT_RECORDS = 100
 """The recent score is that of the last rounds with at least so many records."""
 
@@ -43,27 +45,27 @@ class Score:
     """Sum of wrong predictions, or of squared errors; likewise below."""
     majority: float = 0.0
     no_change: float = 0.0
-    labels: dict[str, int] = field(default_factory=dict)
-    """How often each label came, for a classifier."""
+    labels: LabelBaselines = field(default_factory=LabelBaselines)
+    """For a classifier."""
     total: float = 0.0
     """Sum of the targets, for a regression."""
-    last: float | None = None
+    last: float = 0.0
+    """Last target, for a regression."""
 
     def take(self, predicted: float, target: float, *, classifies: bool) -> None:
-        """Count one record, with the model's prediction."""
+        """Count one record: first predict, then look."""
         if classifies:
-            most = max(self.labels, key=lambda label: self.labels[label], default=None)
+            right = self.labels.take(repr(target))
             self.model += predicted != target
-            self.majority += most is None or float(most) != target
-            self.no_change += self.last != target
-            self.labels[repr(target)] = self.labels.get(repr(target), 0) + 1
+            self.majority += not right.majority
+            self.no_change += not right.no_change
         else:
             mean = self.total / self.records if self.records else 0.0
             self.model += (predicted - target) ** 2
             self.majority += (mean - target) ** 2
-            self.no_change += ((self.last or 0.0) - target) ** 2
+            self.no_change += (self.last - target) ** 2
             self.total += target
-        self.last = target
+            self.last = target
         self.records += 1
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import InputError
 from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
@@ -19,7 +19,7 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.reply_times import reply_times
-from veilstream.federation.supervision import ENGINES, Address, Node, supervised
+from veilstream.federation.supervision import Address, Node, supervised
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
@@ -49,8 +49,7 @@ class LearnerService:
     store: Path
     data: str
     server: Address | None
-    """Where to dial; engines other than direct know that themselves."""
-    engine: str = "direct"
+    """Where to dial; None: a carrier connects at ``socket``."""
     witness: Path | None = None
     learner_api: Address | None = None
     insecure: bool = False
@@ -64,8 +63,8 @@ class LearnerService:
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
     socket: Path | None = None
-    """Where an engine's carrier connects; None: NAME.sock beside the store."""
-    trust_engine: bool = False
+    """Where a carrier (Flower's SuperNode) connects, instead of ``server``."""
+    trust_carrier: bool = False
     """Answer a carrier of this process's own account, which could read all that is here."""
     accept_refusals: float = 0.05
     """Share of a file's first records that may be refused at a start."""
@@ -162,29 +161,28 @@ class LearnerService:
         return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
-        """The direct transport, in this process; or a socket for whoever carries elsewhere."""
-        if self.engine == "direct":
-            if self.server is None:
-                raise InputError("--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400")
-            from veilstream.federation.direct import DirectNode
-
-            return DirectNode(
-                self.keys,
-                daemon.handle,
-                self.server,
-                dim=int(learner.settings["d"]),
-                enrolled=learner.round > 0 or learner.epoch > 0,
-                insecure=self.insecure,
-                run_over=lambda: daemon.dismissed,
+        """The direct transport, in this process; or a socket for a carrier in another one."""
+        if (self.server is None) == (self.socket is None):
+            raise InputError(
+                "--server",
+                self.server and "HOST:PORT beside --socket",
+                "HOST:PORT to dial, or --socket PATH for a Flower SuperNode, and not both",
+                "try --server HOST:8400",
             )
-        if self.engine not in ENGINES:
-            raise UnknownName("engine", self.engine, ENGINES)
-        name = self.keys.resolve().name
-        return CarrierSocket(
+        dim = int(learner.settings["d"])
+        if self.socket is not None:
+            return CarrierSocket(daemon.handle, self.socket, dim=dim, trust_own_account=self.trust_carrier)
+        assert self.server is not None
+        from veilstream.federation.direct import DirectNode
+
+        return DirectNode(
+            self.keys,
             daemon.handle,
-            self.socket or self.store.absolute().parent / f"{name}.sock",
-            dim=int(learner.settings["d"]),
-            trust_own_account=self.trust_engine,
+            self.server,
+            dim=dim,
+            enrolled=learner.round > 0 or learner.epoch > 0,
+            insecure=self.insecure,
+            run_over=lambda: daemon.dismissed,
         )
 
 
