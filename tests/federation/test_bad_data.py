@@ -15,7 +15,8 @@ from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.local_account import read_account
 from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol import frames

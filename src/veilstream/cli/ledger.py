@@ -26,11 +26,7 @@ app = typer.Typer(
 Store = Annotated[Path, typer.Argument(help="The learner's store.", show_default=False)]
 WitnessFile = Annotated[
     Path | None,
-    typer.Option(
-        "--witness",
-        help="Its witness, if it is no longer where the store remembers it.",
-        show_default=False,
-    ),
+    typer.Option("--witness", help="Its witness, if it is no longer where the store remembers it.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ _LEASH = (
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
-_CALM_S = 5.0  # one that has run so long is not the reason why it ended
 # The kernel's parent is the *thread* that started a child: one that lasts as long as we do.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start")
 
@@ -51,9 +49,6 @@ class Child:
         self._environment = os.environ | dict(environment or {})
         self._directory, self._account, self._python = directory, account, python
         self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
-        self._due = self._began = 0.0
-        self._hasty = 0
 
     @property
     def pid(self) -> int | None:
@@ -90,23 +85,6 @@ class Child:
                 group=self._account,
                 extra_groups=None if self._account is None else [],
             ).result()
-        self.starts += 1
-        self._began = time.monotonic()
-
-    def keep_running(self) -> bool:
-        """Start it again if it has ended, ever more slowly; whether it had to be."""
-        if self.running:
-            return False
-        now = time.monotonic()
-        if self._due == 0.0:
-            self._hasty = 0 if now - self._began > _CALM_S else self._hasty + 1
-            self._due = now + min(0.2 * 2.0**self._hasty, 20.0)
-        if now < self._due:
-            return False
-        self._due = 0.0
-        self.end()
-        self.start()
-        return True
 
     def end(self, patience_s: float = 3.0) -> None:
         """Ask it to end; then kill it, with everything it started."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from veilstream.federation.addresses import Address
 from veilstream.federation.keys.identity import ServerKeys
-from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.protocol.transport import ServerSide, Transport, supervisor
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.federation.supervision import Address, ServerSide, supervised
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -109,17 +109,17 @@ class ServerService:
             stack.callback(carrying.close)
             carrying.start()
             transport = CountedTransport(carrying, metrics)
-            with supervised([carrying]) as check:
-                if not coordinator.finished:
-                    at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
-                    _log.info("run %s waits for learners%s", coordinator.run, at)
-                    coordinator.go(transport, look=check)
-                if self.exit_when_done:
-                    left = coordinator.end_all(transport, _END_S, check)
-                    if left:
-                        _log.warning("%s did not confirm the end of the run", ", ".join(left))
-                else:
-                    self._serve_on(coordinator, transport, check, stop)
+            check = supervisor(carrying)
+            if not coordinator.finished:
+                at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
+                _log.info("run %s waits for learners%s", coordinator.run, at)
+                coordinator.go(transport, look=check)
+            if self.exit_when_done:
+                left = coordinator.end_all(transport, _END_S, check)
+                if left:
+                    _log.warning("%s did not confirm the end of the run", ", ".join(left))
+            else:
+                self._serve_on(coordinator, transport, check, stop)
         return coordinator
 
     def _direct(self, dim: int) -> ServerSide:
