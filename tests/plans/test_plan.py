@@ -86,7 +86,6 @@ def test_overrides_reach_tables_and_methods():
         ("epsilon = 2.0", "epsilon = 1e9", r"privacy\.epsilon \(line 10\) = .*<= 1e6"),
         ("delta = 1e-3", "delta = 1e-320", r"privacy\.delta \(line 11\)"),
         ("learners = 3", "learners = 3\nclip_norm = 1e-200", r"learning\.clip_norm \(line 6\)"),
-        ("dim = 5", "dim = 5\nclients = 23", r"learning\.rounds \(line 3\) = 12.*needs 24"),
     ],
 )
 def test_what_cannot_run_is_refused(old, new, message):

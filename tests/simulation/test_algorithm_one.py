@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import subprocess
@@ -235,7 +236,7 @@ def test_checkpoint_goes_on_to_the_same_numbers():
     first = Simulation(plan, prepared, (0, 1))
     first.block_rounds = 2
     first.advance()
-    state = {key: np.array(value) for key, value in first.state().items()}
+    state = copy.deepcopy(first.state())
     while not first.done:
         first.advance()
     second = Simulation(plan, prepared, (0, 1))

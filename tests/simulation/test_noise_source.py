@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 
 import jax
@@ -201,7 +202,7 @@ def half_way():
     prepared = [prepare(plan, m) for m in plan.methods]
     simulation = Simulation(plan, prepared, (0, 1), block_rounds=2)
     simulation.advance(), simulation.advance()
-    state = {key: np.array(value) for key, value in simulation.state().items()}
+    state = copy.deepcopy(simulation.state())
     while not simulation.done:
         simulation.advance()
     return plan, prepared, state, simulation
@@ -237,7 +238,7 @@ def test_a_checkpoint_of_another_place_or_blocks_is_refused_with_the_way_out(hal
         elsewhere.restore(state)
     elsewhere.close()
     longer = Simulation(plan, prepared, (0, 1), block_rounds=3)
-    with pytest.raises(InputError, match=r"expected blocks of 2 rounds .* was begun with"):
+    with pytest.raises(InputError, match=r"expected blocks of 2 rounds .* was started with"):
         longer.restore(state)
     assert longer.round == 0
 

@@ -87,8 +87,6 @@ class DataPlan(PlanTable):
     """How far learners of synthetic data differ in their features."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     """The largest norm that a record's features have."""
-    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
-    """How many clients a learner has; the horizon may not need more."""
     drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
@@ -114,9 +112,6 @@ class DataPlan(PlanTable):
     """The label's texts; in logistic regression the second is +1."""
     label_range: tuple[float, ...] | None = of_table(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
-    label_outside: Literal["clamp", "refuse"] = of_table(default="clamp")
-    """What becomes of a label outside its range: moved to its end and counted, or the record is
-    refused."""
     features: tuple[FeaturePlan, ...] = of_table(default=())
     """Columns that predict, each a [[data.features]]."""
     interactions: tuple[str, ...] = of_table(default=(), hint='["hour * weekday"]')

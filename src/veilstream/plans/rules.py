@@ -69,12 +69,6 @@ def _said(text: Text, *parts: Plan | MethodPlan) -> str:
     return text if isinstance(text, str) else text(*parts)
 
 
-def _clients_needed(plan: Plan) -> int:
-    """By each learner."""
-    learning = plan.learning
-    return learning.rounds * learning.local_steps * learning.clients_per_step
-
-
 def _data_of_task(plan: Plan) -> tuple[str, ...]:
     kind = task_kind(plan.learning.task)
     return (plan.data.kind,) if kind is None else kind.data
@@ -146,14 +140,6 @@ PLAN_RULES = (
         lambda plan: plan.federation.min_clients > plan.learning.local_steps,
         lambda plan: f"at most learning.local_steps = {plan.learning.local_steps}, a round's clients",
         lambda plan: f"min_clients = {plan.learning.local_steps}",
-    ),
-    PlanRule(
-        "learning.rounds",
-        lambda plan: plan.data.clients is not None and _clients_needed(plan) > plan.data.clients,
-        lambda plan: f"a horizon of at most {plan.data.clients} clients a learner (needs {_clients_needed(plan)})",
-        lambda plan: (
-            f"rounds = {(plan.data.clients or 0) * plan.learning.rounds // _clients_needed(plan)}, or more clients"
-        ),
     ),
     PlanRule(
         "telemetry.metrics",

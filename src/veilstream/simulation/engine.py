@@ -29,6 +29,7 @@ from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
 from veilstream.simulation.records import ExpectedRecords, clients_of
+from veilstream.simulation.run_checkpoint import BatchState
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream, Stream
 
@@ -447,66 +448,58 @@ class Simulation:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Arrays from which `restore` goes on to the same numbers."""
+    def state(self) -> BatchState:
+        """Where it stands; `restore` continues from there to the same numbers."""
         self._catch_up(0)
         here = self._position
-        models = {
-            f"{name}{i}": np.asarray(getattr(held, name))
-            for i, held in enumerate(here.models)
-            for name in ModelArrays._fields
-        }
-        return {
-            "round": np.array(here.round),
-            "block_rounds": np.array(self.block_rounds),
-            "noise_place": np.array(self.noise_place),
-            **{f"methods{i}": np.array(group.methods) for i, group in enumerate(self._groups)},
-            "held_out_accuracy": self.held_out_accuracy,
-            **models,
-            **{f"history_{name}": values for name, values in self.history.items()},
-            **({} if self.telemetry is None else {"telemetry": self.telemetry.releases}),
-        }
+        return BatchState(
+            here.round,
+            self.block_rounds,
+            self.noise_place,
+            tuple(np.array(group.methods) for group in self._groups),
+            tuple(ModelArrays(*map(np.asarray, models)) for models in here.models),
+            self.history,
+            self.held_out_accuracy,
+            None if self.telemetry is None else self.telemetry.releases,
+        )
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: BatchState) -> None:
         """Continue from a checkpoint: noise is run forward to where it stood."""
         import jax.numpy as jnp
 
-        if str(state["noise_place"]) != self.noise_place:
+        if state.noise_place != self.noise_place:
             raise InputError(
                 "run.noise",
                 self.noise_place,
-                f"{state['noise_place']}, as the run was begun",
-                f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
+                f"{state.noise_place}, as the run was started",
+                f'--set run.noise="{state.noise_place}" on this machine, or a new folder',
             )
-        if state["current0"].shape[-1] != self.task.dim:
+        dim = state.models[0].current.shape[-1]
+        if dim != self.task.dim:
             raise InputError(
                 "task.dim",
                 self.task.dim,
-                f"{state['current0'].shape[-1]}, as the run was begun",
-                "resume with the task that it was begun with, or name a new folder",
+                f"{dim}, as the run was started",
+                "resume with the task that it was started with, or name a new folder",
             )
-        round_ = int(state["round"])
-        if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
+        if self.noise_place == "device" and state.block_rounds != self.block_rounds:
             raise InputError(
                 "run.memory_mib",
                 self.block_rounds,
-                f"blocks of {state['block_rounds']} rounds",
-                "resume with the memory and processes that the run was begun with",
+                f"blocks of {state.block_rounds} rounds",
+                "resume with the memory and processes that the run was started with",
             )
-        models = tuple(
-            began._replace(**{name: jnp.asarray(state[f"{name}{i}"]) for name in ModelArrays._fields})
-            for i, began in enumerate(self._start().models)
-        )
         noise = tuple(
-            group.noise.replay(round_ // self.block_rounds) if isinstance(group.noise, DeviceNoise) else ()
+            group.noise.replay(state.round // self.block_rounds) if isinstance(group.noise, DeviceNoise) else ()
             for group in self._groups
         )
-        self.held_out_accuracy[...] = state["held_out_accuracy"]
+        self.held_out_accuracy[...] = state.held_out_accuracy
         for name in METRICS:
-            self.history[name][...] = state[f"history_{name}"]
+            self.history[name][...] = state.history[name]
         if self.telemetry is not None:
-            self.telemetry.releases[...] = state["telemetry"]
-        self._position = _Position(round_, models, noise, ())
+            self.telemetry.releases[...] = state.telemetry
+        models = tuple(ModelArrays(*map(jnp.asarray, held)) for held in state.models)
+        self._position = _Position(state.round, models, noise, ())
 
     def close(self) -> None:
         """Let go of threads."""
