@@ -189,6 +189,9 @@ class Fleet:
                 "time": int(time.time()),
             }
             return Reply("enrolled", keys.name, digest(data), facts).sign(keys.identity)
+        if request.kind == "end":
+            facts = {"epoch": 0, "round": self._next[index]}
+            return Reply("ended", keys.name, digest(data), facts).sign(keys.identity)
         self._look_at(request)
         self._next[index] = max(self._next[index], request.round + 1)
         body = self.releases.payload(index, request.round)
