@@ -162,7 +162,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path):
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
     server = HTTPServer(("127.0.0.1", 0), type("OnePage", (Page,), {}))
