@@ -23,7 +23,8 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms, both_sides, differences
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.keys.identity import LearnerKeys, PrivateKey, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, PrivateKey, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol.bounds import FALSE_ALARM, OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.fold import ServerFold

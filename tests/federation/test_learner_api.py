@@ -536,7 +536,7 @@ def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(t
 @pytest.mark.parametrize(("deadline_s", "said"), [(5.0, True), (32.0, False)])
 def test_a_deadline_before_the_reply_is_said(caplog, tmp_path, deadline_s, said):
     plan = plan_of(rounds=6, learners=1, federation={"deadline_s": deadline_s})
-    LearnerService(plan, tmp_path, tmp_path, "live", None)._check_times(31.0)
+    LearnerService(plan, tmp_path, tmp_path, "live", None)._check_deadline(31.0)
     assert ("federation.deadline_s = 5: the server waits no longer" in caplog.text) is said
 
 

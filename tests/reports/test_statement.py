@@ -12,7 +12,8 @@ from tests.browser.samples import AUDIT
 from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.keys.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.server.checkpoint import Position
 from veilstream.reports.statement import make_statement, verify_statement
 from veilstream.runs.released_model import plan_digest
