@@ -278,7 +278,7 @@ def test_gao_takes_steps_of_unit_length():
 
 def test_a_ball_beside_correlated_noise_gets_a_warning():
     plan = plan_of(1, [entry("optimal")], projection_radius=0.5)
-    with pytest.warns(PlanNotice, match=r"projection_radius = 0\.5 beside optimal noise.*cancelled"):
+    with pytest.warns(PlanNotice, match=r"projection_radius = 0\.5 beside correlated noise.*cancelled"):
         prepare(plan, plan.methods[0])
     plan = plan_of(1, [entry("independent")], projection_radius=0.5)
     prepare(plan, plan.methods[0])  # warnings are errors
