@@ -41,7 +41,6 @@ import veilstream.deployment.ledger.store
 from studies.disk import scratch
 from studies.power_cuts import ROUNDS, D, NumpyTask, plan_of, small_snapshots
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.visits import TAG_BYTES
 from veilstream.errors import LedgerError, VeilstreamError
 from veilstream.learning.tasks import Sample

@@ -23,8 +23,7 @@ import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
 import veilstream.deployment.local_rounds as local_rounds
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
-from veilstream.deployment.ledger.crash_points import CRASH_POINTS
+from veilstream.deployment.ledger.store import CRASH_POINTS
 from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import Witness

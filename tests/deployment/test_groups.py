@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.database import SCHEMA
 from veilstream.deployment.ledger.inspect import inspect, verify
 from veilstream.deployment.ledger.rescue import begin_again

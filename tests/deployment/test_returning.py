@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.known_secrets import NamedRounds
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger.crash_points import CRASH_POINTS
+from veilstream.deployment.ledger.store import CRASH_POINTS
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.learning.table_tasks import Huber

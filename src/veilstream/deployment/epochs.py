@@ -17,7 +17,6 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.process_secrecy import without_values
@@ -292,10 +291,10 @@ class Epochs:
         """Store and witness."""
         self._ledger.write(kind, body, **more)
         if points:
-            crash_points.reached(f"{points}-stored")
+            self._ledger.reached(f"{points}-stored")
         self._ledger.witness()
         if points:
-            crash_points.reached(f"{points}-witnessed")
+            self._ledger.reached(f"{points}-witnessed")
 
     def _recover(self) -> None:
         """Bring memory to where the ledger stands."""
@@ -324,7 +323,7 @@ class Epochs:
             body = {"epoch": self.epoch} | ({"rounds_left": left} if left else {})
             self._write("end", body, destroy=self._ledger.chain.secrets)
         self._forgotten = self._ledger.forget()
-        crash_points.reached("epoch-closed")
+        self._ledger.reached("epoch-closed")
 
     def _write_epoch(self, epoch: int, about: dict[str, Any] | None = None) -> None:
         self._write(

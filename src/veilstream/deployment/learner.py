@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 from veilstream.deployment.client_gradients import ClientGradients
 from veilstream.deployment.client_telemetry import ClientTelemetry
 from veilstream.deployment.epochs import Epochs, one_at_a_time
-from veilstream.deployment.ledger import crash_points
 from veilstream.deployment.ledger.chain import BOOKMARKS
 from veilstream.deployment.ledger.tags import tag_forms
 from veilstream.deployment.ledger.visits import Visit
@@ -388,7 +387,7 @@ class Learner(Epochs):
         body = {"epoch": self.epoch, "round": r, "hash": digest}
         if self._ledger.chain.standing.answered != body:
             self._write("ack", body)
-        crash_points.reached("acknowledged")
+        self._ledger.reached("acknowledged")
 
     @without_values
     def predict(self, features: NDArray[Any]) -> Any:
@@ -408,7 +407,7 @@ class Learner(Epochs):
         if acknowledged is not None:
             body["acknowledged"] = list(acknowledged)
         self._write("pin", body, keep={"x": model.tobytes()})
-        crash_points.reached("pinned")
+        self._ledger.reached("pinned")
         self._local.pin(model, digest)
         self._model = model
 
@@ -466,7 +465,7 @@ class Learner(Epochs):
         for (tag, sample), seed in zip(group, seeds, strict=True):
             noisy = self._step(sample, tag, seed)
             local.apply(noisy)
-            crash_points.reached("step-computed")
+            self._ledger.reached("step-computed")
         keep = {secret_name(local.epoch, first): b"".join(seeds)} | self._bookmark_blob()
         body = {"epoch": local.epoch, "step": first}
         tags = [tag for tag, _ in group]
@@ -508,7 +507,7 @@ class Learner(Epochs):
             self._store_steps([(None, None)] * empty)
         release = local.message()
         body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
-        crash_points.reached("message-computed")
+        self._ledger.reached("message-computed")
         self._write(
             "message",
             body | {"x": local.pinned},
@@ -532,7 +531,7 @@ class Learner(Epochs):
             destroy=self._ledger.names("seed/"),
         )
         self._snapshot_at = noise.position
-        crash_points.reached("snapshot-stored")
+        self._ledger.reached("snapshot-stored")
 
     @property
     def _next_step(self) -> int:
