@@ -33,11 +33,12 @@ from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
 from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.deployment.ledger.visits import Visit, visit_key
+from veilstream.deployment.ledger.visits import visit_key
 from veilstream.deployment.ledger.witness import Witness, entries_of
 from veilstream.learning.cnn import Cnn
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
+from veilstream.records.participation import PastVisits
 
 TAU, STEPS = 4, 6000
 
@@ -81,7 +82,7 @@ class NoLedger:
     def keyed(self, client: bytes) -> bytes:
         return client
 
-    def visit(self, tag: bytes) -> Visit | None:
+    def past_visits(self, tag: bytes) -> PastVisits | None:
         return None
 
 

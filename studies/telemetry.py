@@ -1,4 +1,4 @@
-"""Private telemetry: does it tell the truth, what does it cost, and does acting on it help.
+"""Private telemetry: does it tell the truth, and what does it cost.
 
     python -m studies.telemetry --out FOLDER
 
@@ -8,11 +8,6 @@ Synthetic clients (d = 20, 20 learners, rounds of 4 steps, clip norm 0.4), at δ
   simulation's oracle knows. How often is it inside? Windows share no round; mechanisms share no
   draw. The same for the loss.
 * *Price*: the same plan with and without telemetry of accuracy, seed by seed.
-* *Acting*: a server with one step, the best of a world that does not change (of 0.4·2^k, found on
-  seeds 0 to 4); one with four times that step; one that chooses between the two by what telemetry
-  tells it; one that begins with the larger and reduces it; and one that stops. On a stream that
-  does not change, and on one whose labels change abruptly half-way. Prequential accuracy of all
-  clients, on seeds that nothing was chosen on.
 """
 
 from __future__ import annotations
@@ -41,16 +36,10 @@ METRICS = ("accuracy", "loss")
 WINDOWS = (25, 250)
 STEPS = {2.0: 1.6, 0.5: 0.8}
 """Effective steps η·η_g·τ, by budget."""
-FACTOR, ACT_WINDOW = 4.0, 50
-FRESH = 100
-"""First of the seeds on which acting is measured."""
-
 Floats = NDArray[np.float64]
 
 
-def plan_of(
-    rounds: int, methods: Sequence[dict[str, Any]], telemetry: dict[str, Any] | None, drift: str = "none"
-) -> Plan:
+def plan_of(rounds: int, methods: Sequence[dict[str, Any]], telemetry: dict[str, Any] | None) -> Plan:
     """Methods with one step each; ``step`` is the effective one."""
     made = [
         {k: v for k, v in m.items() if k != "step"}
@@ -60,7 +49,7 @@ def plan_of(
     return Plan(
         name="telemetry",
         learning={"rounds": rounds, "local_steps": TAU, "learners": LEARNERS, "clip_norm": 0.4},
-        data={"dim": DIM, "drift": drift},
+        data={"dim": DIM},
         privacy={"epsilon": BUDGETS[0], "delta": 1e-3},
         telemetry=telemetry,
         run={"evaluate_every": rounds},
@@ -160,48 +149,6 @@ def _mean(values: NDArray[Any]) -> tuple[float, float]:
     return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
 
 
-# --- does acting help ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Acting:
-    """Prequential accuracy of one way to go along, and its gain over one step."""
-
-    drift: str
-    budget: float
-    way: str
-    accuracy: float
-    gain: tuple[float, float]
-    """Over one step, mean over seeds and its standard error."""
-    at_the_end: float
-    """Accuracy in the last quarter."""
-
-
-WAYS = ("one step", "the larger step", "choose_step", "reduce_step", "stop")
-
-
-def acting(rounds: int, seeds: Sequence[int], drift: str, eps: float, ways: Sequence[str] = WAYS) -> list[Acting]:
-    """One step, the larger one, and servers that act; or some of them, with one step first."""
-
-    def plan(times: float, **told: Any) -> Plan:
-        method = {"name": "a", "mechanism": "buffered", "epsilon": eps, "step": times * STEPS[eps]}
-        return plan_of(rounds, [method], {"window": ACT_WINDOW} | told, drift)
-
-    plans = {
-        "one step": plan(1.0),
-        "the larger step": plan(FACTOR),
-        "choose_step": plan(1.0, act="choose_step", factor=FACTOR),
-        "reduce_step": plan(FACTOR, act="reduce_step"),
-        "stop": plan(1.0, act="stop"),
-    }
-    each = {way: simulated(plans[way], seeds).history["accuracy"][0].astype(np.float64) for way in ways}
-    base = each["one step"].mean(axis=1)
-    return [
-        Acting(drift, eps, way, float(h.mean()), _mean(h.mean(axis=1) - base), float(h[:, -(rounds // 4) :].mean()))
-        for way, h in each.items()
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Private telemetry, measured.")
     parser.add_argument("--rounds", type=int, default=1000)
@@ -229,23 +176,9 @@ def main() -> None:
             f"{p.held_out[0]:+.4f} +- {p.held_out[1]:.4f}, prequential "
             f"{p.prequential[0]:+.4f} +- {p.prequential[1]:.4f}"
         )
-    fresh = range(FRESH, FRESH + options.seeds)
-    acted = [
-        each for drift in ("none", "abrupt") for eps in BUDGETS for each in acting(options.rounds, fresh, drift, eps)
-    ]
-    print("| drift | epsilon | way | accuracy | gain | at the end |\n" + "| --- " * 6 + "|")
-    for a in acted:
-        print(
-            f"| {a.drift} | {a.budget:g} | {a.way} | {a.accuracy:.4f} | {a.gain[0]:+.4f} +- "
-            f"{a.gain[1]:.4f} | {a.at_the_end:.4f} |"
-        )
     print(f"{options.seeds} seeds, {options.rounds} rounds, {time.monotonic() - began:.0f} s")
     if options.out is not None:
-        found = {
-            "coverage": [asdict(c) for c in covered],
-            "price": [asdict(p) for p in priced],
-            "acting": [asdict(a) for a in acted],
-        }
+        found = {"coverage": [asdict(c) for c in covered], "price": [asdict(p) for p in priced]}
         options.out.mkdir(parents=True, exist_ok=True)
         write_file(options.out / "telemetry.json", json.dumps(found, indent=2) + "\n")
 

@@ -65,7 +65,7 @@ def run(tmp_path_factory, library):
     """A small simulation, with an audit and private telemetry in its folder."""
     import veilstream as vs
     from tests.browser.samples import AUDIT, TELEMETRY
-    from veilstream.reports.report_page import write_report
+    from veilstream.reports.report import write_report
 
     finished = vs.run(vs.Plan.parse(PLAN), tmp_path_factory.mktemp("run") / "out")
     (finished.path / "audit.json").write_text(AUDIT)

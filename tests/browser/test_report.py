@@ -10,9 +10,9 @@ import pytest
 
 import veilstream as vs
 from tests.test_package import SMALL_PLAN
-from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.report_state import report_state
-from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.page_kit import page_html
+from veilstream.reports.report import report_state, write_report
 
 PLOT = "#chart-held-out .plot"
 

@@ -15,10 +15,10 @@ from tests.browser.samples import AUDIT
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.federation.learner import local_page
-from veilstream.reports.live_page import LiveState
-from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.report_state import report_state
-from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.live_state import LiveState
+from veilstream.reports.page_kit import page_html
+from veilstream.reports.report import report_state, write_report
 from veilstream.reports.statement import write_statement
 
 HOSTILE = [

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.reports import report_page
+from veilstream.reports import federation_report
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:click")
@@ -23,7 +23,7 @@ def test_no_failure_of_a_report_ends_a_server(tmp_path, monkeypatch, caplog, err
     def fail(run):
         raise error
 
-    monkeypatch.setattr(report_page, "write_report", fail)
+    monkeypatch.setattr(federation_report, "write_federation_report", fail)
     with caplog.at_level(logging.WARNING):
         server._report(tmp_path)
     assert "no report" in caplog.text

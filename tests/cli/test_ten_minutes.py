@@ -20,7 +20,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.schema import Refusal
 from veilstream.runs.released_model import ReleasedModel
-from veilstream.streams.table_stream import _is_held_out
+from veilstream.streams.table_stream import is_held_out
 from veilstream.streams.tables import open_table
 
 pytestmark = pytest.mark.process
@@ -54,7 +54,7 @@ def held_out_accuracy(folder) -> tuple[float, float]:
     schema, right, labels = schema_of(plan), [], []
     for path in sorted((folder / "records").glob("*.csv")):
         for _, row in open_table(path).rows():
-            if _is_held_out(row["person"], plan.data.held_out_share):
+            if is_held_out(row["person"], plan.data.held_out_share):
                 features = schema.features_of(row)
                 assert not isinstance(features, Refusal)
                 labels.append(row["answered"])
@@ -81,7 +81,7 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
         for line in path.read_text().splitlines()
     }
     people = {row["person"] for path in (folder / "records").glob("*.csv") for _, row in open_table(path).rows()}
-    held = {person for person in people if _is_held_out(person, 0.2)}
+    held = {person for person in people if is_held_out(person, 0.2)}
     assert len(held) > 1000
     assert learned == people - held
 

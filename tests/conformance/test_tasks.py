@@ -22,8 +22,16 @@ from veilstream.learning.cnn import Cnn
 from veilstream.learning.image_features import FEATURES, FeatureSoftmax
 from veilstream.learning.models.linear_dicts import DictLogistic, DictRegression
 from veilstream.learning.models.pytree import PytreeTask
-from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails, check_members
-from veilstream.records.admission import Admission
+from veilstream.learning.tasks import (
+    LeastSquares,
+    Logistic,
+    Ripple,
+    Sample,
+    Task,
+    TaskDetails,
+    admission_of,
+    check_members,
+)
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,7 @@ def test_details_agree_with_the_records_that_the_task_is_for(name):
 @every_task
 def test_records_that_a_task_is_for_are_admitted_by_a_deployed_learner(name):
     task = task_of(name)
-    admission = Admission.of(task)
+    admission = admission_of(task)
     record = one(samples(name, 1), 0)
     if np.ndim(record.target):
         pytest.skip("a deployed learner's targets are numbers")
@@ -211,7 +219,7 @@ def test_a_task_that_says_little_gets_defaults():
     with pytest.raises(InputError, match="lacks classifies, init, loss, gradient, predict"):
         check_members(Bare())
     with pytest.raises(InputError, match="features_shape or an example"):
-        Admission.of(Bare())
+        admission_of(Bare())
 
 
 def test_features_shape_follows_from_an_example_and_what_a_task_says_comes_first():

@@ -68,9 +68,9 @@ def test_a_store_of_the_released_version_goes_on_from_its_witness_and_leaves_eve
     assert aside is not None
     assert not holds_secrets(aside)
     with Ledger(path) as ledger:
-        assert ledger.visit(ledger.keyed(b"client 0")) == (4, -1, 1)
-        assert ledger.visit(ledger.keyed(b"client 1")) == (4, -1, 1)
-        assert ledger.visit(ledger.keyed(b"client 2")) is None
+        assert ledger.past_visits(ledger.keyed(b"client 0")) == (4, -1, 1)
+        assert ledger.past_visits(ledger.keyed(b"client 1")) == (4, -1, 1)
+        assert ledger.past_visits(ledger.keyed(b"client 2")) is None
         assert ledger.chain.epoch == 4
 
 
@@ -118,8 +118,8 @@ def test_a_lost_store_begins_anew_and_still_knows_who_took_part(tmp_path):
     assert aside is not None
     assert aside.exists()
     with Ledger(path, create=True) as ledger:
-        assert ledger.visit(ledger.keyed(b"client 1")) is not None
-        assert ledger.visit(ledger.keyed(b"client 7")) is None
+        assert ledger.past_visits(ledger.keyed(b"client 1")) is not None
+        assert ledger.past_visits(ledger.keyed(b"client 7")) is None
     assert verify(path).clients == 3
 
 

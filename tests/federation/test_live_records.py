@@ -14,7 +14,8 @@ from veilstream.deployment.ledger.inspect import inspect
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.records.admission import Admission
-from veilstream.records.schema import EACH_ROW, Categorical, Hashed, Label, Numeric, RecordSchema, Refusal, is_missing
+from veilstream.records.cells import is_missing
+from veilstream.records.schema import EACH_ROW, Categorical, Hashed, Label, Numeric, RecordSchema, Refusal
 
 SCHEMA = RecordSchema(
     client="person",

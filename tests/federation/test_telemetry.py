@@ -12,7 +12,6 @@ from tests.support.federation import DIM, World, plan_of
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode, encode
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
@@ -236,11 +235,6 @@ def test_learners_and_server_must_agree_on_it():
     assert told["digest"] != plain["digest"]
     wider = Terms.of(told_plan(told={"scale": 0.31}), DIM).settings
     assert wider["digest"] != told["digest"]
-
-
-def test_acting_is_refused_where_learners_are_deployed():
-    with pytest.raises(InputError, match=r"telemetry\.act.*none, where learners are deployed"):
-        Terms.of(told_plan(told={"act": "stop"}), DIM)
 
 
 # --- files ---------------------------------------------------------------------------------------

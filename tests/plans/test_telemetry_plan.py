@@ -70,10 +70,6 @@ def test_a_plan_with_it_is_written_and_read_again():
         ("scale = 0.0", "logistic", "ours", r"telemetry\.scale .*> 0"),
         ('loss_cap = -1.0\nmetrics = ["loss"]', "logistic", "ours", r"telemetry\.loss_cap"),
         ("window = 0", "logistic", "ours", r"telemetry\.window"),
-        ('act = "dance"', "logistic", "ours", r"telemetry\.act"),
-        ("factor = 2.0", "logistic", "ours", r"telemetry\.factor .*nothing where act is none"),
-        ('act = "reduce_step"\nfactor = 2.0', "logistic", "ours", r"telemetry\.factor .*< 1"),
-        ('act = "stop"\nmetrics = ["present"]', "logistic", "ours", "accuracy or loss as"),
     ],
 )
 def test_what_it_may_not_say(table, task, kind, error):

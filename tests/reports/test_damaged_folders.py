@@ -12,8 +12,9 @@ from tests.browser.samples import TELEMETRY
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
-from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.page_kit import page_html
+from veilstream.reports.report import write_report
 from veilstream.reports.statement import make_statement
 from veilstream.reports.tracked_curves import tracked_runs
 from veilstream.research.learning_figure import draw_panel, draw_run

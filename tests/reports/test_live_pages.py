@@ -15,10 +15,10 @@ from tests.support.federation import World, plan_of
 from tests.test_package import SMALL_PLAN
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
-from veilstream.reports.federation_state import federation_state
+from veilstream.reports.charts import unpack
+from veilstream.reports.federation_report import federation_state
 from veilstream.reports.live_federation import LiveFederation
 from veilstream.reports.live_simulation import LiveSimulation
-from veilstream.reports.packed_series import unpack
 from veilstream.reports.thinned_rounds import ThinnedRounds
 from veilstream.simulation.runner import run as simulate
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from veilstream.reports.packed_series import pack, thinned, unpack, window_means
+from veilstream.reports.charts import pack, thinned, unpack, window_means
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 

@@ -17,12 +17,12 @@ from tests.test_package import SMALL_PLAN
 from veilstream.errors import InputError, UnknownName
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.privacy.telemetry import Telemetry
-from veilstream.reports.packed_series import unpack
-from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_curves import printed_bound
-from veilstream.reports.report_page import page_html, write_report
-from veilstream.reports.report_state import _results, report_state
-from veilstream.reports.run_comparison import compared_runs, comparison_state
+from veilstream.reports.charts import unpack
+from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.page_kit import page_html
+from veilstream.reports.promise import promise_of
+from veilstream.reports.report import _results, report_state, write_report
+from veilstream.reports.simulation_charts import printed_bound
 from veilstream.reports.statement import make_statement
 
 

@@ -162,7 +162,7 @@ def test_blocks_change_nothing_but_rounding():
 
 
 def test_a_checkpoint_goes_on_to_the_same_telemetry():
-    plan = plan_with({"act": "reduce_step", "window": 4})
+    plan = plan_with({"window": 4})
     prepared = [prepare(plan, method) for method in plan.methods]
     whole = simulated(plan, block_rounds=4)
     first = Simulation(plan, prepared, [0, 1], block_rounds=4)
@@ -199,77 +199,6 @@ def test_a_task_that_predicts_numbers_has_no_accuracy():
     prepared = [prepare(plan, method) for method in plan.methods]
     with pytest.raises(InputError, match="no accuracy where Numbers predicts a number"):
         Simulation(plan, prepared, [0], task=Numbers(6))
-
-
-# --- acting --------------------------------------------------------------------------------------
-
-
-MEMORIES = [{}, {"momentum": 0.5}, {"forgetting": 0.9}, {"averaging": 1.0, "forgetting": 0.9}]
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_a_server_that_stops_leaves_everything_as_it_is(memory, monkeypatch):
-    """Also what it remembers, and what it would have forgotten."""
-    from veilstream.learning import telemetry_rule
-
-    methods = [{"name": "a", "mechanism": "buffered", "step_size": 0.2, **memory}]
-    monkeypatch.setattr(telemetry_rule.StepControl, "look", lambda self, *_: 0.0)
-    plan = plan_with({"act": "stop", "window": 4}, methods)
-    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], (0, 1), block_rounds=4)
-    seen = []
-    try:
-        while not simulation.done:
-            simulation.advance()
-            state = simulation.state()
-            seen.append([state[name].copy() for name in ("current0", "average0", "velocity0")])
-    finally:
-        simulation.close()
-    assert (simulation.telemetry.factors(8) == 0.0).all()  # stopped after two windows
-    for later in seen[2:]:
-        for kept, now in zip(seen[1], later, strict=True):
-            assert np.array_equal(kept, now)
-    assert not np.array_equal(seen[1][0], seen[0][0])
-
-
-def test_acting_multiplies_the_steps_of_each_seed_by_its_own_factor(monkeypatch):
-    from veilstream.learning import telemetry_rule
-
-    looks = iter([1e-9, 1.0] + [1.0] * 20)
-    monkeypatch.setattr(telemetry_rule.StepControl, "look", lambda self, *_: next(looks))
-    plan = plan_with({"act": "reduce_step", "window": 4})
-    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], (0, 1), block_rounds=4)
-    seen = []
-    try:
-        for _ in range(3):
-            simulation.advance()
-            seen.append(simulation.models()[0])
-    finally:
-        simulation.close()
-    assert np.allclose(seen[2][0], seen[1][0], atol=1e-6)
-    assert np.abs(seen[2][1] - seen[1][1]).max() > 1e-3
-
-
-def test_a_method_without_noise_never_acts(monkeypatch):
-    from veilstream.learning import telemetry_rule
-
-    monkeypatch.setattr(telemetry_rule.StepControl, "look", lambda self, *_: 0.0)
-    both = [{"name": "a", "mechanism": "buffered", "step_size": 0.2}, *FREE]
-    found = simulated(plan_with({"act": "stop", "window": 4}, both))
-    assert (found.telemetry.factors(8)[0] == 0.0).all()
-    assert (found.telemetry.factors(8)[1] == 1.0).all()
-    assert np.allclose(found.models()[1], simulated(plan_with(None, FREE)).models()[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("memory", [{}, {"momentum": 0.5, "forgetting": 0.99}])
-def test_a_factor_of_one_changes_nothing(memory, monkeypatch):
-    """Steps of each seed, and the same steps for all seeds: one arithmetic but for rounding."""
-    from veilstream.learning import telemetry_rule
-
-    methods = [{"name": "a", "mechanism": "buffered", "step_size": 0.2, **memory}]
-    monkeypatch.setattr(telemetry_rule.StepControl, "look", lambda self, *_: 1.0)
-    acts = simulated(plan_with({"act": "reduce_step", "window": 6}, methods))
-    plain = simulated(plan_with({"window": 6}, methods))
-    assert np.allclose(acts.models(), plain.models(), atol=1e-5)
 
 
 def test_noise_made_on_the_device_reaches_telemetry_too():

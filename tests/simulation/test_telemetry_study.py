@@ -36,13 +36,3 @@ def test_the_price_is_one_percent_of_noise_and_little_accuracy():
     for found in study.price(100, range(3)):
         assert found.noise == pytest.approx(np.sqrt(1.0225) - 1.0, rel=1e-6)
         assert abs(found.held_out[0]) < 0.05
-
-
-def test_choosing_a_step_helps_when_the_world_changes():
-    """At the larger budget, five seeds: the gain is more than two of its standard errors."""
-    ways = ("one step", "choose_step")
-    base, chosen = study.acting(600, range(100, 105), "abrupt", 2.0, ways)
-    gain, error = chosen.gain
-    assert gain > 2.0 * error
-    assert chosen.accuracy == pytest.approx(base.accuracy + gain)
-    assert base.gain == (0.0, 0.0)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from veilstream.errors import InputError
+from veilstream.mechanisms.participation import Participation
 from veilstream.records.schema import Label, Numeric, RecordSchema, Refusal
-from veilstream.streams.table_stream import table_stream
+from veilstream.streams.table_stream import Dealing, table_stream
 from veilstream.streams.tables import RowsTable
 
 SCHEMA = RecordSchema("who", Label("y", ("0", "1")), (Numeric("x", 0.0, 100.0),), bias=False, learner="at", time="t")
@@ -23,9 +24,9 @@ def rows(count, people=None, learners=2):
     ]
 
 
-def stream(held, schema=SCHEMA, **options):
-    given = {"learners": 2, "rounds": 3, "per_round": 2, "held_out_share": 0.0} | options
-    return table_stream([("file", RowsTable(iter(held)))], schema, **given)
+def stream(held, schema=SCHEMA, rounds=3, **options):
+    dealing = Dealing(**({"learners": 2, "held_out_share": 0.0} | options))
+    return table_stream([("file", RowsTable(iter(held)))], schema, dealing, rounds=rounds, per_round=2)
 
 
 def values(sample):
@@ -54,7 +55,7 @@ def test_or_only_their_first_records_are_used():
 
 def test_visits_that_come_too_soon_are_left_out():
     """Two people a learner in turn: with at least three steps between, someone always waits."""
-    made = stream(rows(16, people=4), visits=4, separation=3)
+    made = stream(rows(16, people=4), participation=Participation(4, 3))
     taken = [made.features[i, 0] for i in range(made.report.used)]
     assert made.report.too_soon > 0
     assert made.report.used + made.report.too_soon == 16

@@ -187,8 +187,7 @@ def auditable(plan: Plan) -> Plan:
             f"at most {_MOST_ROUNDS} in an audit",
             "audit the same method with fewer rounds",
         )
-    told = plan.telemetry and dataclasses.replace(plan.telemetry, act="none", factor=None)
-    return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"), telemetry=told)
+    return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
 
 
 def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:

@@ -37,7 +37,7 @@ def report_command(
     Example: `veilstream report runs/demo --pdf figure.pdf`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.reports.report_page import write_report
+    from veilstream.reports.report import write_report
     from veilstream.runs.folder import Run
 
     if verify is not None:
@@ -77,16 +77,14 @@ def compare_command(
     Example: `veilstream compare runs/demo runs/demo-2 --out compare.html`
     """
     from veilstream.cli.tables import print_json
-    from veilstream.files import write_file
-    from veilstream.reports.report_page import page_html
-    from veilstream.reports.run_comparison import compared_runs, comparison_state
+    from veilstream.reports.comparison import compared_runs, comparison_state
+    from veilstream.reports.page_kit import write_page
     from veilstream.runs.folder import Run
 
     _check_figures(pdf, svg)
     compared = compared_runs([Run(path) for path in runs], method)
     state = comparison_state(compared)
-    write_file(out, page_html(state), shared=True)
-    made = [out]
+    made = [write_page(out, state, shared=True)]
     if pdf or svg:
         from veilstream.research.learning_figure import draw_comparison
 

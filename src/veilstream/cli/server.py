@@ -138,11 +138,11 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
 def _report(folder: Path) -> None:
     """Make the run's report.html; a server serves on where it cannot."""
     from veilstream.errors import VeilstreamError
-    from veilstream.reports.report_page import write_report
+    from veilstream.reports.federation_report import write_federation_report
     from veilstream.runs.folder import Run
 
     try:
-        write_report(Run(folder))
+        write_federation_report(Run(folder))
     except (VeilstreamError, OSError) as error:
         _log.warning("no report: %s; `veilstream report %s` makes it", error, folder)
     except Exception:  # a defect of ours: no page may end a server

@@ -19,7 +19,8 @@ from veilstream.cli.tables import print_json
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.reports.report_page import REPORT, write_report
+from veilstream.reports.page_kit import REPORT
+from veilstream.reports.report import write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
 from veilstream.research.learning_figure import draw_run

@@ -40,7 +40,6 @@ from veilstream.deployment.client_telemetry import ClientTelemetry
 from veilstream.deployment.epochs import Epochs, one_at_a_time
 from veilstream.deployment.ledger.chain import BOOKMARKS
 from veilstream.deployment.ledger.tags import tag_forms
-from veilstream.deployment.ledger.visits import Visit
 from veilstream.deployment.ledger.witness import MOST_TOGETHER
 from veilstream.deployment.local_rounds import model_hash, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
@@ -49,12 +48,13 @@ from veilstream.deployment.release import Release
 from veilstream.deployment.server_input import checked_acknowledgement, checked_model, checked_round
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
-from veilstream.records.admission import Admission, Answer
+from veilstream.records.admission import Answer
+from veilstream.records.participation import PastVisits, spent
 from veilstream.streams.intake import Offered, SourceBookmark
 
 Float32s = NDArray[np.float32]
@@ -132,7 +132,7 @@ class Learner(Epochs):
         no_core_dumps()
         _check_dim(plan, task)
         self.task = task
-        self._admission = Admission.of(task)
+        self._admission = admission_of(task)
         terms = Terms.of(plan, task.dim, task)
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self._gradients = ClientGradients(task)
@@ -145,7 +145,7 @@ class Learner(Epochs):
         self._read: SourceBookmark | None = None  # how far, and not written down yet
         self.clipped = 0
         """Gradients since this start that were longer than the clip norm: for this machine only."""
-        self._planned: list[tuple[bytes, Visit]] = []  # of the group that is being put together
+        self._planned: list[tuple[bytes, PastVisits]] = []  # of the group that is being put together
         self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
         super().__init__(plan, terms, store, witness, create=create)
 
@@ -427,7 +427,7 @@ class Learner(Epochs):
             takes = not self._spent(tags)
             if takes:
                 self._check_room(len(used))
-                self._planned.append((tags[0], Visit(self.epoch, self._next_step, 1)))
+                self._planned.append((tags[0], PastVisits(self.epoch, self._next_step, 1)))
                 used.append((tags[0], admitted))
             outcomes.append(Outcome(Answer.TAKEN, takes))
         if used:
@@ -540,12 +540,6 @@ class Learner(Epochs):
 
     def _spent(self, tags: list[bytes]) -> bool:
         """Whether this client, under all its tags together, may not take the next step."""
-        visits = [visit for tag in tags if (visit := self._ledger.visit(tag)) is not None]
-        visits += [visit for tag, visit in self._planned if tag in tags]
-        step = self._next_step
-        allowed = self._plan.participation
-        return bool(visits) and (
-            any(visit.epoch != self.epoch for visit in visits)
-            or sum(visit.times for visit in visits) >= allowed.times
-            or any(step - visit.step < allowed.min_separation for visit in visits)
-        )
+        past = [visits for tag in tags if (visits := self._ledger.past_visits(tag)) is not None]
+        past += [visits for tag, visits in self._planned if tag in tags]
+        return spent(past, self._next_step, self._plan.participation, self.epoch) is not None

@@ -19,7 +19,7 @@ import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.learning.client_metrics import check_metrics
-from veilstream.learning.tasks import Task, TaskDetails
+from veilstream.learning.tasks import Task, TaskDetails, admission_of
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.plans.plan import Plan
@@ -195,7 +195,7 @@ def _memory(method: MethodPlan) -> dict[str, Any]:
 def _admission(task: Task | None) -> Admission | None:
     if task is None or TaskDetails.of(task).features_shape is None:
         return None
-    return Admission.of(task)
+    return admission_of(task)
 
 
 def program_digest(program: NoiseProgram) -> str:
@@ -303,13 +303,6 @@ def _deployable(plan: Plan) -> MethodPlan:
             True,
             "a method that forgets, where learners are deployed",
             "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
-        )
-    if plan.telemetry is not None and plan.telemetry.act != "none":
-        raise InputError(
-            "telemetry.act",
-            plan.telemetry.act,
-            "none, where learners are deployed",
-            "a server tells learners no step sizes: act in simulation, then change the plan",
         )
     if plan.learning.unbounded and private[0].mechanism_name == "independent":
         raise InputError(

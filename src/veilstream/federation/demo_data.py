@@ -18,7 +18,7 @@ from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.plans.clients import learner_rows, stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
-from veilstream.records.schema import as_text
+from veilstream.records.cells import as_text
 from veilstream.streams.stream import Stream
 from veilstream.streams.table_stream import TableStream
 

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample, Task
-from veilstream.records.admission import Admission
+from veilstream.learning.tasks import Sample, Task, admission_of
 
 _TURNS = 6
 _TURNS_TOGETHER = 4
@@ -80,7 +79,7 @@ def _not_pure(task: Task, *, together: bool) -> InputError:
 
 def example_records(task: Task) -> list[Sample]:
     """Made-up records that the task admits: one of zeros, then larger and larger ones."""
-    admission = Admission.of(task)
+    admission = admission_of(task)
     # Not whole numbers, so that a task which numbers its records can tell these from real ones.
     targets = (-0.75, 0.25) if admission.labels is None else (admission.labels[0], admission.labels[-1])
     count = int(np.prod(admission.shape, dtype=np.int64))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.lazy import names_from
+from veilstream.records.admission import Admission
 from veilstream.records.sample import Sample
 
 if TYPE_CHECKING:
@@ -121,6 +122,24 @@ class TaskDetails:
             return True
         same_size = np.prod(shape, dtype=np.int64) == np.prod(self.features_shape, dtype=np.int64)
         return self.reshapes and bool(same_size)
+
+
+def admission_of(task: Task) -> Admission:
+    """Which records a deployed learner of this task takes.
+
+    Raises:
+        InputError: the task has neither `features_shape` nor an `example`.
+
+    """
+    details = TaskDetails.of(task)
+    if details.features_shape is None:
+        raise InputError(
+            "task",
+            type(task).__name__,
+            "a task with features_shape or an example",
+            "say what one client's features look like: task.features_shape = (d,)",
+        )
+    return Admission(details.features_shape, details.labels)
 
 
 def check_members(task: object) -> None:

@@ -13,7 +13,7 @@ from veilstream.streams.stream import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
 if TYPE_CHECKING:
-    from veilstream.streams.table_stream import TableStream
+    from veilstream.streams.table_stream import Dealing, TableStream
     from veilstream.streams.tables import TableReader
 
 
@@ -116,22 +116,23 @@ def _tables(plan: Plan, per_round: int) -> TableStream:
     from veilstream.streams.datasets import named_source
     from veilstream.streams.table_stream import table_stream
 
-    learning, data, participation = plan.learning, plan.data, plan.participation
-    tables = _open_tables(plan)
-    named = named_source(data.source or "")
-    stream = table_stream(
-        tables,
-        schema_of(plan),
-        learners=learning.learners,
-        rounds=learning.rounds,
-        per_round=per_round,
-        visits=participation.times,
-        separation=participation.min_separation,
-        per_step=learning.clients_per_step,
-        returning=data.returning,
-        held_out_share=data.held_out_share,
-    )
+    tables, dealing = _open_tables(plan), dealing_of(plan, plan.learning.learners)
+    stream = table_stream(tables, schema_of(plan), dealing, rounds=plan.learning.rounds, per_round=per_round)
+    named = named_source(plan.data.source or "")
     return stream if named is None else dataclasses.replace(stream, provenance=named[1])
+
+
+def dealing_of(plan: Plan, learners: int | None) -> Dealing:
+    """How a simulation of this plan deals records out to so many learners."""
+    from veilstream.streams.table_stream import Dealing
+
+    return Dealing(
+        learners=learners,
+        participation=plan.participation,
+        per_step=plan.learning.clients_per_step,
+        returning=plan.data.returning,
+        held_out_share=plan.data.held_out_share,
+    )
 
 
 def _files(source: str) -> list[Path]:

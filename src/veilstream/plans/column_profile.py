@@ -14,7 +14,8 @@ from functools import cached_property
 
 from veilstream.errors import InputError
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
-from veilstream.records.schema import EACH_ROW, as_number, as_text, is_missing
+from veilstream.records.cells import as_number, as_text, is_missing
+from veilstream.records.schema import EACH_ROW
 from veilstream.streams.tables import TableReader
 from veilstream.wording import counted
 

@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.plans.clients import named_tables, source_files
+from veilstream.plans.clients import dealing_of, named_tables, source_files
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.records.schema import REASONS, RecordSchema
-from veilstream.streams.table_stream import TableReport, Visit, allowed, dealt_out, read_tables, short_of
+from veilstream.records.schema import REASONS
+from veilstream.streams.table_stream import (
+    ClientRecord,
+    TableReport,
+    allowed,
+    count_people,
+    deal_out,
+    read_tables,
+    short_of,
+)
 from veilstream.wording import counted
 
 
@@ -103,14 +111,12 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
     """
     schema, learning = schema_of(plan), plan.learning
     tables = named_tables(paths, plan)
-    visits, report = read_tables(tables, schema, show=True)
+    records, report = read_tables(tables, schema, show=True)
     simulated = copy.deepcopy(report)
-    people = Counter(visit.client for visit in visits)
-    report.people, report.most_visits = len(people), max(people.values(), default=0)
-    report.returning = sum(count > 1 for count in people.values())
+    count_people(records, report)
     each = learning.local_steps * learning.clients_per_step
-    kept = _at_deployed_learners(visits, plan, report)
-    labels = Counter(str(schema.label.in_units(float(visit.record.sample.target))) for visit in visits)
+    kept = _at_deployed_learners(records, plan, report)
+    labels = Counter(str(schema.label.in_units(float(record.encoded.sample.target))) for record in records)
     named = {column for _, table in tables for column in table.columns if column}
     used = {*schema.columns, schema.learner, schema.time}
     checked = DataCheck(
@@ -123,7 +129,7 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
         learning.rounds * each,
         each,
     )
-    _simulate(checked, visits, simulated, paths, plan, schema)
+    _simulate(checked, records, simulated, paths, plan)
     if report.unordered:
         checked.notes.append(
             f"{counted(report.unordered, 'row')} lie behind a later {schema.time}: `veilstream "
@@ -133,14 +139,13 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
     return checked
 
 
-def _at_deployed_learners(visits: list[Visit], plan: Plan, report: TableReport) -> dict[str, int]:
+def _at_deployed_learners(records: list[ClientRecord], plan: Plan, report: TableReport) -> dict[str, int]:
     """Records that would be used there: in the order of the file, nobody is held out."""
-    by_learner: dict[str, list[Visit]] = {}
-    for visit in visits:
-        by_learner.setdefault(visit.learner, []).append(visit)
-    times = plan.participation
+    by_learner: dict[str, list[ClientRecord]] = {}
+    for record in records:
+        by_learner.setdefault(record.learner, []).append(record)
     kept = {
-        name: len(allowed(own, times.times, times.min_separation, plan.learning.clients_per_step, report))
+        name: len(allowed(own, plan.participation, plan.learning.clients_per_step, report))
         for name, own in sorted(by_learner.items())
     }
     report.used = sum(kept.values())
@@ -148,27 +153,17 @@ def _at_deployed_learners(visits: list[Visit], plan: Plan, report: TableReport) 
 
 
 def _simulate(
-    checked: DataCheck, visits: list[Visit], report: TableReport, paths: list[Path], plan: Plan, schema: RecordSchema
+    checked: DataCheck, records: list[ClientRecord], report: TableReport, paths: list[Path], plan: Plan
 ) -> None:
     """By the rules of `veilstream run`; of files that are only some of the plan's, by as many."""
-    learning, data = plan.learning, plan.data
+    learning = plan.learning
     found, wanted = len(checked.per_learner), learning.learners
     some = found < wanted and not _all_files(paths, plan)
     if some:
         checked.report.notices.append(f"these are the records of {found} of the plan's {counted(wanted, 'learner')}")
     try:
-        dealt = dealt_out(
-            visits,
-            report,
-            schema,
-            [path.name for path in paths],
-            learners=None if some else wanted,
-            visits=plan.participation.times,
-            separation=plan.participation.min_separation,
-            per_step=learning.clients_per_step,
-            returning=data.returning,
-            held_out_share=data.held_out_share,
-        )
+        names = [path.name for path in paths]
+        dealt = deal_out(records, report, schema_of(plan), names, dealing_of(plan, None if some else wanted))
     except InputError as error:
         checked.run_refuses = str(error)
         return

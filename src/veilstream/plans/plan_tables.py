@@ -244,29 +244,11 @@ class TelemetryPlan(PlanTable):
     """For the metric "loss"; public, never taken from records."""
     window: int | None = value(default=None, ge=1, hint="in rounds; leave it out for 1000 steps")
     """Rounds that an estimate averages over."""
-    act: Literal["none", "stop", "reduce_step", "choose_step"] = "none"
-    """What a simulation's server does with it, which costs no privacy, when the first metric gets
-    worse by more than noise and sampling explain: stop, make the step smaller, or take the larger
-    of two steps for as long as that helps. Methods without noise never act."""
-    factor: float | None = value(default=None, gt=0, hint="0.5 to reduce, 4 to choose")
-    """Of `act`: what a step is multiplied with, 0.5 if reduced; the other of two steps is 4 times
-    the method's own."""
 
     def check(self) -> None:
-        """Refuse a metric that is named twice, and a factor for nothing."""
+        """Refuse a metric that is named twice."""
         if len(set(self.metrics)) < len(self.metrics):
             raise PlanError("metrics", list(self.metrics), "each metric once", "remove one")
-        if self.factor is not None and self.act not in ("reduce_step", "choose_step"):
-            raise PlanError("factor", self.factor, f"nothing where act is {self.act}", "remove it")
-        if self.act == "reduce_step" and self.factor is not None and not self.factor < 1.0:
-            raise PlanError("factor", self.factor, "< 1 where it reduces a step", "try 0.5")
-        if self.act != "none" and self.metrics[0] not in ("accuracy", "loss"):
-            raise PlanError(
-                "act",
-                self.act,
-                "accuracy or loss as the first metric: it is what is acted on",
-                'metrics = ["accuracy", ...]',
-            )
 
 
 class MethodPlan(PlanTable):

@@ -1,4 +1,4 @@
-"""Which samples a deployed learner looks at: shape, type and range, decided before any gradient."""
+"""Which samples a deployed learner takes: shape, type and range, decided before any gradient."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilstream.errors import InputError
-from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.records.sample import Sample
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What a sample must look like."""
+    """What a sample must look like; `veilstream.learning.tasks.admission_of` makes it of a task."""
 
     shape: tuple[int, ...]
     labels: tuple[float, ...] | None
@@ -22,34 +20,16 @@ class Admission:
     largest: float = 1e6
     """No feature may be larger than this."""
 
-    @classmethod
-    def of(cls, task: Task) -> Admission:
-        """As the task says: `features_shape` or an `example`, and `labels` where it has them.
-
-        Raises:
-            InputError: for a task that says neither.
-
-        """
-        details = TaskDetails.of(task)
-        if details.features_shape is None:
-            raise InputError(
-                "task",
-                type(task).__name__,
-                "a task with features_shape or an example",
-                "say what one client's features look like: task.features_shape = (d,)",
-            )
-        return cls(details.features_shape, details.labels)
-
     @property
     def in_words(self) -> str:
-        """What a record must be."""
+        """The rule in words."""
         shape = " x ".join(map(str, self.shape)) or "one"
         labels = self.labels
         target = "a number" if labels is None else f"one of {', '.join(map(str, labels))}"
         return f"{shape} finite numbers as features, and {target} as target"
 
     def admitted(self, sample: object) -> Sample | None:
-        """The sample in one form for all (float32, no denormals), or None. Never raises."""
+        """The sample as float32 without denormals, or None. Never raises."""
         try:
             with np.errstate(all="ignore"):
                 return self._admitted(sample)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.privacy.clipping import clip
+from veilstream.records.cells import with_decimal_point
 from veilstream.records.sample import Sample
-from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord, with_decimal_point
+from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord
 
 AS_IT_IS = Label("target", None, low=-1e6, high=1e6, counts=True)
 """The label where nobody says more of it: a number, shown as it is."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.records.cells import as_number, as_text, is_missing
 from veilstream.records.client_names import client_name
 from veilstream.records.sample import Sample
 
@@ -53,8 +53,6 @@ REASONS = {
     "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
 }
 """Why a record is refused, and what that means."""
-
-_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 
 
 @dataclass(frozen=True)
@@ -89,52 +87,6 @@ class Encoded:
 
     def __repr__(self) -> str:
         return "Encoded(<hidden>)"  # people's data, not for logs
-
-
-def as_text(value: object) -> str:
-    """A cell as text, in one form: 3, 3.0 and "3" are the same."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, bool | np.bool_):
-        return "1" if value else "0"
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return unicodedata.normalize("NFC", str(value)).strip()
-
-
-def is_missing(value: object) -> bool:
-    """Whether a cell says nothing."""
-    if value is None:
-        return True
-    if isinstance(value, float | np.floating):
-        return math.isnan(value)
-    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
-
-
-def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
-    """A cell as a finite number, or None; true and false are none."""
-    if isinstance(value, bool | np.bool_):
-        return None
-    if isinstance(value, str):
-        text = value.strip()
-        if decimal_comma and "," in text and "." not in text and text.count(",") == 1:
-            text = text.replace(",", ".")
-        if "_" in text:  # Python's own spelling, nobody's data
-            return None
-        value = text
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def with_decimal_point(value: object) -> object:
-    """A number that is written with a decimal comma, with a point; anything else as it is."""
-    if isinstance(value, str) and "," in value:
-        number = as_number(value, decimal_comma=True)
-        return value if number is None else value.replace(",", ".")
-    return value
 
 
 @dataclass(frozen=True)

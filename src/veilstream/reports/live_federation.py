@@ -26,11 +26,11 @@ from veilstream.errors import VeilstreamError
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import ServerMetrics
-from veilstream.reports.federation_state import federation_state
-from veilstream.reports.live_page import LiveState
+from veilstream.reports.charts import chart
+from veilstream.reports.federation_report import federation_state
+from veilstream.reports.live_state import LiveState
 from veilstream.reports.public_plan import public_plan
-from veilstream.reports.report_curves import chart
-from veilstream.reports.telemetry_charts import telemetry_charts
+from veilstream.reports.telemetry import telemetry_charts
 from veilstream.reports.thinned_rounds import ThinnedRounds
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import read_rounds

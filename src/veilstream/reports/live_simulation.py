@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
-from veilstream.reports.live_page import LiveState
-from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_curves import chart, held_out_chart, running_mean
-from veilstream.reports.report_state import SCHEMA, listed_methods, report_state
+from veilstream.reports.charts import chart, held_out_chart, running_mean
+from veilstream.reports.live_state import LiveState
+from veilstream.reports.page_kit import SCHEMA
+from veilstream.reports.promise import promise_of
+from veilstream.reports.report import listed_methods, report_state
 from veilstream.runs.folder import Run
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.seed_batches import Measured, RunProgress

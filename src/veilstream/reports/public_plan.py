@@ -10,7 +10,7 @@ import tomli_w
 from veilstream.plans.plan import Plan
 
 _TABLES = ("learning", "privacy", "telemetry", "federation", "methods")
-_WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics", "act", "combine")
+_WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics", "combine")
 """Keys whose texts are names of ours: an operator cannot write anything else there."""
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
-from veilstream.reports.report_page import REPORT, write_report
+from veilstream.reports.page_kit import REPORT
+from veilstream.reports.report import write_report
 from veilstream.runs.folder import Run
 from veilstream.simulation.runner import run as simulate
 

@@ -25,8 +25,8 @@ from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import PublicKey, ServerKeys
 from veilstream.federation.server.checkpoint import RunHead
 from veilstream.files import write_file
-from veilstream.reports.last_audit import audit_digest, audit_of
-from veilstream.reports.promise_words import promise_of
+from veilstream.reports.promise import promise_of
+from veilstream.reports.provenance import audit_digest, audit_of
 from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
 from veilstream.runs.tables import damaged_table, table_rows

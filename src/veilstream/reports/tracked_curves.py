@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.reports.packed_series import thinned
+from veilstream.reports.charts import thinned
 from veilstream.runs.folder import Run, flat_keys
 from veilstream.runs.tables import read_rounds
 

@@ -49,9 +49,6 @@ class Schedule(NamedTuple):
     """(rounds,): where to keep what is published before the round; -1 is nowhere."""
     weights: Any = None
     """(rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each."""
-    factor: Any = None
-    """(rounds, methods, seeds): what a server that acts on telemetry multiplies both step sizes
-    with; None is 1. 0 has stopped: model, average and velocity stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +140,6 @@ class Block:
 
         widths = jnp.array([t.width for t in self.telemetry] or [0.0] * len(x), x.dtype)
         step_size, size = schedule.step_size, schedule.effective_step_size
-        if schedule.factor is not None:  # every seed then has steps of its own
-            by_round = step_size.ndim == 1
-            factor = schedule.factor if by_round else schedule.factor[:, :, None]
-            step_size = (step_size[:, None] if by_round else step_size) * factor
-            size = size[:, None] * schedule.factor
         by_seed = None if step_size.ndim == 1 else 0
         by_learner = None if step_size.ndim < 3 else 0
         # For one method noise is (steps, seeds, n, d).
@@ -170,11 +162,6 @@ class Block:
             measured["telemetry"] = told.mean(axis=2)
         blend = schedule.blend[:, None, None]
         average = (1.0 - blend) * models.average + blend * after
-        if schedule.factor is not None:  # of a seed that was stopped, all stays as it is
-            stopped = (schedule.factor == 0.0)[:, :, None]
-            after = jnp.where(stopped, x, after)
-            average = jnp.where(stopped, models.average, average)
-            velocity = jnp.where(stopped, models.velocity, velocity)
         return ModelArrays(after, average, velocity, models.start), measured
 
     def _update(self, models: ModelArrays, releases: Array, size: Array) -> tuple[Array, Array]:
@@ -195,7 +182,7 @@ class Block:
             after, velocity = server_update(rule, x, releases, size, **memory, **constants)
             return after, x[:0] if velocity is None else velocity
 
-        seeds = jax.vmap(one, in_axes=(0, 0, None if size.ndim == 1 else 0, 0, None))
+        seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
         moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)
         return moved
 

@@ -173,10 +173,6 @@ class Simulation:
         """What the clients' telemetry says of each method and seed; None without any."""
         if self.telemetry is not None:
             check_metrics(self.telemetry.telemetry, self.task)
-            if self.telemetry.acts:  # blocks end where the server looks
-                window = plan.telemetry_window
-                fitting = [b for b in range(1, window + 1) if window % b == 0 and b <= block_rounds]
-                self.block_rounds = fitting[-1]
         shape = (len(self._prepared), len(self.seeds), R)
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = evaluated_rounds(plan)
@@ -285,9 +281,6 @@ class Simulation:
         here, R = self._position, self.plan.learning.rounds
         first = here.round
         count = min(self.block_rounds, R - first)
-        if self.telemetry is not None and self.telemetry.acts:
-            self._catch_up(0)
-            here = self._position
         clients = self._clients(first, count)
         with jax.default_matmul_precision("highest"):
             results = [self._advance_group(index, clients, first, count) for index in range(len(self._groups))]
@@ -363,11 +356,7 @@ class Simulation:
                 taken = there.rounds_taken(self.seeds, first, count).astype(np.float64)
                 own = [step_size(p.plan.local_step_size, p.plan.step_decay, taken) for p in group.prepared]
                 eta = np.stack(own, axis=1).astype(np.float32)
-        factor = None
-        if self.telemetry is not None and self.telemetry.acts:
-            now = self.telemetry.factors(first)[group.methods]
-            factor = np.broadcast_to(now.astype(np.float32), (count, *now.shape))
-        return Schedule(eta, effective_eta, blends, slots, counted, factor)
+        return Schedule(eta, effective_eta, blends, slots, counted)
 
     def _catch_up(self, leave: int) -> float | None:
         """Read what blocks measured, but for the last few; accuracy of the last one read."""
@@ -478,7 +467,7 @@ class Simulation:
             "held_out_accuracy": self.held_out_accuracy,
             **models,
             **{f"history_{name}": values for name, values in self.history.items()},
-            **({} if self.telemetry is None else self.telemetry.state()),
+            **({} if self.telemetry is None else {"telemetry": self.telemetry.releases}),
         }
 
     def restore(self, state: Any) -> None:
@@ -525,7 +514,7 @@ class Simulation:
         for name in METRICS:
             self.history[name][...] = state[f"history_{name}"]
         if self.telemetry is not None:
-            self.telemetry.restore(state)
+            self.telemetry.releases[...] = state["telemetry"]
         self._position = _Position(round_, models, noise, ())
 
     def close(self) -> None:

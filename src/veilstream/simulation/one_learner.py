@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError
 from veilstream.learning.algorithm import moved, next_model, step_size
-from veilstream.learning.tasks import Sample, Task, TaskDetails
+from veilstream.learning.tasks import Sample, Task, TaskDetails, admission_of
 from veilstream.mechanisms.stream import NoiseStream
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.clipping import clip
-from veilstream.records.admission import Admission, Answer
+from veilstream.records.admission import Answer
+from veilstream.records.participation import VisitsInMemory
 from veilstream.simulation.noise_source import noise_seed
 
 Float32s = NDArray[np.float32]
@@ -44,7 +45,7 @@ class SimulatedLearner:
     def __init__(self, plan: Plan, task: Task | None = None, seed: int = 0) -> None:
         self.plan, self.seed = plan, seed
         self.task = task_of(plan) if task is None else task
-        self._admission = Admission.of(self.task)
+        self._admission = admission_of(self.task)
         self._prepared = prepare(plan, _one_method(plan))
         self._x: Float32s = np.asarray(self.task.init(seed), np.float32).copy()
         self._z, self._published = self._x.copy(), self._x.copy()
@@ -53,7 +54,7 @@ class SimulatedLearner:
         self._velocity = np.zeros_like(self._x) if momentum else None
         self._start = self._x.copy() if forgets else None
         self._steps = 0
-        self._visits: dict[str | bytes, tuple[int, int]] = {}
+        self._visits = VisitsInMemory(plan.participation)
         self._noise: NoiseStream | None = None
         self._function: Callable[..., Any] | None = None
 
@@ -94,20 +95,12 @@ class SimulatedLearner:
         admitted = self._admission.admitted(sample)
         if admitted is None:
             return Answer.REFUSED
-        if client is not None and self._spent(client):
+        if client is not None and self._visits.take(client, self._steps) is not None:
             return Answer.TAKEN
         if self._steps == self.horizon:
             raise HorizonExhausted(self.horizon, self._steps)
         self._step(self._gradient(admitted))
         return Answer.TAKEN
-
-    def _spent(self, client: bytes | str) -> bool:
-        allowed = self.plan.participation
-        times, last = self._visits.get(client, (0, -allowed.min_separation))
-        if times >= allowed.times or self._steps - last < allowed.min_separation:
-            return True
-        self._visits[client] = times + 1, self._steps
-        return False
 
     def _gradient(self, sample: Sample) -> Float32s:
         if self._function is None:

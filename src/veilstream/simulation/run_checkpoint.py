@@ -69,7 +69,7 @@ def read_checkpoint(
             state = {name: stored[name] for name in stored.files}
         _check(state, methods, seeds, rounds, looks)
         if metrics:
-            _check_telemetry(state, (methods, seeds, rounds), metrics)
+            _check_telemetry(state, (methods, seeds, rounds, metrics))
     except _DAMAGE as error:
         reason = str(error).strip().splitlines()
         raise InputError(
@@ -104,8 +104,8 @@ def _check(state: dict[str, Any], methods: int, seeds: int, rounds: int, looks: 
                 raise ValueError(f"{name}{i} has shape {found}")
 
 
-def _check_telemetry(state: dict[str, Any], shape: tuple[int, int, int], metrics: int) -> None:
-    if state["telemetry"].shape != (*shape, metrics) or state["telemetry_factors"].shape != shape:
+def _check_telemetry(state: dict[str, Any], shape: tuple[int, int, int, int]) -> None:
+    if state["telemetry"].shape != shape:
         raise ValueError("telemetry has other methods, seeds, rounds or metrics")
 
 

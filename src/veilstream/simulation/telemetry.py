@@ -1,21 +1,19 @@
-"""A simulation's telemetry: what was released of it, by method and seed, and what is made of it.
+"""A simulation's telemetry: what each method and seed released, and the estimates from it.
 
-Unlike the rest of what a simulation measures, this is no oracle's view: a deployed server would see
-the same.
+A deployed server would see the same; everything else that a simulation measures, only an oracle sees.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.learning.telemetry_estimates import TELEMETRY_COLUMNS, RoundNoise, TelemetrySums
-from veilstream.learning.telemetry_rule import StepControl
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
 from veilstream.privacy.telemetry import Telemetry
@@ -25,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 class SimulatedTelemetry:
-    """Averaged releases of telemetry, (methods, seeds, rounds, metrics), and step multipliers."""
+    """Averaged releases of telemetry, (methods, seeds, rounds, metrics)."""
 
     def __init__(self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], telemetry: Telemetry) -> None:
         self._plan, self._prepared, self._seeds = plan, list(prepared), list(seeds)
@@ -34,9 +32,7 @@ class SimulatedTelemetry:
         shape = (len(self._prepared), len(self._seeds))
         rounds = plan.learning.rounds
         self.releases = np.full((*shape, rounds, len(telemetry.metrics)), np.nan, np.float64)
-        self._factors = np.ones((*shape, rounds), np.float64)
         self._noise = NoiseOfRuns(plan)
-        self._looked = 0
 
     @classmethod
     def of(cls, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int]) -> SimulatedTelemetry | None:
@@ -44,59 +40,14 @@ class SimulatedTelemetry:
         telemetry = plan.telemetry_of(prepared[0].plan)
         return None if telemetry is None else cls(plan, prepared, seeds, telemetry)
 
-    @property
-    def acts(self) -> bool:
-        """Whether step sizes depend on it."""
-        assert self._plan.telemetry is not None
-        return self._plan.telemetry.act != "none"
-
     def record(self, methods: Sequence[int], first: int, released: NDArray[Any]) -> None:
         """What methods released in rounds from ``first``, (rounds, methods, seeds, metrics)."""
         moved = np.moveaxis(np.asarray(released, np.float64), 0, 2)
         self.releases[np.asarray(methods), :, first : first + moved.shape[2]] = moved
 
-    def factors(self, first: int) -> Floats:
-        """What step sizes are multiplied with from this round on, (methods, seeds).
-
-        Looks at the windows that end there, if it has not yet; all rounds before must be recorded.
-        A method without noise keeps its steps: it is what others are compared with, and what it
-        would act on, no server sees.
-        """
-        window = self._plan.telemetry_window
-        if first == self._looked or first == 0:
-            return self._factors[:, :, first]
-        for m, prepared in enumerate(self._prepared):
-            if not prepared.noise_std:
-                continue
-            for s in range(len(self._seeds)):
-                now = self._factors[m, s, first - 1]
-                if first % window == 0 and first >= 2 * window:
-                    sums = self.sums(m, s, first)
-                    before = sums.estimates(window, first - window)
-                    now = self._control(now).look(before, sums.estimates(window, first))
-                self._factors[m, s, first:] = now
-        self._looked = first
-        return self._factors[:, :, first]
-
-    def _control(self, current: float) -> StepControl:
-        told = self._plan.telemetry
-        assert told is not None
-        assert told.act != "none"
-        return StepControl(told.act, told.factor, current)
-
     def sums(self, method: int, seed: int, rounds: int) -> TelemetrySums:
         """Of the first rounds of one method and seed, by their places."""
         return self._noise.sums(self._prepared[method], self._seeds[seed], self.releases[method, seed, :rounds])
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `restore` goes on."""
-        return {"telemetry": self.releases, "telemetry_factors": self._factors}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.releases[...] = state["telemetry"]
-        self._factors[...] = state["telemetry_factors"]
-        self._looked = 0
 
 
 class NoiseOfRuns:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.records.schema import as_text, is_missing
+from veilstream.records.cells import as_text, is_missing
 
 Row = tuple[int, Mapping[str, object] | None]
 """Number from 0, and cells by column; None where the row cannot be read."""

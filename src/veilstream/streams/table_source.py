@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
-from veilstream.records.schema import Encoded, RecordSchema, Refusal, as_text, is_missing
+from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
+from veilstream.records.schema import Encoded, RecordSchema, Refusal
 from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
 from veilstream.streams.tables import TableReader, check_columns
-from veilstream.streams.time_order import TimeOrder, time_of
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""

@@ -1,17 +1,16 @@
 """A simulation's clients from tables of records, in the order in which they came.
 
-Every record is one client's visit at one learner. Who it was is known here, so a plan that promises
-"once" while people return is refused, as it would be broken; with more visits allowed, records that
-come too often or too soon after the person's last are left out, as a deployed learner leaves them
-out. Some people are held out, chosen by a hash of their tag: they are measured on, never learned
-from.
+Every record is one client's visit to one learner. A plan that promises "once" is refused if people
+return, since it would not hold for them. Where more visits are allowed, records that come too often
+or too soon are left out, as a deployed learner leaves them out. Some people are held out, chosen by
+a hash of their tag: the model is measured on them and never learns from them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal, as_text, with_decimal_point
+from veilstream.mechanisms.participation import ONCE, Participation
+from veilstream.records.cells import TimeOrder, as_text, time_of, with_decimal_point
+from veilstream.records.participation import VisitsInMemory
+from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.tables import TableReader, check_columns
-from veilstream.streams.time_order import TimeOrder, time_of
 from veilstream.wording import counted
 
 _HELD_OUT_OF = 1 << 20
+Tables = Sequence[tuple[str, TableReader]]
+"""Pairs of a learner's name and its table; the name counts where the schema has no column of learners."""
 
 
 @dataclass
@@ -34,39 +37,26 @@ class TableReport:
 
     rows: int = 0
     used: int = 0
+    held_out: int = 0
     refused: Counter[Refusal] = field(default_factory=Counter)
     clamped: Counter[str] = field(default_factory=Counter)
-    held_out: int = 0
     too_often: int = 0
-    """Records of people who had come as often as the promise allows."""
+    """Records over the visit limit."""
     too_soon: int = 0
     people: int = 0
     returning: int = 0
     """People with more than one record."""
     most_visits: int = 0
     unordered: int = 0
-    """Rows whose time lies before that of the row above; a simulation sorts them."""
+    """Rows whose time is before that of the row above; a simulation sorts them."""
     learned: dict[str, int] = field(default_factory=dict)
-    """Records that a simulation learns from at each learner, held-out people left out."""
+    """Records that a simulation learns from at each learner, without held-out people."""
     notices: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For a summary."""
-        return {
-            "rows": self.rows,
-            "used": self.used,
-            "held_out": self.held_out,
-            "refused": {str(refusal): count for refusal, count in self.refused.most_common()},
-            "clamped": dict(self.clamped),
-            "too_often": self.too_often,
-            "too_soon": self.too_soon,
-            "people": self.people,
-            "returning": self.returning,
-            "most_visits": self.most_visits,
-            "unordered": self.unordered,
-            "learned": self.learned,
-            "notices": self.notices,
-        }
+        refused = {str(refusal): count for refusal, count in self.refused.most_common()}
+        return {**vars(self), "refused": refused, "clamped": dict(self.clamped)}
 
 
 @dataclass(frozen=True)
@@ -92,145 +82,29 @@ class TableStream(PoolStream):
     report: TableReport = field(default_factory=TableReport)
 
 
-@dataclass
-class Visit:
-    """One record, and whose it is."""
+@dataclass(frozen=True)
+class ClientRecord:
+    """One record, whose it is, and where it belongs."""
 
     client: str
     learner: str
     when: float | str
-    record: Encoded
+    encoded: Encoded
 
 
-def read_tables(
-    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema, *, show: bool = False
-) -> tuple[list[Visit], TableReport]:
-    """Every record of some tables, encoded; each table comes with its learner's name.
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How a simulation deals records out to learners."""
 
-    Args:
-        tables: pairs of a learner's name and its table.
-        schema: what a record is.
-        show: whether an error may name the columns that are there (`check_columns`).
-
-    Returns:
-        Visits in the order of the files, and what became of the rows so far.
-
-    Raises:
-        InputError: for a table without the schema's columns.
-
-    """
-    report, visits = TableReport(), []
-    order = TimeOrder()
-    for learner, table in tables:
-        extra = tuple(c for c in (schema.learner, schema.time) if c)
-        check_columns(table, (*schema.columns, *extra), show=show)
-        report.notices += table.notices
-        for number, cells in table.rows():
-            report.rows += 1
-            visit = _visit(schema, table, learner, number, cells)
-            if isinstance(visit, Refusal):
-                report.refused[visit] += 1
-                continue
-            report.clamped.update(visit.record.clamped)
-            if schema.time is not None:
-                order.add(visit.learner, visit.when)
-            visits.append(visit)
-    report.unordered = order.unordered
-    if schema.time is not None and order.by_letters:
-        report.notices.append(
-            f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "
-            "sorts as meant, 31.1.2026 does not"
-        )
-    return visits, report
-
-
-def _visit(schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Any) -> Visit | Refusal:
-    if cells is None:
-        return Refusal("not readable")
-    record = schema.encode(cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma)
-    if isinstance(record, Refusal):
-        return record
-    if schema.learner is not None:
-        learner = as_text(cells.get(schema.learner, ""))
-        if not learner:
-            return Refusal("missing", schema.learner)
-    when: float | str = number
-    if schema.time is not None:
-        told = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
-        if told is None:
-            return Refusal("missing", schema.time)
-        when = told
-    return Visit(record.client, learner, when, record)
-
-
-def table_stream(
-    tables: Sequence[tuple[str, TableReader]],
-    schema: RecordSchema,
-    *,
-    learners: int,
-    rounds: int,
-    per_round: int,
-    visits: int = 1,
-    separation: int = 1,
-    per_step: int = 1,
-    returning: str = "refuse",
-    held_out_share: float = 0.2,
-) -> TableStream:
-    """Tables as a stream of clients.
-
-    Args:
-        tables: pairs of a learner's name and its table; the name counts where the schema names no
-            column of learners.
-        schema: what a record is.
-        learners: how many there must be.
-        rounds: for how many rounds.
-        per_round: clients that a learner meets in a round.
-        visits: how often a person may take part (the promise's participation).
-        separation: steps between two visits, at least.
-        per_step: clients of a step.
-        returning: "refuse" people who come more often, or use their "first" records.
-        held_out_share: share of people who are measured on and not learned from.
-
-    Returns:
-        The stream, with a report of what became of the rows.
-
-    Raises:
-        InputError: for tables without usable records, another number of learners, people who come
-            more often than the promise allows, or who come to two learners.
-
-    """
-    found, report = read_tables(tables, schema)
-    dealt = dealt_out(
-        found,
-        report,
-        schema,
-        [table.name for _, table in tables],
-        learners=learners,
-        visits=visits,
-        separation=separation,
-        per_step=per_step,
-        returning=returning,
-        held_out_share=held_out_share,
-    )
-    pool = [record for own in dealt.learned.values() for record in own]
-    held, orders, at = dealt.held_out, [], 0
-    for own in dealt.learned.values():
-        orders.append(np.arange(at, at + len(own), dtype=np.int32))
-        at += len(own)
-    report.notices += short_of(report.learned, rounds, per_round)
-    return TableStream(
-        learners=learners,
-        rounds=rounds,
-        per_round=per_round,
-        features=np.stack([e.sample.features for e in pool]),
-        targets=np.array([e.sample.target for e in pool], np.float32),
-        held_features=np.stack([v.record.sample.features for v in held]),
-        held_targets=np.array([v.record.sample.target for v in held], np.float32),
-        split=FixedOrder(tuple(orders)),
-        names=tuple(dealt.learned),
-        report=report,
-        provenance=f"records of {', '.join(t.name for _, t in tables)}, in the order they came",
-    )
+    learners: int | None
+    """How many there must be; None for any number."""
+    participation: Participation = ONCE
+    per_step: int = 1
+    """Clients of a step."""
+    returning: str = "refuse"
+    """"refuse" people who come more often than allowed, or use their "first" records."""
+    held_out_share: float = 0.2
+    """Share of people who are measured on and not learned from."""
 
 
 @dataclass(frozen=True)
@@ -239,53 +113,138 @@ class DealtOut:
 
     learned: dict[str, list[Encoded]]
     """By learner, in the order in which they are met."""
-    held_out: list[Visit]
+    held_out: list[ClientRecord]
 
 
-def dealt_out(
-    found: list[Visit],
-    report: TableReport,
-    schema: RecordSchema,
-    names: list[str],
-    *,
-    learners: int | None,
-    visits: int,
-    separation: int,
-    per_step: int,
-    returning: str,
-    held_out_share: float,
+def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
+    """Every record of some tables, encoded, in the order of the files; and what became of the rows so far.
+
+    Args:
+        tables: which.
+        schema: what a record is.
+        show: whether an error may name the columns that are there (`check_columns`).
+
+    Raises:
+        InputError: a table lacks the schema's columns.
+
+    """
+    report, records = TableReport(), []
+    order = TimeOrder()
+    for learner, table in tables:
+        extra = tuple(c for c in (schema.learner, schema.time) if c)
+        check_columns(table, (*schema.columns, *extra), show=show)
+        report.notices += table.notices
+        for number, cells in table.rows():
+            report.rows += 1
+            record = _record(schema, table, learner, number, cells)
+            if isinstance(record, Refusal):
+                report.refused[record] += 1
+                continue
+            report.clamped.update(record.encoded.clamped)
+            if schema.time is not None:
+                order.add(record.learner, record.when)
+            records.append(record)
+    report.unordered = order.unordered
+    if schema.time is not None and order.by_letters:
+        report.notices.append(
+            f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "
+            "sorts as meant, 31.1.2026 does not"
+        )
+    return records, report
+
+
+def _record(
+    schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Mapping[str, object] | None
+) -> ClientRecord | Refusal:
+    if cells is None:
+        return Refusal("not readable")
+    encoded = schema.encode(cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma)
+    if isinstance(encoded, Refusal):
+        return encoded
+    if schema.learner is not None:
+        learner = as_text(cells.get(schema.learner, ""))
+        if not learner:
+            return Refusal("missing", schema.learner)
+    if schema.time is None:
+        return ClientRecord(encoded.client, learner, number, encoded)
+    when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+    if when is None:
+        return Refusal("missing", schema.time)
+    return ClientRecord(encoded.client, learner, when, encoded)
+
+
+def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, rounds: int, per_round: int) -> TableStream:
+    """Tables as a stream of clients, with a report of what became of the rows.
+
+    Args:
+        tables: which.
+        schema: what a record is.
+        dealing: who goes to which learner.
+        rounds: for how many rounds.
+        per_round: clients that a learner meets in a round.
+
+    Raises:
+        InputError: for tables without usable records, another number of learners, people who come
+            more often than the promise allows, or who come to two learners.
+
+    """
+    found, report = read_tables(tables, schema)
+    names = [table.name for _, table in tables]
+    dealt = deal_out(found, report, schema, names, dealing)
+    pool = [record for own in dealt.learned.values() for record in own]
+    held = [record.encoded for record in dealt.held_out]
+    ends = np.cumsum([len(own) for own in dealt.learned.values()])
+    report.notices += short_of(report.learned, rounds, per_round)
+    return TableStream(
+        learners=len(dealt.learned),
+        rounds=rounds,
+        per_round=per_round,
+        features=np.stack([e.sample.features for e in pool]),
+        targets=np.array([e.sample.target for e in pool], np.float32),
+        held_features=np.stack([e.sample.features for e in held]),
+        held_targets=np.array([e.sample.target for e in held], np.float32),
+        split=FixedOrder(tuple(np.split(np.arange(len(pool), dtype=np.int32), ends[:-1]))),
+        names=tuple(dealt.learned),
+        report=report,
+        provenance=f"records of {', '.join(names)}, in the order they came",
+    )
+
+
+def deal_out(
+    found: list[ClientRecord], report: TableReport, schema: RecordSchema, names: list[str], dealing: Dealing
 ) -> DealtOut:
-    """The rules of a simulation over records that were read; `data check` asks them too.
+    """Deal records out to learners as a simulation does; `data check` asks this too.
 
     Args:
         found: from `read_tables`.
         report: is filled in.
         schema: what a record is.
         names: of the tables, for errors.
-        learners: how many there must be; None for any number.
-        visits: see `table_stream`, as for the others.
-        separation: steps between two visits, at least.
-        per_step: clients of a step.
-        returning: "refuse" or "first".
-        held_out_share: share of people who are measured on and not learned from.
-
-    Returns:
-        Who is where.
+        dealing: how.
 
     Raises:
         InputError: as `table_stream`.
 
     """
-    _check_some(found, report, names)
-    _count_people(found, report)
-    by_learner = _by_learner(found, learners)
-    _check_people(by_learner, schema)
-    learned = {name: [v for v in own if not _is_held_out(v.client, held_out_share)] for name, own in by_learner.items()}
-    held = [v for v in found if _is_held_out(v.client, held_out_share)] or found[-1:]
-    report.held_out = len(held) if held_out_share > 0.0 else 0  # else only a placeholder
-    if returning == "refuse":
-        _check_visits(learned, visits)
-    kept = {name: allowed(own, visits, separation, per_step, report) for name, own in learned.items()}
+    if not found:
+        reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
+        raise InputError(
+            "data.source",
+            names,
+            f"records that can be used; of {counted(report.rows, 'row')} none can ({reasons or 'there are none'})",
+            "`veilstream data check FILE --plan PLAN` shows each column",
+        )
+    count_people(found, report)
+    by_learner = _by_learner(found, dealing.learners)
+    if schema.client != EACH_ROW:
+        _check_one_learner_each(found, schema.client)
+    share = dealing.held_out_share
+    learned = {name: [r for r in own if not is_held_out(r.client, share)] for name, own in by_learner.items()}
+    held = [r for r in found if is_held_out(r.client, share)] or found[-1:]
+    report.held_out = len(held) if share > 0.0 else 0  # else only a placeholder
+    if dealing.returning == "refuse":
+        _check_visits(learned, dealing.participation.times)
+    kept = {name: allowed(own, dealing.participation, dealing.per_step, report) for name, own in learned.items()}
     report.learned = {name: len(own) for name, own in kept.items()}
     report.used = sum(report.learned.values())
     if not report.used:
@@ -296,7 +255,7 @@ def dealt_out(
 
 
 def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
-    """What to tell where records do not last for the horizon; empty where they do."""
+    """A notice if some learners have too few records for every round; else nothing."""
     needed = rounds * per_round
     short = {name: count for name, count in learned.items() if count < needed}
     if not short:
@@ -312,52 +271,39 @@ def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
 
 
 def rows_to_learn_from(
-    tables: Sequence[tuple[str, TableReader]], schema: RecordSchema, held_out_share: float
+    tables: Tables, schema: RecordSchema, held_out_share: float
 ) -> dict[str, list[dict[str, object]]]:
     """Cells of the records that `table_stream` learns from, by learner, in their order.
 
-    For tables of their own: no row of people who are held out, none that cannot be used, no column
-    of learners, and a decimal point in every number.
+    For writing tables: without held-out people, refused rows and the column of learners, and with a
+    decimal point in every number.
     """
     found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
     for learner, table in tables:
         for number, cells in table.rows():
-            visit = _visit(schema, table, learner, number, cells)
-            if isinstance(visit, Refusal) or cells is None:
-                continue
-            if _is_held_out(visit.client, held_out_share):
+            record = _record(schema, table, learner, number, cells)
+            if isinstance(record, Refusal) or cells is None or is_held_out(record.client, held_out_share):
                 continue
             kept = {
                 column: with_decimal_point(value) if table.decimal_comma else value
                 for column, value in cells.items()
                 if column != schema.learner
             }
-            found.setdefault(visit.learner, []).append((visit.when, kept))
+            found.setdefault(record.learner, []).append((record.when, kept))
     for own in found.values():
         own.sort(key=lambda pair: pair[0])
     return {name: [cells for _, cells in found[name]] for name in sorted(found)}
 
 
-def _check_some(found: list[Visit], report: TableReport, names: list[str]) -> None:
-    if found:
-        return
-    reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
-    raise InputError(
-        "data.source",
-        names,
-        f"records that can be used; of {counted(report.rows, 'row')} none can ({reasons or 'there are none'})",
-        "`veilstream data check FILE --plan PLAN` shows each column",
-    )
-
-
-def _count_people(found: list[Visit], report: TableReport) -> None:
-    visits = Counter(visit.client for visit in found)
-    report.people, report.most_visits = len(visits), max(visits.values())
+def count_people(found: list[ClientRecord], report: TableReport) -> None:
+    """Count people and their visits into the report."""
+    visits = Counter(record.client for record in found)
+    report.people, report.most_visits = len(visits), max(visits.values(), default=0)
     report.returning = sum(count > 1 for count in visits.values())
 
 
-def _by_learner(found: list[Visit], learners: int | None) -> dict[str, list[Visit]]:
-    names = sorted({visit.learner for visit in found})
+def _by_learner(found: list[ClientRecord], learners: int | None) -> dict[str, list[ClientRecord]]:
+    names = sorted({record.learner for record in found})
     if learners is not None and len(names) != learners:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         raise InputError(
@@ -366,37 +312,32 @@ def _by_learner(found: list[Visit], learners: int | None) -> dict[str, list[Visi
             f"as many as the records name: {len(names)} ({shown})",
             f"learners = {len(names)}",
         )
-    by_learner: dict[str, list[Visit]] = {name: [] for name in names}
-    for visit in found:
-        by_learner[visit.learner].append(visit)
+    by_learner: dict[str, list[ClientRecord]] = {name: [] for name in names}
+    for record in found:
+        by_learner[record.learner].append(record)
     for own in by_learner.values():
-        if len({isinstance(visit.when, str) for visit in own}) > 1:
+        if len({isinstance(record.when, str) for record in own}) > 1:
             raise InputError("data.time", "numbers and texts", "one kind in all records", "check the column")
-        own.sort(key=lambda visit: visit.when)
+        own.sort(key=lambda record: record.when)
     return by_learner
 
 
-def _check_people(by_learner: dict[str, list[Visit]], schema: RecordSchema) -> None:
-    """The promise is for one learner's messages: nobody may be at two."""
+def _check_one_learner_each(found: list[ClientRecord], column: str) -> None:
+    """The promise covers one learner's messages: nobody may be at two."""
     seen: dict[str, str] = {}
-    if schema.client == EACH_ROW:
-        return
-    shared = 0
-    for name, own in by_learner.items():
-        for visit in own:
-            shared += seen.setdefault(visit.client, name) != name
+    shared = sum(seen.setdefault(r.client, r.learner) != r.learner for r in sorted(found, key=lambda r: r.learner))
     if shared:
         raise InputError(
             "data.client",
-            schema.client,
+            column,
             "people who are at one learner each",
             f"{shared} records are of people who come to another learner too, and the promise is "
             "for one learner's messages: put a person's records at one learner",
         )
 
 
-def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
-    counts = Counter(visit.client for own in by_learner.values() for visit in own)
+def _check_visits(by_learner: dict[str, list[ClientRecord]], visits: int) -> None:
+    counts = Counter(record.client for own in by_learner.values() for record in own)
     most = max(counts.values(), default=0)
     if most > visits:
         often = sum(count > visits for count in counts.values())
@@ -408,24 +349,22 @@ def _check_visits(by_learner: dict[str, list[Visit]], visits: int) -> None:
         )
 
 
-def allowed(own: list[Visit], visits: int, separation: int, per_step: int, report: TableReport) -> list[Encoded]:
-    """As a learner would take them: one a step, nobody too often or too soon; counts the others."""
-    last: dict[str, int] = {}
-    count: Counter[str] = Counter()
+def allowed(own: list[ClientRecord], participation: Participation, per_step: int, report: TableReport) -> list[Encoded]:
+    """The records that a learner takes, `per_step` a step; counts those over the visit limit and too soon."""
+    visits = VisitsInMemory(participation)
     kept: list[Encoded] = []
-    for visit in own:
-        step = len(kept) // per_step
-        if count[visit.client] >= visits:
+    for record in own:
+        why = visits.take(record.client, len(kept) // per_step)
+        if why is None:
+            kept.append(record.encoded)
+        elif why == "too often":
             report.too_often += 1
-        elif visit.client in last and step - last[visit.client] < separation:
-            report.too_soon += 1
         else:
-            count[visit.client] += 1
-            last[visit.client] = step
-            kept.append(visit.record)
+            report.too_soon += 1
     return kept
 
 
-def _is_held_out(client: str, share: float) -> bool:
+def is_held_out(client: str, share: float) -> bool:
+    """Whether a person is measured on: a hash of the tag decides."""
     hashed = hashlib.blake2b(client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

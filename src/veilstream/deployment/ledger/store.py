@@ -56,10 +56,11 @@ from veilstream.deployment.ledger.paths import (
     refuse_witness,
     witness_path,
 )
-from veilstream.deployment.ledger.visits import NOBODY, Visit, keyed_tag, visit_key, visit_of
+from veilstream.deployment.ledger.visits import NOBODY, keyed_tag, past_visits, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
+from veilstream.records.participation import PastVisits
 
 
 CRASH_POINTS = (
@@ -381,10 +382,10 @@ class Ledger:
         """A client's tag as the ledger keeps it."""
         return keyed_tag(self.tag_key, client)
 
-    def visit(self, tag: bytes) -> Visit | None:
-        """This client's part so far."""
+    def past_visits(self, tag: bytes) -> PastVisits | None:
+        """This client's visits so far."""
         with readable(self.path):
-            return visit_of(self._db, tag)
+            return past_visits(self._db, tag)
 
     def forget(self) -> bool:
         """Have what was destroyed gone from the log file too; False while someone reads it."""

@@ -22,12 +22,13 @@ import hmac
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from veilstream.errors import InputError
 from veilstream.records.client_names import LONGEST_NAME, client_name
+from veilstream.records.participation import PastVisits
 
 TAG_BYTES = 32
 NOBODY = bytes(TAG_BYTES)
@@ -65,25 +66,15 @@ def keyed_tag(key: bytes, tag: bytes) -> bytes:
     return hmac.new(key, tag, hashlib.sha256).digest()
 
 
-class Visit(NamedTuple):
-    """A client's part so far."""
-
-    epoch: int
-    step: int
-    """The last one; -1 for a client who was carried over."""
-    times: int
-    """In this epoch."""
-
-
 def visit_key(tag: bytes, epoch: int, step: int) -> bytes:
     """The row of one visit."""
     return tag + _WHEN.pack(epoch, step + 1)
 
 
-def visit_of(db: Any, tag: bytes) -> Visit | None:
-    """A client's part so far; None for a new one."""
+def past_visits(db: Any, tag: bytes) -> PastVisits | None:
+    """A client's visits so far; None for a new one."""
     visits = visits_of(db, tag)
-    return Visit(*visits[-1], len(visits)) if visits else None
+    return PastVisits(*visits[-1], len(visits)) if visits else None
 
 
 def visits_of(db: Any, tag: bytes) -> list[tuple[int, int]]:

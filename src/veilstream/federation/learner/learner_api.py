@@ -46,8 +46,9 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, LocalPage
 from veilstream.federation.learner.person_page import FORM_HEADERS, asked_person, form_fields, person_html
+from veilstream.learning.tasks import admission_of
 from veilstream.plans.records import schema_of
-from veilstream.records.admission import Admission, Answer
+from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded
 from veilstream.streams.intake import Offered
 from veilstream.streams.live_source import LiveSource
@@ -111,7 +112,7 @@ class LearnerApi:
                 "put a proxy with TLS in front of it",
             )
         self._daemon, self._source, self._token = daemon, source, token.encode()
-        plan, admission = daemon.learner.plan, Admission.of(daemon.learner.task)
+        plan, admission = daemon.learner.plan, admission_of(daemon.learner.task)
         schema = schema_of(plan) if plan.data.kind == "table" else None
         self._records = LiveRecords(admission, schema, daemon.name)
         self._largest = self._records.largest_bytes

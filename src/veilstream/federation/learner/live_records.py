@@ -22,20 +22,10 @@ from numpy.typing import NDArray
 
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Admission
+from veilstream.records.cells import as_text, is_missing
 from veilstream.records.client_names import NAME_RULE, client_name
 from veilstream.records.own_records import OwnRecords
-from veilstream.records.schema import (
-    EACH_ROW,
-    REASONS,
-    Categorical,
-    Encoded,
-    Label,
-    Numeric,
-    RecordSchema,
-    Refusal,
-    as_text,
-    is_missing,
-)
+from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Label, Numeric, RecordSchema, Refusal
 
 _FIELDS = frozenset({"client", "tag", "record", "features", "target"})
 _LONGEST_SHOWN = 32

@@ -20,12 +20,11 @@ from veilstream.federation.learner.first_records import check_first_records
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
 from veilstream.federation.supervision import ENGINES, Address, Node, supervised
-from veilstream.learning.tasks import Task
+from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.records.admission import Admission
 from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
@@ -100,7 +99,7 @@ class LearnerService:
                 self._resume(source, learner, keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
-                source.admission = Admission.of(task)
+                source.admission = admission_of(task)
             if window_s is not None:
                 self._check_times(window_s if times is None else times.after_s)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))

@@ -2,7 +2,7 @@
      veilstream.render(state)   draws everything anew
      veilstream.update(patch)   merges what has changed and draws that: objects key by key, lists whole;
                                 patch.append = {chart id: {x: [..], series: {name: [one value a seed, a point]}}}
-   The state's keys are those of reports/report_state.py. */
+   The state's keys are those of reports/page_kit.py. */
 (function () {
   "use strict";
   var charts = window.veilstreamCharts;

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.learning.telemetry_estimates import OVER_CLIENTS
-from veilstream.reports.packed_series import pack, thinned, unpack
-from veilstream.reports.report_curves import MOST_POINTS, chart
+from veilstream.reports.charts import MOST_POINTS, chart, pack, thinned, unpack
 from veilstream.runs.folder import Run
 
 _NUMBERS = ("round", "estimate", "low", "high")

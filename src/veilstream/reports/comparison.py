@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
-from veilstream.reports.report_curves import chart, running_mean
+from veilstream.reports.charts import chart, running_mean
 from veilstream.runs.folder import Run
 
 Floats = NDArray[np.float64]

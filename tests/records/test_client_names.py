@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from veilstream.deployment.ledger.tags import tag_forms
+from veilstream.records.cells import is_missing
 from veilstream.records.client_names import LONGEST_NAME, client_name
-from veilstream.records.schema import Encoded, Label, Numeric, RecordSchema, Refusal, is_missing
+from veilstream.records.schema import Encoded, Label, Numeric, RecordSchema, Refusal
 
 NO_NAMES = [
     True,

@@ -1,9 +1,10 @@
-"""The audit that lies in a run's folder, made short, and whether it is of the run's plan."""
+"""Where a run's page comes from: versions, the command that repeats it, the plan, the last audit."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,24 @@ def audit_digest(run: Run) -> str:
 def _path(folder: Path) -> Path | None:
     places = (folder / "audit.json", folder / "audit" / "audit.json")
     return next((path for path in places if path.exists()), None)
+
+
+def provenance_of(run: Run) -> dict[str, Any]:
+    """Facts, the command that repeats the run, and its plan."""
+    versions = run.versions
+    facts = [["Folder", run.path.resolve().name], *([key, str(said)] for key, said in versions.items())]
+    return {"facts": facts, "command": _command(run), "plan": run.plan.to_toml()}
+
+
+def _command(run: Run) -> str:
+    """What repeats the run, from where the folder's parent is; a page names no path above it."""
+    plan, folder = run.plan, run.path.resolve().name
+    stored, again = f"{folder}/plan.toml", f"{folder}-again"
+    if run.is_federation:
+        words = ["--plan", stored, "--keys", "keys/server", "--out", again]
+        return shlex.join(["veilstream", "server", *words])
+    if "custom" in (plan.learning.task, plan.data.kind):
+        own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind)) if k == "custom"]
+        given = "".join(f", {word}={word}" for word in own)
+        return f"veilstream.run({stored!r}, out={again!r}{given})"
+    return shlex.join(["veilstream", "run", stored, "--out", again])

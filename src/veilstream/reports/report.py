@@ -15,18 +15,18 @@ A live page sends the same keys as they change (`veilstream.update` in page.js).
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from veilstream.reports.federation_state import federation_state
-from veilstream.reports.last_audit import audit_of
-from veilstream.reports.promise_words import promise_of
-from veilstream.reports.report_curves import learning_charts, noise_charts
-from veilstream.reports.telemetry_charts import telemetry_charts
+from veilstream.reports.federation_report import federation_state, write_federation_report
+from veilstream.reports.page_kit import REPORT, SCHEMA, write_page
+from veilstream.reports.promise import promise_of
+from veilstream.reports.provenance import audit_of, provenance_of
+from veilstream.reports.simulation_charts import learning_charts, noise_charts
+from veilstream.reports.telemetry import telemetry_charts
 from veilstream.runs.folder import Run
 
-SCHEMA = 1
 _RESULTS = {
     "held_out_accuracy": "held-out accuracy",
     "prequential_accuracy": "prequential accuracy",
@@ -36,6 +36,18 @@ _RESULTS = {
     "dynamic_regret": "dynamic regret",
     "static_regret": "static regret",
 }
+
+
+def write_report(run: Run) -> Path:
+    """Write a run folder's report.html from the other files in it, whole or not at all.
+
+    Raises:
+        InputError: for a folder whose files are missing or damaged.
+
+    """
+    if run.is_federation:
+        return write_federation_report(run)
+    return write_page(run.path / REPORT, report_state(run), shared=True)
 
 
 def report_state(run: Run) -> dict[str, Any]:
@@ -48,9 +60,8 @@ def report_state(run: Run) -> dict[str, Any]:
         InputError: for a folder whose files are missing or damaged.
 
     """
-    common = {"schema": SCHEMA, "audit": audit_of(run), "provenance": _provenance(run)}
     if run.is_federation:
-        return federation_state(run) | common
+        return federation_state(run)
     summary = run.summary
     methods = listed_methods(summary["methods"])
     main = summary["main_method"]
@@ -64,7 +75,8 @@ def report_state(run: Run) -> dict[str, Any]:
             "veilstream run --resume continues it."
         )
     notices += [f"{name} {m['final']['remark']}." for name, m in summary["methods"].items() if m["final"].get("remark")]
-    return common | {
+    return {
+        "schema": SCHEMA,
         "kind": "simulation",
         "title": summary["name"],
         "subtitle": run.plan.description,
@@ -77,6 +89,8 @@ def report_state(run: Run) -> dict[str, Any]:
         "seeds": summary["seeds"],
         "charts": {"learning": learning_charts(run), "telemetry": telemetry_charts(run), "noise": noise_charts(run)},
         "results": _results(summary),
+        "audit": audit_of(run),
+        "provenance": provenance_of(run),
     }
 
 
@@ -164,23 +178,3 @@ def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cell(value: Mapping[str, Any] | None) -> str:
     return "–" if value is None else f"{value['mean']:.4f} ± {value['std']:.4f}"
-
-
-def _provenance(run: Run) -> dict[str, Any]:
-    versions = run.versions
-    facts = [["Folder", run.path.resolve().name], *([key, str(said)] for key, said in versions.items())]
-    return {"facts": facts, "command": _command(run), "plan": run.plan.to_toml()}
-
-
-def _command(run: Run) -> str:
-    """What repeats the run, from where the folder's parent is; a page names no path above it."""
-    plan, folder = run.plan, run.path.resolve().name
-    stored, again = f"{folder}/plan.toml", f"{folder}-again"
-    if run.is_federation:
-        words = ["--plan", stored, "--keys", "keys/server", "--out", again]
-        return shlex.join(["veilstream", "server", *words])
-    if "custom" in (plan.learning.task, plan.data.kind):
-        own = [w for w, k in (("task", plan.learning.task), ("stream", plan.data.kind)) if k == "custom"]
-        given = "".join(f", {word}={word}" for word in own)
-        return f"veilstream.run({stored!r}, out={again!r}{given})"
-    return shlex.join(["veilstream", "run", stored, "--out", again])

@@ -1,6 +1,6 @@
 """A page that shows a state and goes on by itself: report.html, fed by events.
 
-The page, its style and its charts are those of `report_page`; live.js beside them reads events and
+The page, its style and its charts are those of `page_kit`; live.js beside them reads events and
 hands them to `veilstream.update`. It may connect to where it came from and nowhere else.
 """
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from veilstream.federation.http.event_feed import EventFeed
-from veilstream.reports.report_page import page_html
+from veilstream.reports.page_kit import page_html
 
 
 class LiveState:

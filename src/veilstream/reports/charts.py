@@ -22,6 +22,8 @@ MISSING = 65535
 """The code of what is no number."""
 _STEPS = 65534
 _WIDE = 1e3
+MOST_POINTS = 500
+"""Points of one curve on a page: more than a screen can show."""
 
 
 def pack(values: NDArray[Any]) -> dict[str, Any]:
@@ -72,3 +74,61 @@ def window_means(values: Floats, most: int) -> tuple[NDArray[np.intp], Floats]:
         total = np.where(there[..., first:last], values[..., first:last], 0.0).sum(axis=-1)
         means.append(np.where(count > 0, total / np.maximum(count, 1), np.nan))
     return ends[1:], np.stack(means, axis=-1)
+
+
+def running_mean(values: Floats) -> Floats:
+    """Means so far of every seed; no number before the first, and none once it has diverged."""
+    there = np.isfinite(values)
+    total = np.cumsum(np.where(there, values, 0.0), axis=-1)
+    mean: Floats = total / np.maximum(np.cumsum(there, axis=-1), 1)
+    # Once diverged, no mean is a number any more; rounds without clients only add nothing.
+    gone = np.logical_or.accumulate(np.isinf(values), axis=-1)
+    return np.where(gone | (np.cumsum(there, axis=-1) == 0), np.nan, mean)
+
+
+def chart(
+    name: str,
+    title: str,
+    about: str,
+    y_label: str,
+    x: NDArray[Any],
+    values: Mapping[str, NDArray[Any]],
+    *,
+    logarithmic: bool = False,
+    share: bool = False,
+    lines: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """One chart: arrays (seeds, points) by name, of at most `MOST_POINTS` points each.
+
+    Args:
+        name: its id, of its own on the page.
+        title: its name for people.
+        about: a sentence or two on what it shows.
+        y_label: what is measured.
+        x: rounds of the points.
+        values: the curves; those without any number are left out.
+        logarithmic: whether orders of magnitude matter.
+        share: whether values lie between 0 and 1.
+        lines: levels to compare with, each a label and a value.
+
+    """
+    kept = thinned(len(x), MOST_POINTS)
+    values = {n: v for n, v in values.items() if np.isfinite(v).any()}
+    return {
+        "id": name,
+        "title": title,
+        "about": about,
+        "x_label": "round",
+        "y_label": y_label,
+        "logarithmic": logarithmic,
+        "share": share,
+        "x": [int(v) for v in np.asarray(x)[kept]],
+        "series": {n: pack(np.asarray(v)[..., kept]) for n, v in values.items()},
+        "lines": lines or [],
+    }
+
+
+def held_out_chart(rounds: NDArray[Any], accuracy: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Held-out accuracy at the rounds that were looked at, of arrays (seeds, rounds) by method."""
+    about = "Of the published model, on clients who are never learned from."
+    return chart("held-out", "Held-out accuracy", about, "accuracy", rounds, accuracy, share=True)

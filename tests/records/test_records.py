@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veilstream.errors import InputError
+from veilstream.records.cells import as_number
 from veilstream.records.schema import (
     EACH_ROW,
     REASONS,
@@ -20,7 +21,6 @@ from veilstream.records.schema import (
     Numeric,
     RecordSchema,
     Refusal,
-    as_number,
 )
 
 SCHEMA = RecordSchema(

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from veilstream.reports.packed_series import pack, thinned
-from veilstream.reports.promise_words import promise_of
-from veilstream.reports.telemetry_charts import latest_estimate, telemetry_charts
+from veilstream.reports.charts import pack, thinned
+from veilstream.reports.page_kit import REPORT, SCHEMA, write_page
+from veilstream.reports.promise import promise_of
+from veilstream.reports.provenance import audit_of, provenance_of
+from veilstream.reports.telemetry import latest_estimate, telemetry_charts
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedRound, read_rounds
 
 _MOST_POINTS = 500
+
+
+def write_federation_report(run: Run) -> Path:
+    """Write the report.html of a server's folder, for its owner only.
+
+    Raises:
+        InputError: for a folder whose files are missing or damaged.
+
+    """
+    return write_page(run.path / REPORT, federation_state(run), shared=False)
 
 
 def federation_state(run: Run) -> dict[str, Any]:
@@ -31,6 +44,7 @@ def federation_state(run: Run) -> dict[str, Any]:
         notices.append(listed.remark)
     missing = [row for row in rounds if row.missing]
     return {
+        "schema": SCHEMA,
         "kind": "federation",
         "title": plan.name,
         "subtitle": plan.description,
@@ -48,6 +62,8 @@ def federation_state(run: Run) -> dict[str, Any]:
             "note": f"{len(rounds)} rounds; in {len(missing)} of them someone was missing.",
             "main": None,
         },
+        "audit": audit_of(run),
+        "provenance": provenance_of(run),
     }
 
 

@@ -15,29 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.files import write_file
-from veilstream.reports.report_state import report_state
-from veilstream.runs.folder import Run
 
 REPORT = "report.html"
+SCHEMA = 1
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 
 
-def write_report(run: Run) -> Path:
-    """Make a run folder's report.html from the other files in it, whole or not at all.
-
-    Returns:
-        The file. As open as the umask lets it be for a simulation; else only for its owner.
-
-    Raises:
-        InputError: for a folder whose files are missing or damaged.
-
-    """
-    state = report_state(run)
-    path = run.path / REPORT
-    write_file(path, page_html(state), shared=state["kind"] == "simulation")
+def write_page(path: Path, state: dict[str, Any], *, shared: bool) -> Path:
+    """Write a page, whole or not at all; if ``shared`` the umask decides who may read it, else only its owner."""
+    write_file(path, page_html(state), shared=shared)
     return path
 
 

@@ -1,0 +1,86 @@
+"""One cell of a table: as text, as a number, as a time, or missing."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+import numpy as np
+
+_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+_SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
+
+
+def as_text(value: object) -> str:
+    """A cell as text, in one form: 3, 3.0 and "3" are the same."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, bool | np.bool_):
+        return "1" if value else "0"
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return unicodedata.normalize("NFC", str(value)).strip()
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is empty, NaN, or a word for that."""
+    if value is None:
+        return True
+    if isinstance(value, float | np.floating):
+        return math.isnan(value)
+    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
+
+
+def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
+    """A cell as a finite number, or None; true and false are not numbers."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        if decimal_comma and "," in text and "." not in text and text.count(",") == 1:
+            text = text.replace(",", ".")
+        if "_" in text:  # 1_000 is a number in Python only
+            return None
+        value = text
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def with_decimal_point(value: object) -> object:
+    """A number written with a decimal comma gets a point; anything else stays as it is."""
+    if isinstance(value, str) and "," in value:
+        number = as_number(value, decimal_comma=True)
+        return value if number is None else value.replace(",", ".")
+    return value
+
+
+def time_of(cell: object, *, decimal_comma: bool = False) -> float | str | None:
+    """A cell of the plan's column `time`: a number, else text; None for an empty one."""
+    if is_missing(cell):
+        return None
+    number = as_number(cell, decimal_comma=decimal_comma)
+    return as_text(cell) if number is None else number
+
+
+class TimeOrder:
+    """Counts records that are earlier than their learner's record before."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float | str] = {}
+        self.unordered = 0
+        self.by_letters = False
+        """Whether some time is a text that does not sort as time."""
+
+    def add(self, learner: str, when: float | str) -> None:
+        """The next record of a learner."""
+        last = self._last.get(learner)
+        if isinstance(when, str):
+            self.by_letters |= _SORTS_AS_TEXT.fullmatch(when) is None
+        if last is not None:
+            alike = isinstance(last, str) == isinstance(when, str)
+            self.unordered += alike and when < last  # type: ignore[operator]
+        self._last[learner] = when

@@ -1,0 +1,63 @@
+"""How often one client may take part: the rule behind the plan's promise, decided here for everyone.
+
+A deployed learner asks it of its ledger, a simulation and `data check` of `VisitsInMemory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from veilstream.mechanisms.participation import Participation
+
+
+class PastVisits(NamedTuple):
+    """A client's visits so far, under one tag."""
+
+    epoch: int
+    """Of the last visit."""
+    step: int
+    """Of the last visit; -1 for a client carried over from a lost store."""
+    times: int
+
+
+Spent = Literal["other epoch", "too often", "too soon"]
+
+
+def spent(past: Iterable[PastVisits], step: int, allowed: Participation, epoch: int = 0) -> Spent | None:
+    """Why a client may not take this step; None if it may.
+
+    Args:
+        past: the client's visits, one entry for each of its tags that has come before.
+        step: the step that it would take.
+        allowed: the plan's participation.
+        epoch: the current one. A client takes part in one epoch only.
+
+    """
+    visits = list(past)
+    if any(visit.epoch != epoch for visit in visits):
+        return "other epoch"
+    if sum(visit.times for visit in visits) >= allowed.times:
+        return "too often"
+    if any(step - visit.step < allowed.min_separation for visit in visits):
+        return "too soon"
+    return None
+
+
+class VisitsInMemory:
+    """Counts visits for one learner in one epoch; a deployed learner's are in its ledger."""
+
+    def __init__(self, allowed: Participation) -> None:
+        self._allowed = allowed
+        self._past: dict[str | bytes, PastVisits] = {}
+
+    def take(self, client: str | bytes, step: int) -> Spent | None:
+        """Count a visit at this step, or say why the client may not take it."""
+        past = self._past.get(client)
+        if past is None:
+            self._past[client] = PastVisits(0, step, 1)
+            return None
+        why = spent((past,), step, self._allowed)
+        if why is None:
+            self._past[client] = PastVisits(0, step, past.times + 1)
+        return why
