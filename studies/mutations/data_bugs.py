@@ -128,7 +128,7 @@ def nan_let_through() -> Finding:
 def same_client_twice() -> Finding:
     plan, terms = both(1)
     kept = canary_runs(plan, terms, 400, insist=True, seed=0)
-    with patch.object(Learner, "_spent", lambda self, tags: False):
+    with patch.object(Learner, "_spent", lambda self, tag: False):
         found = canary_runs(plan, terms, 4000, insist=True, seed=0)
         epochs = canary_runs(plan, terms, 8000, insist=True, epochs=2, seed=0)
     best = max(g.mu_surely for g in found.guesses)

@@ -1,7 +1,7 @@
 """Many learners of one number and m metrics in one, so that telemetry is audited as deployed.
 
 `ApartWithTelemetry` is for telemetry what `Apart` is for gradients. What a client contributes comes
-from `Learner._step`, as deployed: gradient, metrics, clipping, the vector of 1 + m whole numbers,
+from `ClientSteps.noisy`, as deployed: gradient, metrics, clipping, the vector of 1 + m whole numbers,
 its noise. Only where that code treats a client as one vector is it called once for each different
 client of a step, with the vector of 1 + m numbers that each has: `ClientTelemetry.values`,
 `LocalRounds.clip` and `LocalRounds.whole`. Noise, ledger, seeds, grid and messages are inherited,
@@ -12,13 +12,14 @@ so that what the deployed code does behind the first ``terms.dim`` coordinates i
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.audit.disposable import Apart, OneByOne
-from veilstream.deployment.client_telemetry import ClientTelemetry
+from veilstream.deployment.client_steps import ClientTelemetry
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
@@ -44,14 +45,12 @@ class ApartWithTelemetry(Apart):
     def __init__(self, plan: Plan, task: ManyClients) -> None:
         if plan.telemetry is None:
             raise InputError("telemetry", None, "a plan with telemetry", "add [telemetry]")
-        super().__init__(plan, task)
-        told = self.terms.telemetry
-        assert told is not None
-        self._telemetry = _EachClient(task, told, self.grid.clip_norm)
+        super().__init__(plan, task, parts=LearnerParts(rounds=_rounds, telemetry=_EachClient))
 
-    def new_rounds(self, epoch: int) -> LocalRounds:
-        """Whose vectors are made run by run."""
-        return _WholeOneByOne(_ManyRuns.of_terms(self.terms), epoch)
+
+def _rounds(terms: Terms, epoch: int) -> LocalRounds:
+    """Whose vectors are made run by run."""
+    return _WholeOneByOne(_ManyRuns.of_terms(terms), epoch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +72,9 @@ class _ManyRuns(Terms):
 class _EachClient(ClientTelemetry):
     """Metrics of the client that each run has, (runs, m)."""
 
-    def __init__(self, task: ManyClients, telemetry: Telemetry, clip_norm: float) -> None:
+    def __init__(self, task: Task, telemetry: Telemetry, clip_norm: float) -> None:
         super().__init__(task, telemetry, clip_norm)
-        self._clients = task.clients
+        self._clients = cast("ManyClients", task).clients
 
     def values(self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient) -> MetricValues:
         """Asked of the deployed code for each different client."""

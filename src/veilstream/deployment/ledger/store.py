@@ -62,7 +62,6 @@ from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
 from veilstream.records.participation import PastVisits
 
-
 CRASH_POINTS = (
     "pinned",
     "step-computed",

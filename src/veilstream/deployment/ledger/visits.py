@@ -96,7 +96,8 @@ class VisitTotal:
 class VisitSum:
     """Sums visits up, in any order."""
 
-    def __init__(self, tag_key: bytes, so_far: VisitTotal = VisitTotal()) -> None:
+    def __init__(self, tag_key: bytes, so_far: VisitTotal | None = None) -> None:
+        so_far = so_far or VisitTotal()
         self._key = hashlib.sha256(b"veilstream sum of visits" + tag_key).digest()
         self._count = so_far.count
         self._total = [int(so_far.sum[:16], 16), int(so_far.sum[16:], 16)]

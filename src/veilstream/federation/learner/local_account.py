@@ -91,11 +91,11 @@ class LocalAccount:
         self._waiting: list[tuple[Any, float]] = []
         self._first_round_at: float | None = None
         self._rounds_since, self._written_at = 0, -math.inf
-        self._clipped_before, self._failed_before = learner.clipped, learner.metrics_failed
+        self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
         if path is not None:
             self._load(path)
         # A kill loses what was counted since the file was written; who took part, the ledger knows.
-        self.used = max(self.used, int(learner.ledger.chain.visits.value()[0]))
+        self.used = max(self.used, learner.ledger.chain.visits.value().count)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -127,10 +127,10 @@ class LocalAccount:
             self._rounds_since += 1
         self._predict()
         self._history.round_ends(self.rounds, self.score)
-        self.clipped += self._learner.clipped - self._clipped_before
-        self.metrics_failed += self._learner.metrics_failed - self._failed_before
-        self._clipped_before = self._learner.clipped
-        self._failed_before = self._learner.metrics_failed
+        self.clipped += self._learner.steps.clipped - self._clipped_before
+        self.metrics_failed += self._learner.steps.metrics_failed - self._failed_before
+        self._clipped_before = self._learner.steps.clipped
+        self._failed_before = self._learner.steps.metrics_failed
 
     def _predict(self) -> None:
         """What the round's model says of the records that were used since; then they are gone."""
@@ -189,7 +189,7 @@ class LocalAccount:
                 "count as wrong (the log has the first error's kind; try the task on a record of "
                 "your own)"
             ]
-        return [*([self.pause] if self.pause else []), *failed, *self._learner.notices, *table]
+        return [*([self.pause] if self.pause else []), *failed, *self._learner.ledger.notices, *table]
 
     def _places_left(self, rounds: int) -> int:
         """Steps that can still have a client; an open round may have taken some already."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qs
 
-from veilstream.deployment.ledger.person import PersonsPart
+from veilstream.deployment.ledger.inspect import PersonsPart
 from veilstream.federation.learner.live_records import RefusedRequest
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, html_document, page_policy
 
