@@ -27,7 +27,7 @@ from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.model_api import ModelApi
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 _TOKEN = "k" * 43
 
@@ -72,7 +72,7 @@ def main() -> None:
         learner = Learner(plan, root / "a.db", task, create=True)
         daemon = Daemon(learner, LearnerKeys.load(root / "keys/learners/a"), source)
         beside = LearnerApi(daemon, source, (host, 0), _TOKEN)
-        record = json.dumps({"tag": "t", "features": [0.5] * plan.data.dim, "target": 1})
+        record = json.dumps({"client": "t", "features": [0.5] * plan.data.dim, "target": 1})
         headers = {"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/json"}
         plain = http.client.HTTPConnection(host, beside.port)
         found["learner API, between rounds"] = timed(plain, count, "POST", "/observe", record, headers)

@@ -1,10 +1,10 @@
-"""What our part of a federated round costs beside the engine that carries it.
+"""What our part of a federated round costs beside the transport that carries it.
 
-    python benchmarks/federation.py [--engine direct] [--learners 3] [--rounds 30] [--dim 61482]
+    python benchmarks/federation.py [--transport direct] [--learners 3] [--rounds 30] [--dim 61482]
 
 Two federations after one another in one session, over TLS and with keys, on loopback:
 
-* *null*: the engine alone. The server's side sends a model to every node and waits for all
+* *null*: the transport alone. The server's side sends a model to every node and waits for all
   replies; behind each node something answers at once with as many bytes as a release has. Over the
   direct transport that is a process a learner, as in earnest.
 * *ours*: `Coordinator`, and each `Daemon` a process, with real ledgers and noise; only the
@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -37,6 +36,7 @@ import psutil
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import HEADER_BYTES
 from veilstream.federation.addresses import free_port
+from veilstream.federation.direct import DirectServer
 from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
 from veilstream.federation.learner.daemon import Daemon
@@ -45,8 +45,7 @@ from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
-from veilstream.federation.server.process import server_engine
-from veilstream.federation.supervision import Engine, supervised
+from veilstream.federation.supervision import supervised
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady
@@ -119,8 +118,8 @@ def daemon_process(
         __file__,
         role,
         str(root),
-        "--engine",
-        asked.engine,
+        "--transport",
+        asked.transport,
         "--port",
         str(port),
         *(["--signed"] if asked.signed else []),
@@ -149,7 +148,7 @@ def be_daemon(asked: argparse.Namespace) -> None:
     keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
     learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
     daemon = Daemon(learner, keys, Endless())
-    if asked.engine != "direct":
+    if asked.transport != "direct":
         carrier = CarrierSocket(daemon.handle, asked.socket, dim=asked.dim, trust_own_account=True)
         carrier.start()
         threading.Event().wait()
@@ -188,26 +187,15 @@ def cpu_seconds(child: Child) -> float:
     return float(spent.user + spent.system)
 
 
-def engine_in(name: str, root: Path, sockets: dict[str, Path], port: int, dim: int, stack: ExitStack) -> Engine:
-    address = ("localhost", port)
-    server = server_engine(name, root / "keys/server", root / "engine", address, dim=dim)
+def direct_server(root: Path, port: int, dim: int, stack: ExitStack) -> DirectServer:
+    server = DirectServer(root / "keys/server", ("localhost", port), dim=dim)
     stack.callback(server.close)
     server.start()
-    sides: list[Any] = [server]
-    if name == "flare":  # direct is in the learner's own process: see `be_learner`
-        from veilstream.federation.flare.local import LocalFlare
-
-        at = {learner: {"VEILSTREAM_SOCKET": str(path)} for learner, path in sockets.items()}
-        at["server"] = {"VEILSTREAM_RELAY_SOCKET": str(root / "engine/relay.sock")}
-        flare = LocalFlare(root / "flare", root / "keys", list(sockets), other_accounts=False, environments=at)
-        stack.callback(flare.close)
-        flare.start()
-        sides.append(flare)
-    stack.enter_context(supervised(sides))
+    stack.enter_context(supervised([server]))
     return server
 
 
-def null_rounds(transport: Engine, learners: int, rounds: int, dim: int, keys: ServerKeys | None) -> list[float]:
+def null_rounds(transport: Transport, learners: int, rounds: int, dim: int, keys: ServerKeys | None) -> list[float]:
     """Seconds of each, and last the server's CPU seconds a round.
 
     With keys every message is signed and checked.
@@ -236,7 +224,7 @@ def null_rounds(transport: Engine, learners: int, rounds: int, dim: int, keys: S
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", default="direct", choices=["direct", "flower", "flare"])
+    parser.add_argument("--transport", default="direct", choices=["direct", "flower"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dim", type=int, default=61_482)
@@ -253,17 +241,13 @@ def main() -> None:
         be_null(asked)
         return
     names = [f"learner-{i}" for i in range(asked.learners)]
-    shown = ("engine", "learners", "rounds", "dim")
+    shown = ("transport", "learners", "rounds", "dim")
     figures: dict[str, object] = {key: getattr(asked, key) for key in shown}
     for kind in ("null", "ours"):
         with tempfile.TemporaryDirectory(prefix="fed-") as folder, ExitStack() as stack:
             root = Path(folder)
             port = free_port()
             make_keys(root / "keys", ["localhost", "127.0.0.1"], names)
-            if asked.engine == "flare":
-                from veilstream.federation.flare import provision
-
-                provision(root / "keys", "localhost", port)
             sockets = {name: root / f"{name}.sock" for name in names}
             figures |= measure(kind, asked, root, sockets, port, stack)
     null, ours = float(figures["null_s"]), float(figures["ours_s"])  # type: ignore[arg-type]
@@ -278,17 +262,17 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
     daemons: list[Child] = []
     if kind == "ours":
         daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
-    elif asked.engine == "direct":
+    elif asked.transport == "direct":
         for name, path in sockets.items():
             daemon_process(root, name, path, port, asked, stack, "--null")
     else:
         for path in sockets.values():
             stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
     before = [cpu_seconds(daemon) for daemon in daemons]
-    if asked.engine == "flower":
+    if asked.transport == "flower":
         figures = flower_rounds(kind, asked, root, sockets, stack)
     else:
-        transport = engine_in(asked.engine, root, sockets, port, asked.dim, stack)
+        transport = direct_server(root, port, asked.dim, stack)
         figures = rounds_over(transport, kind, asked, root)
     if kind == "null":
         return figures

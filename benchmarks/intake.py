@@ -29,7 +29,7 @@ import numpy as np
 from veilstream.deployment.learner import Learner
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.plans.plan import Plan
-from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 STEPS = 1 << 16
 TOKEN = "benchmark"
@@ -171,7 +171,7 @@ def call(port: int, callers: int, size: int, dim: int, seconds: float) -> None:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             count = 0
             while time.perf_counter() - began < seconds:
-                records = [{"tag": f"{number}/{count + i}", "features": features, "target": 1} for i in range(size)]
+                records = [{"client": f"{number}/{count + i}", "features": features, "target": 1} for i in range(size)]
                 count += size
                 body = json.dumps(records[0] if size == 1 else records).encode()
                 head = (

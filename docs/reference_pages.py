@@ -47,8 +47,6 @@ EXAMPLES: dict[str, Any] = {
     "learning.start_sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "learning.start_ca": "ca.pem",
     "data.kind": "table",
-    "data.clients": 4000,
-    "data.directory": "/data/mnist",
     "data.source": "records/*.csv",
     "data.query": "SELECT * FROM visits ORDER BY minute",
     "data.learner": "station",

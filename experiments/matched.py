@@ -57,11 +57,11 @@ class Arm(NamedTuple):
         """What it has of its own in a plan."""
         own: dict[str, Any] = {"mechanism": self.mechanism}
         if self.interior_weight:
-            own |= {"objective": "published", "interior_weight": self.interior_weight}
+            own["objective"] = "published"
         return own
 
 
-INTERIOR_WEIGHTS = (0.0, 0.1, 1.0)
+INTERIOR_WEIGHTS = (0.0, 0.1)
 ARMS = tuple(Arm(*pair) for pair in itertools.product(MECHANISMS, INTERIOR_WEIGHTS))
 
 

@@ -1,4 +1,4 @@
-"""`kind = "auto"` against the best tuned setting: the tables of docs/auto.md.
+"""`kind = "auto"` against the best tuned setting: the tables of docs/planning.md.
 
     .venv/bin/python experiments/search_auto.py constants
     .venv/bin/python experiments/search_auto.py [logistic small least_squares electricity ...]
@@ -32,7 +32,7 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
 from veilstream.simulation.engine import Simulation
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 
 SYNTHETIC: dict[str, dict[str, Any]] = {
     "logistic": {

@@ -33,7 +33,7 @@ from search_mnist import validation
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.engine import Simulation
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 
 MECHANISMS = ("independent", "tree", "toeplitz_normalised", "buffered", "optimal", "matched")
 """The last is `optimal` made for what the method publishes."""

@@ -1,12 +1,11 @@
 """A federation of real processes, of which any may be killed at any time.
 
-    python -m studies.chaos --engine direct --rounds 1000 --every 1.5
+    python -m studies.chaos --rounds 1000 --every 1.5
     python -m studies.chaos --rounds 2000 --every 0         memory of each process on the way
 
 Server and learners are the commands that people run; this process is their init system and starts
-again what has died. Victims are drawn at random from all of their processes: the server, learner
-daemons, and whatever the engine itself started on either side. (Flower's processes are started by
-Flower's own commands, not by ours: `tests/engine/test_flower.py` ends them.) In the end:
+again what has died. Victims are drawn at random from all of their processes. (Flower's processes
+are started by Flower's own commands, not by ours: `tests/engine/test_flower.py` ends them.) In the end:
 
 * the run is complete and every ledger verifies;
 * no round of any learner has two payloads: the ledgers have one message a round, and every hash
@@ -28,10 +27,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -48,9 +45,6 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised
 from veilstream.progress import progress
 
-if TYPE_CHECKING:
-    from veilstream.federation.flare.local import LocalFlare
-
 DIM = 20
 
 
@@ -58,7 +52,6 @@ DIM = 20
 class Report:
     """What was done, and what was found."""
 
-    engine: str
     learners: int
     rounds: int
     seconds: float = 0.0
@@ -101,13 +94,7 @@ def chaos_plan(learners: int, rounds: int) -> Plan:
 
 
 def study(
-    folder: Path,
-    engine: str,
-    learners: int = 3,
-    rounds: int = 60,
-    every_s: float = 4.0,
-    seed: int = 0,
-    limit_s: float = 3000.0,
+    folder: Path, learners: int = 3, rounds: int = 60, every_s: float = 4.0, seed: int = 0, limit_s: float = 3000.0
 ) -> Report:
     """Run to the end while processes die, then compare the accounts."""
     rng = np.random.default_rng(seed)
@@ -116,36 +103,24 @@ def study(
     port = free_port()
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     (folder / "plan.toml").write_text(plan.to_toml())
-    flare = _flare(folder, names, port) if engine == "flare" else None
     sources = {name: f"plan:{place}" for place, name in enumerate(names)}
-    children = _children(folder, engine, port, sources, [], flare, trusted=flare is not None)
-    others = {} if flare is None else flare.processes
-    report = Report(engine, learners, rounds)
+    children = _children(folder, port, sources, [])
+    report = Report(learners, rounds)
     began = time.monotonic()
     try:
-        for child in [*others.values(), *children]:
+        for child in children:
             child.start()
-        _live(children, others, folder, rounds, every_s, rng, report, began + limit_s)
+        _live(children, folder, rounds, every_s, rng, report, began + limit_s)
     finally:
-        for child in [*children, *others.values()]:
+        for child in children:
             child.end()
     report.seconds = time.monotonic() - began
     _compare(folder, plan, names, report)
     return report
 
 
-def _flare(folder: Path, names: list[str], port: int) -> LocalFlare:
-    """FLARE's own processes, under this account: who reads what is for `engine/test_flare.py`."""
-    from veilstream.federation.flare import provision
-    from veilstream.federation.flare.local import LocalFlare
-
-    provision(folder / "keys", "localhost", port)
-    return LocalFlare(folder / "flare", folder / "keys", names, other_accounts=False)
-
-
 def _live(
     children: list[Child],
-    others: Mapping[str, Child],
     folder: Path,
     rounds: int,
     every_s: float,
@@ -165,8 +140,6 @@ def _live(
                     report.violations[f"gave up with {child.exit_code}: {child.last_lines(2)}"] += 1
                     return
                 _again(child)
-            for child in others.values():
-                _again(child)
             now = max(0, _lines(folder / "run/rounds.csv") - 1)
             tick(max(0, now - done))
             done = max(done, now)
@@ -178,7 +151,7 @@ def _live(
             if done and time.monotonic() > due:
                 due = time.monotonic() + (rng.exponential(every_s) if every_s else math.inf)
                 if every_s:
-                    victim = _kill_one(children, others, rng)
+                    victim = _kill_one(children, rng)
                     report.kills[victim] += 1
                     killed = victim, time.monotonic(), done
             time.sleep(0.05)
@@ -201,7 +174,7 @@ def _weigh(children: list[Child], report: Report) -> None:
         report.memory_mib[name].append(round(memory / 2**20, 1))
 
 
-def _kill_one(children: list[Child], others: Mapping[str, Child], rng: np.random.Generator) -> str:
+def _kill_one(children: list[Child], rng: np.random.Generator) -> str:
     """SIGKILL for one process of the whole family, whichever it is."""
     family: list[tuple[str, int]] = []
     for place, child in enumerate(children):
@@ -210,11 +183,6 @@ def _kill_one(children: list[Child], others: Mapping[str, Child], rng: np.random
         side = "server" if place == 0 else "learner"
         family.append((side, child.pid))
         family += [(f"{side}: {name}", pid) for name, pid in _descendants(child.pid)]
-    for name, child in others.items():
-        if child.pid is not None:
-            side = "FLARE's server" if name == "server" else "FLARE's site"
-            family.append((side, child.pid))
-            family += [(f"{side}: worker", pid) for _, pid in _descendants(child.pid)]
     if not family:
         return "nobody"
     name, pid = family[int(rng.integers(len(family)))]
@@ -239,7 +207,7 @@ def _short_name(process: psutil.Process) -> str:
         words = process.cmdline()
     except psutil.Error:
         return "gone"
-    modules = [word for word in words if "veilstream" in word or "nvflare" in word]
+    modules = [word for word in words if "veilstream" in word]
     last = [m.rpartition("/")[2] for m in modules if m.count(".") > 1 and "/" not in m]
     return last[0] if last else "process"
 
@@ -299,7 +267,6 @@ def _text(path: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", default="direct", choices=["direct", "flare"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=float, default=4.0, help="mean seconds between kills; 0: none")
@@ -308,7 +275,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         folder = asked.keep or Path(temporary)
-        report = study(folder, asked.engine, asked.learners, asked.rounds, asked.every, asked.seed)
+        report = study(folder, asked.learners, asked.rounds, asked.every, asked.seed)
     print(json.dumps(vars(report), indent=2))
     sys.exit(1 if any(report.violations.values()) else 0)
 

@@ -42,7 +42,7 @@ from veilstream.plans.prepare import Prepared, prepare
 from veilstream.privacy import calibrate
 from veilstream.research.comparators import comparators
 from veilstream.simulation.engine import Simulation
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 
 DRIFTS = ("abrupt", "gradual", "seasonal")
 CLIP_NORMS = {"electricity": (1.0, 0.3), "covertype": (1.0, 0.3), "flights": (1.0, 1.0)}

@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +32,9 @@ from numpy.typing import NDArray
 from veilstream.colours import colour_of
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import PlanNotice, prepare
+from veilstream.plans.prepare import prepare
 from veilstream.research.error_figure import save_figure
+from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.engine import Simulation
 
 SHARES = (0.0, 0.1, 0.3, 0.5)
@@ -85,10 +88,7 @@ def plan_of(data: dict[str, Any], raised: float, rounds: int, learners: int, dim
 
 def simulated(plan: Plan) -> dict[str, dict[str, Any]]:
     """By method: accuracy at the end and mean loss of every seed; loss and noise over rounds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanNotice)  # of weights that follow answers: meant here
-        prepared = [prepare(plan, method) for method in plan.methods]
-    simulation = Simulation(plan, prepared, SEEDS)
+    simulation = Simulation(plan, [prepare(plan, method) for method in plan.methods], SEEDS)
     try:
         while not simulation.done:
             simulation.advance()
@@ -120,12 +120,26 @@ def study(shares: tuple[float, ...] = SHARES, *, rounds: int = 1000, learners: i
         data = {"missing": share}
         constant = simulated(plan_of(data, 1.0 / (1.0 - share), *size))
         found["constant"][f"{share:g}"] = constant
-        by_answers = {"missing_weights": "answered"} if share else {}
-        found["answered"][f"{share:g}"] = simulated(plan_of(data | by_answers, 1.0, *size)) if share else constant
-    for weights in found:
-        data = LATE_AND_LEAVING | {"missing_weights": weights}
-        found[weights]["late and leaving"] = simulated(plan_of(data, 1.0, *size))
+        with weights_by_answers():
+            found["answered"][f"{share:g}"] = simulated(plan_of(data, 1.0, *size)) if share else constant
+    found["constant"]["late and leaving"] = simulated(plan_of(LATE_AND_LEAVING, 1.0, *size))
+    with weights_by_answers():
+        found["answered"]["late and leaving"] = simulated(plan_of(LATE_AND_LEAVING, 1.0, *size))
     return found
+
+
+class ByAnswers(Attendance):
+    """Weights of 1/(who answered): what no server here does."""
+
+    def weights(self, seeds: Sequence[int], first: int, count: int) -> NDArray[np.float32]:
+        present = self.taking_part(seeds, first, count)
+        answers = np.maximum(1, present.sum(axis=-1, keepdims=True)).astype(np.float32)
+        return present.astype(np.float32) * (np.float32(self.learners) / answers)
+
+
+def weights_by_answers() -> AbstractContextManager[Any]:
+    """A simulation inside takes `ByAnswers`."""
+    return patch("veilstream.simulation.engine.Attendance", ByAnswers)
 
 
 def table(found: Found) -> str:

@@ -2,7 +2,6 @@
 
     python -m studies.load --learners 1000 --dim 1000 --rounds 10
     python -m studies.load --learners 1000 --dim 61482 --rounds 10
-    python -m studies.load --learners 1000 --dim 1000 --rounds 10 --aggregators 4
 
 A real `veilstream server` over the direct transport, and one process that holds a stream for every
 learner: each with its own certificate and signing key, over mutual TLS, answering signed requests
@@ -40,7 +39,7 @@ from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.addresses import free_port
 from veilstream.federation.direct import wire
-from veilstream.federation.keys.identity import LearnerKeys, add_aggregator, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.server.checkpoint import ModelFile
@@ -66,7 +65,6 @@ class Report:
     learners: int
     dim: int
     rounds: int
-    aggregators: int = 0
     keys_s: float = 0.0
     """To make all keys."""
     enrolled_s: float = 0.0
@@ -76,11 +74,8 @@ class Report:
     round_p90_s: float = 0.0
     server_peak_mib: float = 0.0
     server_cpu_s: float = 0.0
-    """A round, as the next two."""
-    aggregators_cpu_s: float = 0.0
+    """A round, as the next."""
     load_cpu_s: float = 0.0
-    aggregator_peak_mib: float = 0.0
-    """Of the largest."""
     kills: int = 0
     violations: Counter[str] = field(default_factory=Counter)
 
@@ -150,11 +145,11 @@ class Fleet:
         """When each round's first request came."""
         self.violations: Counter[str] = Counter()
 
-    async def run(self, ports: Sequence[int]) -> None:
-        """Hold all streams until cancelled; learner i dials the i-th port, modulo their number."""
+    async def run(self, port: int) -> None:
+        """Hold all streams until cancelled."""
         async with asyncio.TaskGroup() as group:
             for index, name in enumerate(self._names):
-                group.create_task(self._live(index, name, ports[index % len(ports)]))
+                group.create_task(self._live(index, name, port))
 
     async def _live(self, index: int, name: str, port: int) -> None:
         folder = self._keys / "learners" / name
@@ -210,22 +205,15 @@ class Fleet:
 
 
 def study(
-    learners: int,
-    dim: int,
-    rounds: int,
-    root: Path,
-    keys: Path | None = None,
-    limit_s: float = 900.0,
-    aggregators: int = 0,
-    kills: int = 0,
+    learners: int, dim: int, rounds: int, root: Path, keys: Path | None = None, limit_s: float = 900.0, kills: int = 0
 ) -> Report:
     """Run the load.
 
-    ``keys`` is where keys are kept for the next time; ``kills`` how often an aggregator or the
-    server is killed while the rounds go on.
+    ``keys`` is where keys are kept for the next time; ``kills`` how often the server is
+    killed while the rounds go on.
     """
     plan = plan_of(learners, dim, rounds + _WARM_UP)
-    report = Report(learners, dim, rounds, aggregators)
+    report = Report(learners, dim, rounds)
     root.mkdir(parents=True, exist_ok=True)
     (root / "plan.toml").write_text(plan.to_toml())
     names = [f"l{i:04d}" for i in range(learners)]
@@ -233,46 +221,14 @@ def study(
     began = time.monotonic()
     if not keys.exists():
         make_keys(keys, ["127.0.0.1"], names)
-        for k in range(aggregators):
-            add_aggregator(keys, f"g{k}", ["127.0.0.1"], names[k::aggregators])
     report.keys_s = round(time.monotonic() - began, 1)
     fleet = Fleet(keys, names, Releases(plan))
     with ExitStack() as stack:
         port = free_port()
-        server = _child(
-            root,
-            "server",
-            "--plan",
-            root / "plan.toml",
-            "--keys",
-            keys / "server",
-            "--out",
-            root / "run",
-            "--listen",
-            f"127.0.0.1:{port}",
-        )
+        server = _server(root, keys / "server", port)
         stack.callback(server.end)
-        ports, between = [free_port() for _ in range(aggregators)], []
-        for k, own in enumerate(ports):
-            child = _child(
-                root,
-                "aggregator",
-                "--plan",
-                root / "plan.toml",
-                "--keys",
-                keys / f"aggregators/g{k}",
-                "--server",
-                f"127.0.0.1:{port}",
-                "--listen",
-                f"127.0.0.1:{own}",
-                "--store",
-                root / f"g{k}.store",
-                log=f"g{k}",
-            )
-            stack.callback(child.end)
-            between.append(child)
-        watch = _Watch(fleet, root / "run", server, between, kills)
-        asyncio.run(asyncio.wait_for(_until_done(fleet, ports or [port], watch), limit_s))
+        watch = _Watch(fleet, root / "run", server, kills)
+        asyncio.run(asyncio.wait_for(_until_done(fleet, port, watch), limit_s))
         report.kills = watch.killed
     report.enrolled_s = round(fleet.first_request[0] - began, 1)
     _sum_up(report, fleet, watch)
@@ -280,17 +236,18 @@ def study(
     return report
 
 
-def _child(root: Path, command: str, *options: object, log: str = "server") -> Child:
-    words = [sys.executable, "-m", "veilstream", command, *map(str, options)]
-    child = Child([*words, "--log-level", "warning"], root / f"{log}.log")
+def _server(root: Path, keys: Path, port: int) -> Child:
+    options = ["--plan", root / "plan.toml", "--keys", keys, "--out", root / "run", "--listen", f"127.0.0.1:{port}"]
+    words = [sys.executable, "-m", "veilstream", "server", *map(str, options), "--log-level", "warning"]
+    child = Child(words, root / "server.log")
     child.start()
     return child
 
 
-async def _until_done(fleet: Fleet, ports: Sequence[int], watch: _Watch) -> None:
+async def _until_done(fleet: Fleet, port: int, watch: _Watch) -> None:
     """Hold the streams until the last model is released."""
     rounds, done = fleet.releases.terms.rounds, 0
-    streams = asyncio.create_task(fleet.run(ports))
+    streams = asyncio.create_task(fleet.run(port))
     try:
         with progress("rounds", rounds) as tick:
             while not watch.finished():
@@ -306,44 +263,31 @@ async def _until_done(fleet: Fleet, ports: Sequence[int], watch: _Watch) -> None
 
 
 class _Watch:
-    """CPU seconds and memory of the processes that are measured, while the rounds go on."""
+    """CPU seconds and memory of the server and of the load, while the rounds go on."""
 
-    def __init__(self, fleet: Fleet, run: Path, server: Child, others: Sequence[Child], kills: int) -> None:
-        self._fleet, self._run, self._kills, self.killed = fleet, run, kills, 0
-        self._groups = {"server": [server], "aggregators": list(others)}
-        self.peak_mib = dict.fromkeys(self._groups, 0.0)
-        self.used_s: dict[str, list[tuple[int, float]]] = {"server": [], "aggregators": [], "load": []}
+    def __init__(self, fleet: Fleet, run: Path, server: Child, kills: int) -> None:
+        self._fleet, self._run, self._server, self._kills, self.killed = fleet, run, server, kills, 0
+        self.peak_mib = 0.0
+        self.used_s: dict[str, list[tuple[int, float]]] = {"server": [], "load": []}
         """By side: (rounds begun, CPU seconds so far)."""
 
     def finished(self) -> bool:
         return (self._run / "summary.json").exists()
 
     def look(self) -> None:
-        begun = len(self._fleet.first_request)
-        if begun > _WARM_UP + 2 * self.killed and self.killed < self._kills:
-            self._kill_one()
+        begun, server = len(self._fleet.first_request), self._server
         self.used_s["load"].append((begun, time.process_time()))
-        for side, children in self._groups.items():
-            seconds = 0.0
-            for child in children:
-                if child.pid is None and self._kills and child.exit_code == -signal.SIGKILL:
-                    child.keep_running()
-                    continue
-                if child.pid is None:
-                    raise RuntimeError(f"the {side} has ended: {child.last_lines()}")
-                process = psutil.Process(child.pid)
-                times = process.cpu_times()
-                seconds += times.user + times.system
-                held = process.memory_info().rss / 2**20
-                self.peak_mib[side] = max(self.peak_mib[side], held)
-            self.used_s[side].append((begun, seconds))
-
-    def _kill_one(self) -> None:
-        """Aggregators and the server in turns."""
-        children = [*self._groups["aggregators"], *self._groups["server"]]
-        victim = children[self.killed % len(children)]
-        if victim.pid is not None:
-            os.kill(victim.pid, signal.SIGKILL)
+        if server.pid is None:
+            if server.exit_code != -signal.SIGKILL or not self._kills:
+                raise RuntimeError(f"the server has ended: {server.last_lines()}")
+            server.keep_running()
+            return
+        process = psutil.Process(server.pid)
+        times = process.cpu_times()
+        self.used_s["server"].append((begun, times.user + times.system))
+        self.peak_mib = max(self.peak_mib, process.memory_info().rss / 2**20)
+        if begun > _WARM_UP + 2 * self.killed and self.killed < self._kills:
+            os.kill(server.pid, signal.SIGKILL)
             self.killed += 1
 
     def cpu_a_round(self, side: str) -> float:
@@ -359,10 +303,8 @@ def _sum_up(report: Report, fleet: Fleet, watch: _Watch) -> None:
     report.round_s = round(float(np.median(times)), 4)
     report.round_p90_s = round(float(np.quantile(times, 0.9)), 4)
     report.server_cpu_s = round(watch.cpu_a_round("server"), 3)
-    report.aggregators_cpu_s = round(watch.cpu_a_round("aggregators"), 3)
     report.load_cpu_s = round(watch.cpu_a_round("load"), 3)
-    report.server_peak_mib = round(watch.peak_mib["server"], 1)
-    report.aggregator_peak_mib = round(watch.peak_mib["aggregators"], 1)
+    report.server_peak_mib = round(watch.peak_mib, 1)
 
 
 def _check_models(report: Report, fleet: Fleet, run: Path, names: Sequence[str]) -> None:
@@ -389,17 +331,14 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--aggregators", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=0, help="of aggregators and server, in turns")
+    parser.add_argument("--kills", type=int, default=0, help="of the server")
     parser.add_argument("--keep", type=Path, help="folder to leave everything in")
     asked = parser.parse_args()
-    kept = f"veilstream-load-keys-{os.getuid()}-{asked.learners}-{asked.aggregators}"
+    kept = f"veilstream-load-keys-{os.getuid()}-{asked.learners}"
     keys = Path(tempfile.gettempdir()) / kept
     with tempfile.TemporaryDirectory(prefix="load-") as temporary:
         folder = asked.keep or Path(temporary)
-        report = study(
-            asked.learners, asked.dim, asked.rounds, folder, keys, aggregators=asked.aggregators, kills=asked.kills
-        )
+        report = study(asked.learners, asked.dim, asked.rounds, folder, keys, kills=asked.kills)
     print(json.dumps(vars(report), indent=2))
     sys.exit(1 if any(report.violations.values()) else 0)
 

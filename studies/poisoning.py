@@ -1,6 +1,6 @@
-"""What a learner that lies within bounds does to the model, and what resisting it costs.
+"""What a learner that lies within bounds does to the model.
 
-    python -m studies.poisoning                       the table of docs/federation.md
+    python -m studies.poisoning                       the figures of docs/tried.md
     python -m studies.poisoning --seeds 1 --rounds 20
 
 Ten learners with logistic regression on one law, real noise on the grid, the server's own fold. The
@@ -17,17 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilstream.deployment.local_rounds import LocalRounds, model_hash
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.bounds import ReleaseBounds
-from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised, RawGradient
+from veilstream.runs.released_model import model_sha256
 
 LEARNERS, DIM, STEPS = 10, 10, 5
-COMBINES = (Combine("mean"), Combine("trimmed", 0.1), Combine("trimmed", 0.2), Combine("median"))
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,10 @@ def gradient(z: np.ndarray, features: np.ndarray, target: float) -> np.ndarray:
     return -target / (1.0 + np.exp(target * (features @ z))) * features
 
 
-def play(plan: Plan, terms: Terms, combine: Combine, seed: int, *, liar: bool) -> Outcome:
+def play(plan: Plan, terms: Terms, seed: int, *, liar: bool) -> Outcome:
     """One run to its end."""
     truth, names = Truth(seed), [str(i) for i in range(LEARNERS)]
-    fold = ServerFold(terms, np.zeros(DIM, np.float32), names, combine)
+    fold = ServerFold(terms, np.zeros(DIM, np.float32), names)
     local = {name: LocalRounds(terms, 0) for name in names}
     lie = Lie(terms, truth.direction)
     for r in range(plan.learning.rounds):
@@ -79,7 +78,7 @@ def play(plan: Plan, terms: Terms, combine: Combine, seed: int, *, liar: bool) -
                 continue
             rounds = local[name]
             x = fold.announce(name).x
-            rounds.pin(x, model_hash(x))
+            rounds.pin(x, model_sha256(x))
             features, targets = truth.records(STEPS)
             for t in range(STEPS):
                 raw = gradient(rounds.model.reveal(), features[t], targets[t]).astype(np.float32)
@@ -111,17 +110,11 @@ class Lie:
         return bytes(encode(0, r, STEPS * (r + 1), self._terms.grid.step, units))
 
 
-def study(rounds: int, epsilon: float, seeds: int) -> dict[tuple[str, bool], list[Outcome]]:
-    """Every way to combine, without and with one liar."""
+def study(rounds: int, epsilon: float, seeds: int) -> dict[bool, list[Outcome]]:
+    """Without and with one liar."""
     plan = plan_of(rounds, epsilon)
     terms = Terms.of(plan, DIM)
-    return {
-        (f"{combine.kind} {combine.trim:g}" if combine.kind == "trimmed" else combine.kind, liar): [
-            play(plan, terms, combine, seed, liar=liar) for seed in range(seeds)
-        ]
-        for combine in COMBINES
-        for liar in (False, True)
-    }
+    return {liar: [play(plan, terms, seed, liar=liar) for seed in range(seeds)] for liar in (False, True)}
 
 
 def main() -> None:
@@ -130,12 +123,12 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
-    print("combine        liars   log loss            accuracy")
-    for (kind, liar), runs in study(asked.rounds, asked.epsilon, asked.seeds).items():
+    print("liars   log loss            accuracy")
+    for liar, runs in study(asked.rounds, asked.epsilon, asked.seeds).items():
         losses = np.array([run.loss for run in runs])
         accuracies = np.array([run.accuracy for run in runs])
         print(
-            f"{kind:14s} {int(liar)} of 10 {losses.mean():.4f} (to {losses.max():.4f})  "
+            f"{int(liar)} of 10 {losses.mean():.4f} (to {losses.max():.4f})  "
             f"{accuracies.mean():.3f} (from {accuracies.min():.3f})"
         )
 

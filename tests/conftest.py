@@ -30,9 +30,30 @@ if WORKER:  # as many workers as cores: libraries that also want all of them wou
 
 ENGINES = ("tests/engine/", "tests/process/test_chaos.py")
 KINDS = ("process", "engine", "browser")  # folders of that name; all else is unit
-# Frameworks, the long browser suite, the site with its notebooks and the shipped figures: only `./test --all`
-# runs them. A test there that every change needs is marked `quick`.
-ALL = ("tests/engine/", "tests/browser/", "tests/docs/test_site.py", "tests/plans/test_experiments.py")
+# The wider suite, which only `./test --all` runs: a test in one of these that every change needs is marked `quick`.
+ALL = (
+    "tests/engine/",  # frameworks
+    "tests/browser/",
+    "tests/audit/test_mutations.py",
+    "tests/audit/test_whole_audit.py::test_the_audit_says_what_is_wrong",
+    "tests/audit/test_telemetry_audit.py::test_the_whole_audit_sees_what_is_wrong_with_telemetrys_coordinates",
+    "tests/cli/test_streams.py",  # figures
+    "tests/cli/test_ten_minutes.py::test_from_a_clone",
+    "tests/docs/test_site.py",
+    "tests/docs/test_code_blocks.py::test_shell_runs_as_it_stands",
+    "tests/docs/test_code_blocks.py::test_the_tutorial",
+    "tests/federation/test_run_files.py::test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits",
+    "tests/mechanisms/test_references.py",
+    "tests/mechanisms/test_participation.py::test_long_horizons_have_an_exact_sensitivity",
+    "tests/mechanisms/test_workload.py::test_the_optimum_is_certified_by_a_dense_dual_bound",
+    "tests/mechanisms/test_unbounded.py::test_the_study_in_small",
+    "tests/plans/test_experiments.py",
+    "tests/privacy/test_cell_attack.py",
+    "tests/process/test_cells.py",
+    "tests/process/test_deployed.py::test_server_and_learners_run_from_their_images",
+    "tests/reports/test_export.py",
+    "tests/simulation/test_telemetry_study.py",
+)
 # Long files go to the workers first, so that short ones fill the gap at the end.
 LONG_FIRST = ("engine", "docs", "plans", "audit", "conformance", "simulation", "process", "cli")
 
@@ -99,13 +120,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory):
 def mnist() -> Path:
     """Where MNIST is: in the user's data directory, fetched into it if it can be."""
     from veilstream.errors import VeilstreamError
-    from veilstream.streams.mnist import mnist_directory, mnist_problems
-    from veilstream.streams.mnist_sources import get_mnist
+    from veilstream.streams.datasets import dataset_directory, dataset_problems, get_dataset
 
-    place = mnist_directory()
-    if mnist_problems(place):
+    place = dataset_directory("mnist")
+    if dataset_problems("mnist", place):
         try:
-            get_mnist()
+            get_dataset("mnist")
         except VeilstreamError as error:
             pytest.skip(f"MNIST is not here and cannot be fetched: {error}")
     return place

@@ -69,7 +69,6 @@ def test_import_is_light():
     heavy = (
         "jax",
         "flwr",
-        "nvflare",
         "matplotlib",
         "scipy.linalg",
         "scipy.optimize",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOISE = {"veilstream.mechanisms." + name for name in ("keystream", "normals", "sampling", "stream")}
+NOISE = {"veilstream.mechanisms." + name for name in ("keystream", "normals", "stream")}
 CLIENTS = {"veilstream.streams", "veilstream.deployment.ledger", "veilstream.deployment.learner"}
 
 
@@ -56,6 +56,15 @@ def test_a_server_that_works_out_its_terms_loads_no_noise():
         f'from veilstream.plans.plan import Plan\nTerms.of(Plan.parse("{plan}"), 3)'
     )
     assert below(loaded, NOISE | CLIENTS) == set()
+
+
+@pytest.mark.parametrize("command", ["server", "learner", "plan", "run"])
+def test_help_of_a_command_loads_no_room_that_works(command):
+    code = f"import sys; sys.argv = ['veilstream', '{command}', '--help']; from veilstream.cli import main"
+    loaded = loaded_by(code + "\ntry: main()\nexcept SystemExit as done: assert not done.code")
+    rooms = {m.split(".")[1] for m in loaded if m.startswith("veilstream.") and m.count(".") > 1}
+    assert rooms <= {"cli", "deployment", "federation"}  # `deployment.process_secrecy` and `federation.logs`
+    assert not loaded & {"numpy", "scipy", "jax", "veilstream.mechanisms", "veilstream.deployment.terms"}
 
 
 def test_noise_is_there_when_it_is_asked_for():

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
     from veilstream.privacy import Budget, Guarantee, calibrate, clip, privacy_of
     from veilstream.records.admission import Answer
+    from veilstream.reports.reported_run import run
     from veilstream.research import theory
     from veilstream.runs.folder import Run
-    from veilstream.simulation.runner import run
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "Answer",

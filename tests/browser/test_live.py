@@ -13,7 +13,7 @@ import pytest
 from tests.browser.conftest import PLAN
 from tests.browser.federation_processes import Federation
 from tests.federation.test_learner_api import TOKEN, served
-from veilstream.federation.http.page_access import page_link
+from veilstream.federation.learner.access import page_link
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_rounds_tick_in_without_a_reload_or_a_foreign_request(page, federation):
     until(lambda: page.run("return veilstream.state.charts.rounds[0].x.length") >= first + 2)
     assert page.run("return window.sameDocument")
     assert state_of(page) == "open"
-    assert [h for h in page.texts("h2") if h in ("Who took part", "Rounds", "The promise")]
+    assert [h for h in page.texts("h2") if h in ("Learners", "Rounds", "The promise")]
     assert cells(page, "north")[1] in ("asked", "answered")
     beside = text(page, ".hero dl")
     for words in ("learners present\n2 of 2", "privacy spent", "privacy left", "received", "sent"):
@@ -200,7 +200,7 @@ def test_a_simulation_is_drawn_while_it_runs_and_ends_as_its_report(page, librar
             process.wait(10)
         process.stderr.close()
     titles = page.texts("h2")
-    assert titles[:3] == ["What it learns", "Results", "The promise"]
+    assert titles[:3] == ["Learning", "Results", "The promise"]
     assert text(page, "#chart-held-out output") == "round 12000"
     assert "Noise against signal" in titles
     assert page.errors() == []  # nobody asks a server that is gone

@@ -56,7 +56,7 @@ def test_the_pages_own_policy_lets_nothing_out(report):
 def test_sections_say_what_a_run_is_about(report):
     titles = report.texts("h2")
     assert titles == [
-        "What it learns",
+        "Learning",
         "Results",
         "The promise",
         "Private telemetry",
@@ -286,7 +286,7 @@ def test_a_federations_report_shows_rounds_telemetry_and_learners(page, tmp_path
     (folder / "telemetry.csv").write_text(TELEMETRY)
     write_report(vs.Run(folder))
     page.open(folder / "report.html")
-    assert page.texts("h2") == ["Who took part", "The promise", "Private telemetry", "Rounds", "Repeat it"]
+    assert page.texts("h2") == ["Learners", "The promise", "Private telemetry", "Rounds", "Repeat it"]
     assert page.find("#headline").text == "6"
     assert page.find("#chart-telemetry-accuracy .readout b").text == "0.8300 ± 0.0500"
     parts = page.texts("#promise summary")

@@ -63,8 +63,7 @@ def commands() -> list[tuple[str, list[str]]]:
     for unit in UNITS:
         for line in settings(unit)["ExecStart"]:
             program, *words = shlex.split(line.replace("%i", "north"))
-            if "/kit/startup/" not in line:  # FLARE's own script, from a kit that it made
-                found.append((unit.name, [Path(program).name, *words]))
+            found.append((unit.name, [Path(program).name, *words]))
     for path in COMPOSE:
         for name, service in compose(path)["services"].items():
             entry = stages()[service["build"]["target"]]["ENTRYPOINT"]
@@ -157,17 +156,17 @@ def test_systemd_reads_every_line_of_the_units(tmp_path):
 
 
 def test_units_share_one_list_of_what_is_shut():
-    assert len(UNITS) == 6
+    assert len(UNITS) == 4
     lists = {SAME.search(unit.read_text())[0] for unit in UNITS}
     assert len(lists) == 1
     assert {"LimitCORE=0", "MemorySwapMax=0", "UMask=0077"} <= set(lists.pop().splitlines())
 
 
-def test_units_run_under_accounts_that_exist_and_engines_under_none_of_ours():
+def test_units_run_under_accounts_that_exist_and_carriers_under_none_of_ours():
     accounts = re.findall(r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE)
     users = {unit.name: settings(unit)["User"][0] for unit in UNITS}
     assert set(users.values()) == set(accounts)
-    carriers = {"veilstream-supernode@.service", "veilstream-flare@.service"}
+    carriers = {"veilstream-supernode@.service"}
     assert not {users[c] for c in carriers} & {u for n, u in users.items() if n not in carriers}
     for name in carriers:
         found = settings(DEPLOY / "systemd" / name)
@@ -215,7 +214,7 @@ def locks() -> list[str]:
     return sorted(set(re.findall(r"requirements/[\w-]+\.lock", text)))
 
 
-@pytest.mark.parametrize("lock", [*locks(), "requirements/carrier-flare.lock"])
+@pytest.mark.parametrize("lock", locks())
 def test_locks_have_hashes_and_hold_what_is_needed(lock):
     text = (ROOT / lock).read_text()
     pins = re.findall(r"^\S.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
@@ -228,7 +227,6 @@ def test_locks_have_hashes_and_hold_what_is_needed(lock):
         "deploy-jax": ["federation", "jax"],
         "superlink": ["flower"],
         "carrier-flower": ["flower"],
-        "carrier-flare": ["flare"],
     }[Path(lock).stem]
     wanted = [] if "carrier" in lock else [*project["dependencies"]]
     wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]

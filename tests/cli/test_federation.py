@@ -14,16 +14,14 @@ from veilstream.errors import InputError
 from veilstream.federation.demo import demo_plan
 
 
-@pytest.mark.parametrize("engine", ["flower", "flare"])
-def test_a_demo_keeps_an_engine_off_the_learners_account_or_says_why_it_cannot(engine, tmp_path, monkeypatch):
+def test_a_demo_keeps_flower_off_the_learners_account_or_says_why_it_cannot(tmp_path, monkeypatch):
     from veilstream.federation import demo
 
     monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
     with pytest.raises(InputError) as error:
-        demo.run_demo(tmp_path / "demo", engine, demo_plan(1, 1))
+        demo.run_demo(tmp_path / "demo", "flower", demo_plan(1, 1))
     assert "records, store and keys" in str(error.value)
-    assert "--trust-engine" in str(error.value)
-    assert "--engine direct" in str(error.value)
+    assert "--trust-carrier" in str(error.value)
     assert not (tmp_path / "demo").exists()
 
 
@@ -56,17 +54,6 @@ def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_pat
     again = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
     assert again.returncode == 2
     assert "a new or empty folder" in again.stderr
-
-
-def test_a_server_over_flower_is_started_by_flower(tmp_path):
-    from veilstream.federation.keys.identity import make_keys
-
-    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
-    make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
-    done = veilstream("server", "--plan", "plan.toml", "--engine", "flower", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "flwr run" in done.stderr
-    assert "veilstream federation flower-app" in done.stderr
 
 
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):

@@ -63,8 +63,8 @@ def test_a_bare_install_says_which_extra_to_install(command, absent, extras, tmp
 
 
 def test_what_needs_no_extra_runs_in_a_bare_install():
-    absent = ("jax", "jaxlib", "matplotlib", "flwr", "nvflare", "torch")
-    done = bare("plan", "--epsilon", 2, "--delta", 1e-3, "--rounds", 9, "--json", absent=absent)
+    absent = ("jax", "jaxlib", "matplotlib", "flwr", "torch")
+    done = bare("plan", "demo", "--set", "learning.rounds=9", "--json", absent=absent)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recommended"]
 
@@ -81,7 +81,7 @@ app.main()
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("module", "extra"), [("nvflare.lighter", "flare"), ("jax", "jax")])
+@pytest.mark.parametrize(("module", "extra"), [("flwr.app", "flower"), ("jax", "jax")])
 def test_a_package_missing_further_down_is_named_too(module, extra):
     assert f"pip install 'veilstream[{extra}]'" in one_line(failing(module), 3)
 
@@ -226,7 +226,7 @@ def test_a_demo_over_a_garbage_plan_deletes_nothing(tmp_path):
     out = tmp_path / "demo"
     out.mkdir()
     (out / "plan.toml").write_text("= = =")
-    line = one_line(veilstream("demo", "--seeds", "1", "--out", str(out)), 2)
+    line = one_line(veilstream("demo", "--set", "run.seeds=1", "--out", str(out)), 2)
     assert f"{out}/plan.toml" in line
     assert [file.name for file in out.iterdir()] == ["plan.toml"]
 

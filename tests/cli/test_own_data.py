@@ -96,7 +96,7 @@ def test_records_that_do_not_last_are_named_before_a_run_begins(project):
     shown = veilstream("data", "check", *records, "--plan", "plan.toml")
     says = r"270 rounds of 10 records, 2700 records at each learner, .*north: 2[34]\d\d.*rounds = 24\d"
     assert re.search(says, shown)
-    done = command("run", "plan.toml", "--out", "run", "--seeds", "1")
+    done = command("run", "plan.toml", "--out", "run", "--set", "run.seeds=1")
     assert done.returncode == 0, done.stderr
     assert re.search(says, done.stderr)
     assert done.stderr.index("2700 records") < done.stderr.index("Simulation:")

@@ -33,7 +33,7 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
 def test_run_as_json_with_seeds(tmp_path):
     plan = tmp_path / "mine.toml"
     plan.write_text(SMALL_PLAN)
-    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"), "--seeds", "3", "--json")
+    done = veilstream("run", str(plan), "--out", str(tmp_path / "out"), "--set", "run.seeds=3", "--json")
     result = json.loads(done.stdout)
     assert len(result["final"]["accuracy"]["seeds"]) == 3
     assert done.stderr == ""
@@ -66,9 +66,9 @@ def test_reproduce_smoke_shows_the_papers_order(tmp_path):
 
 def test_demo_never_deletes_what_is_not_its_own(tmp_path):
     out = tmp_path / "demo"
-    assert veilstream("demo", "--seeds", "1", "--out", str(out)).returncode == 0
+    assert veilstream("demo", "--set", "run.seeds=1", "--out", str(out)).returncode == 0
     (out / "mynotes.txt").write_text("mine")
-    done = veilstream("demo", "--seeds", "1", "--out", str(out))
+    done = veilstream("demo", "--set", "run.seeds=1", "--out", str(out))
     assert done.returncode == 2
     assert (out / "mynotes.txt").read_text() == "mine"
     assert (out / "summary.json").exists()
@@ -121,7 +121,7 @@ def test_unknown_figure_is_refused():
 
 def test_demo_trains_and_can_be_run_again(tmp_path):
     for _ in range(2):
-        done = veilstream("demo", "--seeds", "1", "--out", str(tmp_path / "demo"))
+        done = veilstream("demo", "--set", "run.seeds=1", "--out", str(tmp_path / "demo"))
         assert done.returncode == 0, done.stderr
     assert "noise-free" in done.stdout
     assert "Figure:" in done.stdout

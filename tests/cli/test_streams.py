@@ -56,7 +56,7 @@ def reproduce(folder, *arguments):
 
 def test_streams_in_small_show_every_method_beside_what_needs_no_learning(tmp_path):
     out = tmp_path / "out"
-    shown = json.loads(reproduce(tmp_path, "--seeds", "1", "--out", str(out), "--json"))
+    shown = json.loads(reproduce(tmp_path, "--set", "run.seeds=1", "--out", str(out), "--json"))
     rows = shown["rows"]
     streams = ["electricity", "covertype", "flights", "health"]
     assert list(dict.fromkeys(row["stream"] for row in rows)) == streams
@@ -78,6 +78,6 @@ def test_streams_in_small_show_every_method_beside_what_needs_no_learning(tmp_pa
     assert "CC0" in Run(out / "flights").summary["data"]
     assert "| majority |" in (out / "streams.md").read_text()
     assert (out / "streams.png").read_bytes().startswith(b"\x89PNG")
-    again = reproduce(tmp_path, "--seeds", "1", "--out", str(out), "--resume")
+    again = reproduce(tmp_path, "--set", "run.seeds=1", "--out", str(out), "--resume")
     assert "prequential accuracy" in again
     assert "protects no one" in again

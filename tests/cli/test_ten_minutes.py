@@ -154,7 +154,7 @@ def test_from_a_clone_to_a_figure_of_ones_own_file_takes_ten_commands(tmp_path):
     plan = project / "plan.toml"
     plan.write_text(filled_in(plan.read_text()))
     shown = run(commands[edit:], project)
-    assert "Every row can be used" in shown
+    assert "All rows are usable" in shown
     figure = project / "run/learning.png"
     assert f"Figure: {figure.relative_to(project)}" in shown
     assert figure.read_bytes().startswith(b"\x89PNG")

@@ -21,9 +21,8 @@ from veilstream.plans.data_source import open_source
 from veilstream.records.admission import Admission, Answer
 from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource
-from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingRecord, WaitingSource
 
 RECORD = Sample(np.zeros(DIM, np.float32), 1.0)
 PEOPLE = [f"p{i}" for i in range(10)]

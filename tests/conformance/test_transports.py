@@ -32,13 +32,6 @@ def direct(root, plan) -> World:
     return DirectWorld(root, plan, NAMES)
 
 
-def flare(root, plan) -> World:
-    pytest.importorskip("nvflare", exc_type=ImportError)
-    from tests.support.flare import FlareWorld
-
-    return FlareWorld(root, plan, NAMES)
-
-
 def flower(root, plan) -> World:
     """The grid is a stand-in; `engine/test_flower.py` has the real one."""
     pytest.importorskip("flwr")
@@ -47,7 +40,7 @@ def flower(root, plan) -> World:
     return GridWorld(root, plan, NAMES)
 
 
-WORLDS = [loopback, direct, flower, flare]
+WORLDS = [loopback, direct, flower]
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__)
@@ -101,13 +94,13 @@ class Disturbed:
     def nodes(self):
         return self._transport.nodes()
 
-    def send(self, node, request):
-        if self._kind == "loss" and not enrolment(request) and self._now(0.12):
+    def send(self, node, head, body=b""):
+        if self._kind == "loss" and not enrolment(head) and self._now(0.12):
             self._lost.append(node)
             return
-        self._transport.send(node, request)
+        self._transport.send(node, head, body)
         if self._kind == "doubling" and self._now(0.5):
-            self._transport.send(node, request)
+            self._transport.send(node, head, body)
 
     def receive(self, timeout_s):
         found = self._transport.receive(min(timeout_s, 0.02) if self._held else timeout_s)

@@ -10,7 +10,7 @@ import pytest
 from tests.deployment.test_learner import TAU, D, Still, model, plan_of
 from tests.support.known_secrets import known_secrets
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.local_rounds import LocalRounds, model_hash, pack_step, unpack_step
+from veilstream.deployment.local_rounds import LocalRounds, pack_step, unpack_step
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, PrivacyError
@@ -19,6 +19,7 @@ from veilstream.mechanisms.keystream import Row
 from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.grid_noise import GridNoise
 from veilstream.records.admission import Answer
+from veilstream.runs.released_model import model_sha256
 
 ROUNDS = 3
 
@@ -37,7 +38,7 @@ def rounds_of(epoch: int = 0) -> LocalRounds:
 
 def pinned(r: int = 0) -> LocalRounds:
     local = rounds_of()
-    local.pin(model(r), model_hash(model(r)))
+    local.pin(model(r), model_sha256(model(r)))
     return local
 
 
@@ -46,7 +47,7 @@ def do_step(local: LocalRounds) -> None:
 
 
 def do_round(local: LocalRounds, r: int) -> bytes:
-    digest = model_hash(model(r))
+    digest = model_sha256(model(r))
     assert local.wants(r, digest)
     local.pin(model(r), digest)
     while local.clients_wanted:
@@ -63,7 +64,7 @@ def test_prefixes_and_local_models_are_the_sums_written_out():
     for r in range(ROUNDS):
         z = model(r).astype(np.float64)
         eta = terms.method.step_size * (1.0 + r) ** -terms.method.step_decay
-        local.pin(model(r), model_hash(model(r)))
+        local.pin(model(r), model_sha256(model(r)))
         for t in range(TAU):
             step = r * TAU + t
             assert local.step == step
@@ -114,12 +115,12 @@ def test_what_is_computed_does_not_count_until_it_is_applied_or_sealed():
     local.seal(release)
     assert (local.round, local.taken, local.pinned) == (1, 0, None)
     assert local.sealed == release
-    assert local.sealed_model == model_hash(model(0))
+    assert local.sealed_model == model_sha256(model(0))
 
 
 def test_a_round_has_one_model_comes_in_order_and_ends_at_the_horizon():
     local = pinned()
-    digest, other = model_hash(model(0)), model_hash(model(1))
+    digest, other = model_sha256(model(0)), model_sha256(model(1))
     assert not local.wants(0, digest)
     with pytest.raises(PrivacyError, match="begun with another model"):
         local.wants(0, other)
@@ -148,7 +149,7 @@ def test_rounds_that_are_resumed_go_on_to_the_same_bytes():
     resumed.resume(sent[0], first.sealed_model)
     for step in range(TAU):
         resumed.replay(secret(step))
-    assert not resumed.wants(0, model_hash(model(0)))
+    assert not resumed.wants(0, model_sha256(model(0)))
     assert [do_round(resumed, r) for r in range(1, ROUNDS)] == sent[1:]
 
 

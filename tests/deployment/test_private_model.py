@@ -38,7 +38,6 @@ step_size = 0.3
 server_step_size = 0.8
 step_decay = 0.3
 averaging = 2.0
-momentum = 0.5
 forgetting = 0.9
 objective = "published"
 """

@@ -16,11 +16,11 @@ from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import CRASH_POINTS, Ledger
-from veilstream.learning.table_tasks import Huber
+from veilstream.learning.tasks import Huber
 from veilstream.plans.clients import stream_of
 from veilstream.plans.data_source import open_file
 from veilstream.plans.plan import Plan
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 PEOPLE, VISITS, APART = 16, 8, 14
 TAU = 4

@@ -68,7 +68,7 @@ def test_every_page_and_notebook_is_on_the_site(site):
 
 def test_nothing_is_loaded_from_another_host(site):
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 30
+    assert len(pages) > 20
     for page in pages:
         assert loaded_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
     for sheet in site.rglob("*.css"):

@@ -74,9 +74,9 @@ def test_the_demo_runs_from_the_command_line(tmp_path):
     from veilstream.federation.demo import demo_plan, run_demo
 
     result = run_demo(tmp_path / "demo", "direct", demo_plan(2, 3))
-    assert (result.engine, result.rounds, result.clients) == ("direct", 3, 2 * 3 * 4)
+    assert (result.transport, result.rounds, result.clients) == ("direct", 3, 2 * 3 * 4)
     stores = [path.name for path in (tmp_path / "demo/learners").rglob("*")]
-    assert not [name for name in stores if name.endswith((".sock", ".engine"))]
+    assert not [name for name in stores if name.endswith(".sock")]
 
 
 def test_a_server_that_is_started_again_finds_its_learners(tmp_path, monkeypatch):

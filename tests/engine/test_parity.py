@@ -1,7 +1,6 @@
 """A federation's models are the simulation's, under the same draws, whatever carries the messages.
 
-Flower's and FLARE's parts are in `test_flower.py` and `test_flare.py`, whose federations take long
-to start.
+Flower's part is in `test_flower.py`, whose federation takes long to start.
 
 The draws are given to the learners by a subclass in `studies.parity`; nothing that a
 deployed learner can be told reaches it.
@@ -47,8 +46,8 @@ def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], 
     return sockets, daemons
 
 
-@pytest.mark.parametrize("engine", ["loopback", "direct"])
-def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
+@pytest.mark.parametrize("carried_by", ["loopback", "direct"])
+def test_released_models_equal_the_simulations(carried_by, simulated, tmp_path):
     plan, expected = simulated
     make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
     with ExitStack() as stack:
@@ -57,7 +56,7 @@ def test_released_models_equal_the_simulations(engine, simulated, tmp_path):
         keys = ServerKeys.load(tmp_path / "keys/server")
         coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
         transport = Loopback(sockets)
-        if engine == "direct":
+        if carried_by == "direct":
             transport = streams_between(tmp_path, daemons, len(x0), stack)
         coordinator.go(transport)
         models = np.array([coordinator.models.read(r) for r in range(ROUNDS + 1)])

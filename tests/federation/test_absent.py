@@ -107,7 +107,7 @@ def test_a_source_that_fails_before_a_round_spends_nothing(tmp_path, caplog):
         assert [ask(world, 0).kind for _ in range(3)] == ["absent"] * 3
         assert world.daemons["a"].learner.ledger.chain.standing.steps == 0
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
-        "no round is begun: the data source failed (RuntimeError)"
+        "no round begins: the data source failed (RuntimeError)"
     ]
 
 

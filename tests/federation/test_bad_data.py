@@ -44,9 +44,8 @@ class Beside:
             self.store,
             str(self.file),
             None,
-            "flower",
             new_store=True,
-            trust_engine=True,
+            trust_carrier=True,
             socket=self.root / "s",
             **options,
         )
@@ -194,7 +193,7 @@ def test_a_quote_that_is_not_closed_names_its_line(beside):
 def test_a_file_without_this_learners_rows(tmp_path):
     beside = Beside(tmp_path, table_plan_of(learners=1, data={"learner": "station"}))
     beside.write(csv_of([row | {"station": "A"} for row in rows_of(PEOPLE)]))
-    beside.refuses_to_start("records of learner 'a' in column station.*all 40 rows are of others")
+    beside.refuses_to_start("records of learner 'a' in column station.*all 40 rows are other learners'")
 
 
 def test_a_task_that_cannot_be_imported(tmp_path):
@@ -374,7 +373,7 @@ def test_a_copy_that_was_saved_again_brings_no_further_visits(tmp_path, caplog, 
     beside.write(csv_of(rows[1:]))  # what a digest of the first four cannot tell is said
     with caplog.at_level(logging.WARNING), beside.running():
         pass
-    assert "tuesday.csv was not read before, but other files were" in caplog.text
+    assert "tuesday.csv is new, but other files were read before" in caplog.text
 
 
 def test_rows_that_are_not_in_the_order_of_time_are_counted_before_round_0(tmp_path, caplog):
@@ -386,7 +385,7 @@ def test_rows_that_are_not_in_the_order_of_time_are_counted_before_round_0(tmp_p
         caplog.clear()
         with caplog.at_level(logging.WARNING), beside.running():
             spend(beside, 1) if told else None
-        assert ("2 of 40 rows lie behind a later minute" in caplog.text) == told
+        assert ("2 of 40 rows come after a row with a later minute" in caplog.text) == told
 
 
 def test_a_file_that_is_deleted_is_named_in_the_log(beside, caplog):

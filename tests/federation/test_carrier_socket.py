@@ -89,7 +89,7 @@ def test_a_process_of_the_daemons_account_is_refused_and_the_log_says_why(opened
     line = said(side)
     assert "learner's own account" in line
     assert "records, store and keys" in line
-    assert "--trust-engine" in line
+    assert "--trust-carrier" in line
 
 
 def test_a_process_of_the_daemons_account_is_answered_if_it_is_trusted(opened):
@@ -227,7 +227,7 @@ def test_a_folder_that_no_carrier_can_enter_is_named(tmp_path, caplog):
     assert "no other account can enter its folder" in caplog.text
 
 
-def test_the_learner_serves_its_socket_and_starts_no_engine(tmp_path):
+def test_the_learner_serves_its_socket_and_starts_no_other_process(tmp_path):
     from veilstream.federation.demo import demo_plan
     from veilstream.federation.keys.identity import make_keys
 
@@ -247,8 +247,6 @@ def test_the_learner_serves_its_socket_and_starts_no_engine(tmp_path):
                 "--data",
                 "plan:0",
                 "--new-store",
-                "--engine",
-                "flower",
                 "--socket",
                 "north.sock",
             ],

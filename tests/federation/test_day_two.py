@@ -25,7 +25,7 @@ from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.process import ServerService
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.runs.start import model_sha256
+from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import AlwaysReady
 
 EPOCHS = 3

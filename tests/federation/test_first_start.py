@@ -52,7 +52,7 @@ def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know
 
     def start(**more):
         caplog.clear()
-        learner = LearnerService(plan_of(), keys, store, "plan:0", ("127.0.0.1", 1), "flower", task=Still(), **more)
+        learner = LearnerService(plan_of(), keys, store, "plan:0", None, socket=place / "s", task=Still(), **more)
         try:
             learner.run()
         except Reached:

@@ -13,7 +13,7 @@ from tests.support.federation import DIM, plan_of
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.protocol.fold import OtherEpoch, ServerFold, ServerMemory
+from veilstream.federation.protocol.fold import OtherEpoch, ServerFold
 from veilstream.privacy.gradient_types import Noised
 
 NAMES = ("a", "b", "c")
@@ -79,30 +79,24 @@ def test_the_first_two_models_by_hand_with_decay_averaging_and_a_ball():
     assert (fold.x[1:] == 0).all()
 
 
-def test_momentum_and_forgetting_by_hand():
-    terms = terms_of(step_size=0.5, server_step_size=2.0, momentum=0.5, forgetting=0.9)
+def test_forgetting_by_hand():
+    terms = terms_of(step_size=0.5, server_step_size=2.0, forgetting=0.9)
     start = np.full(DIM, 2.0, np.float32)
     fold = ServerFold(terms, start, NAMES)
     unit = round(1.0 / terms.grid.step)
-    for r, (prefix, velocity, x) in enumerate(
+    for r, (prefix, x) in enumerate(
         [
-            (3, 1.0, 1.0),  # m = 1: x = 2 + 0.9·0 - 1
-            (3, 0.5, 0.6),  # m = 0.5: x = 2 + 0.9·(1 - 2) - 0.5
-            (0, -0.75, 1.49),  # m = 0.25 - 1: x = 2 + 0.9·(0.6 - 2) + 0.75
+            (3, 1.0),  # x = 2 + 0.9·0 - 1
+            (3, 1.1),  # x = 2 + 0.9·(1 - 2) - 0
+            (0, 2.19),  # x = 2 + 0.9·(1.1 - 2) + 1
         ]
     ):
         fold.accept("a", message(prefix * unit, r))
         fold.close_round()
-        np.testing.assert_allclose(fold.velocity, velocity, atol=1e-12)
         np.testing.assert_allclose(fold.x, x, atol=1e-12)
-    fold.roll_back(start)
-    np.testing.assert_array_equal(fold.velocity, 0.0)
-
-
-def test_a_fold_that_has_lost_its_memory_is_refused():
-    terms = terms_of(momentum=0.5)
-    with pytest.raises(InputError, match="momentum"):
-        ServerFold.resumed(terms, 1, np.zeros(DIM), np.zeros(DIM), {})
+    fold.roll_back(np.ones(DIM, np.float32))
+    fold.close_round()
+    np.testing.assert_allclose(fold.x, 1.1, atol=1e-12)  # still towards the run's first model
 
 
 def test_a_message_counts_once_and_another_for_the_same_round_is_refused():
@@ -152,7 +146,7 @@ def test_a_later_epoch_begins_at_zero_and_an_old_copy_is_refused():
 
 
 def test_a_fold_resumed_between_rounds_goes_on_to_the_same_numbers():
-    terms = terms_of(averaging=2.0, momentum=0.5, forgetting=0.9)
+    terms = terms_of(averaging=2.0, forgetting=0.9)
     start = np.ones(DIM, np.float32)
     whole, parts = ServerFold(terms, start, NAMES), ServerFold(terms, start, NAMES)
     rng = np.random.default_rng(0)
@@ -162,14 +156,7 @@ def test_a_fold_resumed_between_rounds_goes_on_to_the_same_numbers():
             for name, prefix in zip(NAMES, prefixes, strict=True):
                 fold.accept(name, message(prefix, r))
             fold.close_round()
-        parts = ServerFold.resumed(
-            parts.terms,
-            parts.round,
-            parts.x,
-            parts.average,
-            dict(parts.seats),
-            memory=ServerMemory(start, parts.velocity),
-        )
+        parts = ServerFold.resumed(parts.terms, parts.state, dict(parts.seats))
     np.testing.assert_array_equal(whole.x, parts.x)
     np.testing.assert_array_equal(whole.published, parts.published)
     assert (whole.x != whole.average).any()

@@ -16,16 +16,15 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.http.asgi_server import Limits
-from veilstream.federation.keys.access_token import open_token, token_path
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.waiting_source import CAPACITY
+from veilstream.streams.waiting_source import CAPACITY, LiveSource
 
 TOKEN = "k" * 43
-ROW = {"tag": "t", "features": [0.5] * DIM, "target": 1}
+ROW = {"client": "t", "features": [0.5] * DIM, "target": 1}
 FEATURES = {"features": [1.0] * DIM}
 KEPT = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 
@@ -67,7 +66,7 @@ class Served:
     def fill_round(self, *tags: str) -> None:
         self.open_round()
         for tag in tags:
-            assert self.post("/observe", {**ROW, "tag": tag}) == (200, {"answer": "taken"})
+            assert self.post("/observe", {**ROW, "client": tag}) == (200, {"answer": "taken"})
         assert self._going is not None
         self._going.join(10)
 
@@ -112,7 +111,7 @@ def test_it_takes_records_and_predicts(tmp_path):
         assert here.post("/observe", ROW) == (200, {"answer": "taken"})
         assert here.post("/observe", ROW) == (200, {"answer": "taken"})  # not used
         assert here.daemon.learner.clients_wanted == 1
-        assert here.post("/observe", {**ROW, "tag": "u"}) == (200, {"answer": "taken"})
+        assert here.post("/observe", {**ROW, "client": "u"}) == (200, {"answer": "taken"})
         wait_for(lambda: here.daemon.learner.round == 1)
         assert here.post("/predict", FEATURES) == (200, {"prediction": 1.0})
         assert here.post("/other", {})[0] == 404
@@ -137,9 +136,9 @@ def test_without_the_token_nothing_is_answered_and_no_step_is_used(tmp_path):
         answers = set()
         for shown in wrong:
             for path, body in (
-                ("/observe", {**ROW, "tag": "known"}),
-                ("/observe", {**ROW, "tag": "new"}),
-                ("/observe", {"tag": "known"}),
+                ("/observe", {**ROW, "client": "known"}),
+                ("/observe", {**ROW, "client": "new"}),
+                ("/observe", {"client": "known"}),
                 ("/predict", FEATURES),
                 ("/none", {}),
             ):
@@ -202,16 +201,16 @@ def test_a_form_that_a_page_may_send_without_asking_is_refused(tmp_path):
         {},
         {"features": ["x"]},
         {**ROW, "target": 7},
-        {**ROW, "tag": 5.5},
-        {**ROW, "tag": None},
-        {**ROW, "tag": " "},
-        {**ROW, "tag": ["t"]},
+        {**ROW, "client": 5.5},
+        {**ROW, "client": None},
+        {**ROW, "client": " "},
+        {**ROW, "client": ["t"]},
         {**ROW, "features": None},
         {**ROW, "features": [1]},
         {**ROW, "features": [1e300] * DIM},
         {**ROW, "features": [10**400] * DIM},
         {**ROW, "more": 1},
-        b'{"tag": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
+        b'{"client": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
     ],
     ids=range(18),
 )
@@ -223,16 +222,16 @@ def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(bad, tmp_
         here.open_round()
         answers = []
         for tag in ("known", "new"):
-            body = {**bad, "tag": tag} if isinstance(bad, dict) and bad.get("tag") == "t" else bad
+            body = {**bad, "client": tag} if isinstance(bad, dict) and bad.get("client") == "t" else bad
             answers.append(here.post("/observe", body))
         assert answers[0] == answers[1]
         assert answers[0][0] in (400, 422)
         assert here.daemon.learner.clients_wanted == 2
-        assert here.post("/observe", {**ROW, "tag": "v"}) == (200, {"answer": "taken"})
+        assert here.post("/observe", {**ROW, "client": "v"}) == (200, {"answer": "taken"})
 
 
 def rows(*tags: str) -> list[dict]:
-    return [{**ROW, "tag": tag} for tag in tags]
+    return [{**ROW, "client": tag} for tag in tags]
 
 
 def test_a_list_is_answered_by_position_and_says_nothing_of_who_took_part(tmp_path):
@@ -251,7 +250,7 @@ def test_a_list_is_answered_by_position_and_says_nothing_of_who_took_part(tmp_pa
 def test_a_list_of_which_all_is_refused_is_no_success(tmp_path):
     with served(tmp_path) as here:
         here.open_round()
-        status, answer = here.post("/observe", [{**ROW, "target": 7}, {**ROW, "tag": ""}, 3])
+        status, answer = here.post("/observe", [{**ROW, "target": 7}, {**ROW, "client": ""}, 3])
         assert status == 422
         assert answer["counts"] == {"refused": 3}
         assert sorted(answer["why"].values()) == [1, 1, 1]
@@ -284,7 +283,7 @@ def test_what_no_round_took_in_time_is_not_used_and_may_come_again(tmp_path):
         assert (status, answer["answers"]) == (200, ["taken", "taken", "wait"])
         assert here.source.waiting == 0
         here.open_round()
-        assert here.post("/observe", {**ROW, "tag": "c"}) == (200, {"answer": "taken"})
+        assert here.post("/observe", {**ROW, "client": "c"}) == (200, {"answer": "taken"})
 
 
 def test_a_full_queue_is_429_and_nothing_of_the_request_waits(tmp_path):
@@ -332,7 +331,7 @@ def test_a_round_is_begun_when_enough_people_wait_and_spends_nothing_before(tmp_
         here.open_round(now=False)
         told: list[tuple[int, dict]] = []
         calling = [
-            threading.Thread(target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "tag": tag})))
+            threading.Thread(target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "client": tag})))
             for tag in ("a", "a", "b")
         ]
         for thread in calling[:2]:  # one person, twice
@@ -368,7 +367,7 @@ def test_bodies_are_limited_by_the_features(tmp_path):
             raw.sendall(f"POST /observe HTTP/1.1\r\n{host}{head}\r\n".encode() + 5 * pieces)
             assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
         digits = [0.1234567890123456789] * DIM
-        assert here.post("/observe", {**ROW, "features": digits, "tag": "x" * 1024})[0] == 200
+        assert here.post("/observe", {**ROW, "features": digits, "client": "x" * 1024})[0] == 200
         assert here.api.refusals == {"too large": 2}
 
 
@@ -487,7 +486,7 @@ def test_after_the_last_round_callers_are_told_that_it_is_over(tmp_path):
         here.fill_round("t", "u")
         wait_for(lambda: here.daemon.learner.horizon_reached)
         for tag in ("t", "new"):
-            status, answer = here.post("/observe", {**ROW, "tag": tag})
+            status, answer = here.post("/observe", {**ROW, "client": tag})
             assert status == 410
             assert answer["why"] == "epoch 0 has ended after 1 of 1 rounds"
         assert here.post("/observe", {**ROW, "target": 7})[0] == 422
@@ -498,8 +497,8 @@ def test_after_the_last_round_callers_are_told_that_it_is_over(tmp_path):
 
 def test_refusals_are_counted_and_logged_without_what_was_sent(tmp_path, caplog):
     with served(tmp_path) as here:
-        here.post("/observe", {**ROW, "tag": "secret-person"}, Authorization=None)
-        here.post("/observe", {**ROW, "tag": "secret-person", "target": 7})
+        here.post("/observe", {**ROW, "client": "secret-person"}, Authorization=None)
+        here.post("/observe", {**ROW, "client": "secret-person", "target": 7})
         here.post("/observe", b"secret-record")
         counted = {"JSON": 1, "record": 1, "token": 1}
         body = json.loads(here.ask("GET", "/status", headers=KEPT)[2])

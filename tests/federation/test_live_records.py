@@ -11,7 +11,7 @@ import pytest
 from tests.federation.test_learner_api import KEPT, served
 from tests.support.federation import DIM, FEATURES, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import inspect
-from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest, read_json
+from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.records.admission import Admission
 from veilstream.records.cells import is_missing
@@ -105,10 +105,9 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
         {"client": client, "record": RECORD},
         {"record": {**RECORD, "person": client}},
         {"client": client, "features": [0.0] * 8, "target": 1},
-        {"tag": client, "features": [0.0] * 8, "target": 1},
     )
     in_the_record = "no client" if is_missing(client) else "not a client"
-    for said, reason in zip(forms, ("no client", in_the_record, *["no client"] * 2), strict=True):
+    for said, reason in zip(forms, ("no client", in_the_record, "no client"), strict=True):
         error = refused(records().observation, said)
         assert error.record is not None
         assert error.record.reason == reason
@@ -120,7 +119,7 @@ def test_a_person_is_a_text_or_a_whole_number_in_every_form(client):
     ("said", "why"),
     [
         ({"client": "a", "record": RECORD, "more": 1}, "unknown field 'more'"),
-        ({"client": "a", "tag": "a", "record": RECORD}, "tag: expected nothing beside client"),
+        ({"tag": "a", "record": RECORD}, "unknown field 'tag'"),
         ({"client": "a", "record": RECORD, "target": 1}, "target: expected nothing beside record"),
         ({"client": "a", "record": [1]}, "record: expected an object"),
         ({"client": "a"}, "record: expected an object of the plan's fields by name"),
@@ -157,26 +156,6 @@ def test_predictions_need_neither_label_nor_client():
     assert records().in_words([0.1, 0.9]) == {}
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        (b'{"client": "a", "client": "b"}', "field 'client' stands twice"),
-        (b'{"record": {"age": 1, "age": 2}}', "field 'age' stands twice"),
-        (b'[{"a": 1, "\\u0061": 2}]', "field 'a' stands twice"),
-        (b'{"age": NaN}', "NaN is no number"),
-        (b'{"age": -Infinity}', "-Infinity is no number"),
-        (b'{"age": 1', "expected one JSON object"),
-        (b"[" * 100_000, "expected one JSON object"),
-        (b"\xff\xfe\xfd", "expected one JSON object"),
-        (b'{"age": ' + b"9" * 5000 + b"}", "expected one JSON object"),
-    ],
-)
-def test_json_has_every_field_once_and_numbers_only(body, why):
-    error = refused(read_json, body)
-    assert (error.status, error.reason) == (400, "JSON")
-    assert why in error.why
-
-
 # --- over real sockets ---------------------------------------------------------------------------
 
 
@@ -197,7 +176,7 @@ def test_the_api_takes_and_predicts_by_named_fields_and_counts_what_it_refuses(t
         assert here.post("/observe", row(17)) == (200, {"answer": "taken"})
         wait_for(lambda: here.daemon.learner.round == 1)
         status, answer = here.post("/observe", b'{"client": "a", "client": "b", "record": {}}')
-        assert (status, answer["why"][:31]) == (400, "field 'client' stands twice in ")
+        assert (status, answer["why"]) == (400, "field 'client' appears twice in one object")
         asked = {"record": dict.fromkeys(FEATURES, 0.5)}
         assert here.post("/predict", asked)[1] in (
             {"prediction": 1.0, "label": "yes"},

@@ -16,7 +16,7 @@ from tests.federation.test_learner_api import KEPT, TOKEN, served
 from tests.federation.test_live_records import row
 from tests.support.federation import table_plan_of
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.http.page_access import LINK_S, SESSION_S, PageAccess, page_link
+from veilstream.federation.learner.access import LINK_S, SESSION_S, PageAccess, page_link
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.local_page import page_html
 from veilstream.federation.learner.prequential_score import RECENT_RECORDS, Score, ScoreHistory

@@ -213,11 +213,11 @@ def test_a_model_is_fetched_over_a_checked_connection(world):
         model = fetch_model(url, ca=world.ca)
         np.testing.assert_array_equal(model.model, world.coordinator.models.read(3))
         check_plan(model, world.plan)
-    assert fetch_model(world.url, ca=world.ca, round_=1).round == 1
+    assert fetch_model(f"{world.url}/model/1", ca=world.ca).round == 1
     assert fetch_model(world.url, ca=world.ca, known=model) is model
-    assert fetch_model(world.url, ca=world.ca, round_=1, known=model).round == 1
+    assert fetch_model(f"{world.url}/model/1", ca=world.ca, known=model).round == 1
     with pytest.raises(InputError, match="a round whose model is released"):
-        fetch_model(world.url, ca=world.ca, round_=4)
+        fetch_model(f"{world.url}/model/4", ca=world.ca)
 
 
 def test_a_server_that_nobody_vouches_for_is_refused(world, tmp_path):
@@ -251,7 +251,7 @@ def test_addresses_that_cannot_be_are_refused_before_anything_is_sent(url):
 
 
 def test_a_server_that_is_not_there_is_named():
-    with pytest.raises(VeilstreamError, match=r"127.0.0.1:1.*is the server up"):
+    with pytest.raises(VeilstreamError, match=r"127.0.0.1:1.*is the server running"):
         fetch_model("http://127.0.0.1:1")
 
 

@@ -13,13 +13,12 @@ from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.learner.reply_times import SEAL_S, ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import AlwaysReady
-from veilstream.streams.live_source import LiveSource
+from veilstream.streams.waiting_source import LiveSource
 
 WINDOW_S = 30.0
 
@@ -91,7 +90,7 @@ def test_work_that_takes_longer_leaves_at_a_whole_slot_and_is_logged(tmp_path, c
     first = caplog.records[0]
     assert first.levelname == "WARNING"
     assert first.getMessage().startswith("round 0 is answered 2 s late")
-    assert "--reply-after more than 33 seconds" in first.getMessage()
+    assert "--reply-after to more than 33 seconds" in first.getMessage()
 
 
 @pytest.mark.parametrize(("done", "due"), [(0.0, 31.0), (31.0, 31.0), (31.001, 32.0), (32.0, 32.0), (40.5, 41.0)])
@@ -100,27 +99,18 @@ def test_due_times_are_the_schedule_or_whole_slots_later(done, due):
 
 
 def test_where_people_call_the_default_is_the_safe_one():
-    assert reply_times(30.0, None, when_full=False) == ReplyTimes(30.0 + SEAL_S)
-    assert reply_times(30.0, 45.0, when_full=False) == ReplyTimes(45.0)
-    assert reply_times(30.0, None, when_full=True) is None
-    assert reply_times(None, None, when_full=False) is None  # a file
-    assert reply_times(None, 5.0, when_full=False) == ReplyTimes(5.0)
+    assert reply_times(30.0, None) == ReplyTimes(30.0 + SEAL_S)
+    assert reply_times(30.0, 45.0) == ReplyTimes(45.0)
+    assert reply_times(None, None) is None  # a file
+    assert reply_times(None, 5.0) == ReplyTimes(5.0)
 
 
 @pytest.mark.parametrize(
-    ("window_s", "after_s", "when_full", "message"),
-    [
-        (30.0, 29.0, False, r"--reply-after = 29\.0: expected >= 30 seconds"),
-        (None, -1.0, False, r"--reply-after = -1\.0"),
-        (None, float("nan"), False, r"--reply-after = nan"),
-        (None, float("inf"), False, r"--reply-after = inf"),
-        (30.0, 40.0, True, r"leave one out"),
-        (None, None, True, r"expected a live source"),
-    ],
+    ("window_s", "after_s"), [(30.0, 29.0), (None, -1.0), (None, float("nan")), (None, float("inf"))]
 )
-def test_schedules_that_cannot_be(window_s, after_s, when_full, message):
-    with pytest.raises(InputError, match=message):
-        reply_times(window_s, after_s, when_full=when_full)
+def test_a_reply_never_leaves_before_the_windows_end(window_s, after_s):
+    with pytest.raises(InputError, match=rf"--reply-after = {after_s}: expected >= {window_s or 0:g} seconds"):
+        reply_times(window_s, after_s)
 
 
 @pytest.mark.parametrize("callers", [0, 2])
@@ -176,21 +166,3 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
         asking.join(10)
         assert len(found) == 1
         assert isinstance(found[0], OSError)
-
-
-def test_answering_when_full_says_what_is_visible(tmp_path, caplog):
-    World(tmp_path, plan_of(learners=1), names=("a",))
-    service = LearnerService(
-        plan_of(learners=1),
-        tmp_path / "keys/learners/a",
-        tmp_path / "a.db",
-        "live",
-        ("127.0.0.1", 1),
-        engine="none",
-        reply_when_full=True,
-        new_store=True,
-    )
-    with pytest.raises(InputError, match="engine"):
-        service.run()
-    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert any("can tell from their time whether clients came" in line for line in warned)

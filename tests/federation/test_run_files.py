@@ -43,7 +43,7 @@ class World:
         """To the end, or to where it is cut. Learner c is away in round 1, and in its second epoch
         from round 3 on."""
         files = RunFiles(self.folder, self.plan, self.terms)
-        fold = files.open(X0, NAMES, "")
+        fold = files.open(X0, NAMES)
         while not fold.finished:
             r = fold.round
             for name in NAMES:
@@ -90,7 +90,7 @@ def cut_after(count: int, monkeypatch, keep: float) -> list[str]:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("method", [{}, {"averaging": 1.0}, {"momentum": 0.5, "forgetting": 0.9, "newest_weight": 0.5}])
+@pytest.mark.parametrize("method", [{}, {"averaging": 1.0}, {"forgetting": 0.9, "newest_weight": 0.5}])
 def test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits(tmp_path, monkeypatch, method, keep):
     whole = World(tmp_path / "whole", method)
     with monkeypatch.context() as patch:

@@ -67,7 +67,7 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
         assert [Reply.read(reply, public).kind for reply in replies] == ["release"] * 3
         assert len({len(reply) for reply in replies}) == 1
         assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-            ("ERROR", "the data source failed (RuntimeError); the round goes on without")
+            ("ERROR", "the data source failed (RuntimeError); the round goes on without it")
         ]
 
 

@@ -13,9 +13,7 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode, encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds
-from veilstream.federation.protocol.combine import Combine
 from veilstream.federation.protocol.fold import ClosedRound, ServerFold
-from veilstream.federation.protocol.messages import Part, Sum
 from veilstream.federation.server import telemetry_files
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.federation.server.telemetry_files import TelemetryFiles
@@ -92,10 +90,9 @@ def payload(terms, round_, value, epoch=0):
     return encode(epoch, round_, steps, terms.grid.step, Noised(prefix))
 
 
-@pytest.mark.parametrize("kind", ["mean", "median"])
-def test_what_counts_is_summed_and_listed(kind):
+def test_what_counts_is_summed_and_listed():
     terms = Terms.of(told_plan(), DIM)
-    fold = ServerFold(terms, X0, ["a", "b", "c"], Combine(kind, 0.1))
+    fold = ServerFold(terms, X0, ["a", "b", "c"])
     for name in "abc":
         fold.enrol(name, 0, 0)
     for name, value in (("a", 5), ("b", 7), ("c", 90)):
@@ -110,19 +107,6 @@ def test_what_counts_is_summed_and_listed(kind):
     closed = fold.close_round()
     assert closed.spans == {"a": (0, 1, 2), "b": (1, 0, 1)}
     np.testing.assert_allclose(closed.telemetry, (6 - 5 + 3) * terms.grid.step)
-
-
-def test_a_sum_of_an_aggregator_says_whose_rounds_it_adds():
-    terms = Terms.of(told_plan(), DIM)
-    fold = ServerFold(terms, X0, ["a", "b", "c"])
-    for name in "ab":
-        fold.enrol(name, 0, 0)
-    total = np.full(terms.release_dim, 12, "<i8").tobytes()
-    parts = (Part("a", 0, 0, "1" * 64, None), Part("b", 0, 0, "2" * 64, None))
-    assert fold.accept_sum(Sum("between", "run", parts, total))
-    closed = fold.close_round()
-    assert closed.spans == {"a": (0, 0, 1), "b": (0, 0, 1)}
-    np.testing.assert_allclose(closed.telemetry, 12 * terms.grid.step)
 
 
 def test_a_release_without_its_telemetry_is_refused():
@@ -190,21 +174,6 @@ def test_what_is_added_to_telemetry_is_bounded_though_each_sum_could_be():
     assert fold.seats["a"].state == "held"
 
 
-def test_an_aggregators_sum_is_bounded_in_telemetry_too():
-    terms = Terms.of(told_plan(), DIM)
-    fold = ServerFold(terms, X0, ["a", "b", "c"])
-    for name in "ab":
-        fold.enrol(name, 0, 0)
-    parts = (Part("a", 0, 0, "1" * 64, None), Part("b", 0, 0, "2" * 64, None))
-    total, bound = np.zeros(terms.release_dim, "<i8"), 2 * honest_most(terms, 0, 1)
-    total[-1] = 1.0001 * bound
-    assert total[-1] < 2 * fold.bounds.increment(0, 1)  # the norm alone would have let it through
-    with pytest.raises(OutOfBounds, match="units to telemetry"):
-        fold.accept_sum(Sum("between", "run", parts, total.tobytes()))
-    total[-1] = 0.9999 * bound
-    assert fold.accept_sum(Sum("between", "run", parts, total.tobytes()))
-
-
 def test_an_old_copy_that_is_taken_in_again_has_noise_of_its_own():
     """It goes on exactly where the counted rounds end, and is not one stretch with them."""
     terms = Terms.of(told_plan(), DIM)
@@ -248,7 +217,7 @@ def go(folder, plan, stop_before=None):
     """A server without a network; cut off after a round's lines and before its checkpoint."""
     terms = Terms.of(plan, DIM)
     files = RunFiles(folder, plan, terms)
-    fold = files.open(X0, ["a", "b", "c"], "")
+    fold = files.open(X0, ["a", "b", "c"])
     while not fold.finished:
         r = fold.round
         for name in "abc":

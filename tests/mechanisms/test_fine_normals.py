@@ -17,11 +17,11 @@ from scipy import stats
 from tests.mechanisms import row_words
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms import fine_normals, independent
-from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.exact_normals import WORDS, enclosures, nearest_float
 from veilstream.mechanisms.fine_normals import FineNormals, circle_error, fine_row
 from veilstream.mechanisms.keystream import NoiseKey, Row, open_row
 from veilstream.mechanisms.normals import TILE, fill_normals
+from veilstream.mechanisms.program import DRAW_ERROR
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.grid_noise import GridNoise
 

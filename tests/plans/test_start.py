@@ -13,7 +13,8 @@ import pytest
 import veilstream as vs
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan, PlanError
-from veilstream.runs.start import kept_start, model_sha256, starting_model
+from veilstream.runs.released_model import model_sha256
+from veilstream.runs.start import kept_start, starting_model
 
 DIM = 5
 MODEL = np.array([0.5, -1.0, 0.25, 2.0, -0.125], np.float32)
@@ -197,7 +198,7 @@ def test_a_servers_model_is_fetched_if_its_certificate_is_vouched_for(address, t
         ({"status": 302}, "answered 302"),
         ({"kind": "text/html"}, "answered 200 with 'text/html'"),
         ({"body": MODEL[:4].tobytes()}, r"20 bytes \(it sent 16\)"),
-        ({"body": bytes(1 << 20)}, r"20 bytes \(it sent more than 20\)"),
+        ({"body": bytes(1 << 20)}, "more than 20 bytes"),
         ({"body": (MODEL * np.nan).tobytes()}, "finite numbers"),
     ],
 )

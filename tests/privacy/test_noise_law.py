@@ -15,8 +15,8 @@ from tests.mechanisms import row_words
 from tests.support.catalogue import VARIANTS
 from veilstream.errors import InputError
 from veilstream.mechanisms.analysis import rounding_gains
-from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.keystream import NoiseKey, Row
+from veilstream.mechanisms.program import DRAW_ERROR
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.grid_noise import GridNoise

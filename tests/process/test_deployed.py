@@ -185,7 +185,7 @@ try:
     print("became root")
 except PermissionError:
     pass
-print(sorted(m for m in ("jax", "flwr", "nvflare", "pip", "hatchling", "grpc", "numpy")
+print(sorted(m for m in ("jax", "flwr", "pip", "hatchling", "grpc", "numpy")
              if importlib.util.find_spec(m)))
 """
 
@@ -254,8 +254,6 @@ def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
         images["learner"],
         federation,
         "north",
-        "--engine",
-        "flower",
         "--socket",
         "/run/veilstream/carrier.sock",
         network=False,

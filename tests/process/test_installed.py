@@ -108,7 +108,7 @@ def test_the_demo_runs_where_only_the_wheel_was_installed(environment, tmp_path)
     assert Path(found).is_relative_to(environment)
     command = environment / "bin" / "veilstream"
     assert ask(command, "--version", cwd=tmp_path).strip() == f"veilstream {vs.__version__}"
-    small = ("--seeds", "1", "--out", tmp_path / "demo", "--json")
+    small = ("--set", "run.seeds=1", "--out", tmp_path / "demo", "--json")
     told = json.loads(ask(command, "demo", *small, cwd=tmp_path))
     assert told["complete"]
     assert vs.Run(tmp_path / "demo").summary["complete"]

@@ -13,10 +13,10 @@ from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.export import tracked_runs
 from veilstream.reports.page_kit import page_html
 from veilstream.reports.report import write_report
 from veilstream.reports.statement import make_statement
-from veilstream.reports.tracked_curves import tracked_runs
 from veilstream.research.learning_figure import draw_panel, draw_run
 from veilstream.runs.folder import Run
 
@@ -63,10 +63,10 @@ def damages(content: bytes, table: bool) -> dict[str, bytes]:
     return found
 
 
-def refusal(use, run) -> str | None:
+def refusal(use, folder) -> str | None:
     """What an InputError says; None where there is none. Any other error is a defect."""
     try:
-        use(run)
+        use(Run(folder))
     except InputError as error:
         return str(error)
     return None
@@ -83,7 +83,7 @@ def try_all(folder, uses) -> int:
                 for name, use in uses.items():
                     case = f"{path.name}, {damage}, {name}"
                     try:
-                        said = refusal(use, Run(folder))
+                        said = refusal(use, folder)
                     except Exception as error:
                         raise AssertionError(case) from error
                     if said is not None:
@@ -103,17 +103,13 @@ def test_no_damage_of_a_simulations_folder_ends_in_a_traceback(simulation, tmp_p
     uses = {
         "report": write_report,
         "compare": lambda run: page_html(comparison_state(compared_runs([run, Run(other)]))),
-        "export": lambda run: tracked_runs(run, 10),
+        "export": tracked_runs,
     }
     assert try_all(simulation, uses) > 50
 
 
 def test_no_damage_of_a_federations_folder_ends_in_a_traceback(federation):
-    uses = {
-        "report": write_report,
-        "export": lambda run: tracked_runs(run, 10),
-        "statement": lambda run: make_statement(run, KEYS),
-    }
+    uses = {"report": write_report, "export": tracked_runs, "statement": lambda run: make_statement(run, KEYS)}
     assert try_all(federation, uses) > 30
 
 
@@ -123,7 +119,7 @@ def test_a_history_that_was_cut_is_named_with_its_line(simulation):
     lines = before.splitlines(keepends=True)
     try:
         path.write_text("".join(lines[:7]) + lines[7][: lines[7].rindex(",")])
-        for use in (write_report, lambda run: tracked_runs(run, 10)):
+        for use in (write_report, tracked_runs):
             with pytest.raises(InputError, match=r"history\.csv, line 8.*restore the file"):
                 use(Run(simulation))
         path.write_text("".join(lines[:-3]))

@@ -1,4 +1,4 @@
-"""`veilstream export`, read back by the viewers' own packages."""
+"""`veilstream report --export`, read back by the viewers' own packages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from tests.browser.samples import TELEMETRY
 from tests.cli.test_plan import veilstream
 from tests.support.run_folders import federation_folder, simulated_folder
-from veilstream.errors import InputError
-from veilstream.reports.tracked_curves import tracked_runs
+from veilstream.errors import MissingExtra
+from veilstream.reports import export
+from veilstream.reports.export import to_mlflow, to_tensorboard, tracked_runs
 from veilstream.runs.folder import Run
 
 
@@ -41,8 +42,9 @@ def written(folder, table: str, column: str, method: str, seed: int) -> dict[int
         }
 
 
-def test_curves_are_the_tables_thinned_to_their_ends(simulation):
-    runs = {run.name: run for run in tracked_runs(Run(simulation), 10)}
+def test_curves_are_the_tables_thinned_to_their_ends(simulation, monkeypatch):
+    monkeypatch.setattr(export, "MOST_POINTS", 10)
+    runs = {run.name: run for run in tracked_runs(Run(simulation))}
     assert set(runs) == {f"method {m}, seed {s}" for m in (0, 1) for s in (0, 1)}
     curves = {curve.metric: curve for curve in runs["method 1, seed 0"].curves}
     assert set(curves) == {"loss", "prequential_accuracy", "held_out_accuracy"}
@@ -54,16 +56,14 @@ def test_curves_are_the_tables_thinned_to_their_ends(simulation):
     settings = runs["method 1, seed 0"].settings
     assert settings["promise.epsilon"] == "1.0"
     assert settings["learning.learners"] == "3"
-    with pytest.raises(InputError, match="--points = 1"):
-        tracked_runs(Run(simulation), 1)
 
 
 @needs("tensorboardX", "tensorboard")
 def test_tensorboard_reads_what_the_run_measured(simulation, tmp_path):
     out = tmp_path / "board"
-    done = veilstream("export", str(simulation), "--to", "tensorboard", "--out", str(out), "--json")
+    done = veilstream("report", str(simulation), "--export", "tensorboard", "--to", str(out), "--json")
     assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)["made"]
+    made = json.loads(done.stdout)["exported"]
     assert len(made) == 4
     code = (
         "import json, sys, warnings\nwarnings.simplefilter('ignore')\n"
@@ -80,7 +80,7 @@ def test_tensorboard_reads_what_the_run_measured(simulation, tmp_path):
     assert dict(found["loss"]) == pytest.approx({r + 1: v for r, v in expected.items()}, rel=1e-6)
     held = written(simulation, "accuracy.csv", "held_out_accuracy", "method 1", 0)
     assert dict(found["held_out_accuracy"]) == pytest.approx(held, rel=1e-6)
-    again = veilstream("export", str(simulation), "--to", "tensorboard", "--out", str(out))
+    again = veilstream("report", str(simulation), "--export", "tensorboard", "--to", str(out))
     assert again.returncode == 2
     assert "a new or empty folder" in again.stderr
 
@@ -90,10 +90,10 @@ def test_mlflow_reads_what_the_run_measured(tmp_path):
     folder = federation_folder(tmp_path / "run", rounds=6)
     (folder / "telemetry.csv").write_text(TELEMETRY)
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    export = ["export", str(folder), "--to", "mlflow", "--out", store]
-    done = veilstream(*export, "--json")
+    command = ["report", str(folder), "--export", "mlflow", "--to", store]
+    done = veilstream(*command, "--json")
     assert done.returncode == 0, done.stderr
-    (id_,) = json.loads(done.stdout)["made"]
+    (id_,) = json.loads(done.stdout)["exported"]
     code = (
         "import json, os, sys, warnings\nwarnings.simplefilter('ignore')\n"
         "os.environ['MLFLOW_DISABLE_TELEMETRY'] = 'true'\n"
@@ -115,15 +115,12 @@ def test_mlflow_reads_what_the_run_measured(tmp_path):
     estimates = dict(found["history"]["telemetry/accuracy/estimate"])
     assert estimates == pytest.approx({r: 0.5 + 0.03 * r for r in range(12)})
     assert "west" not in read.stdout  # who was missing stays in the folder
-    again = veilstream(*export)
+    again = veilstream(*command)
     assert again.returncode == 2
-    assert "--experiment" in again.stderr
+    assert "does not have yet" in again.stderr
 
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(simulation, tmp_path, monkeypatch):
-    from veilstream.errors import MissingExtra
-    from veilstream.reports.exporters import to_mlflow, to_tensorboard
-
     for name in ("tensorboardX", "mlflow", "mlflow.entities", "sqlalchemy"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtra, match=r"veilstream\[tensorboard\]"):
@@ -133,6 +130,9 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(simulation, tmp_p
 
 
 def test_another_target_is_refused(simulation):
-    done = veilstream("export", str(simulation), "--to", "wandb")
+    done = veilstream("report", str(simulation), "--export", "wandb")
     assert done.returncode == 2
     assert "mlflow" in done.stderr
+    alone = veilstream("report", str(simulation), "--to", "board")
+    assert alone.returncode == 2
+    assert "--export" in alone.stderr

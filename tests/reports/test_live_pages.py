@@ -17,10 +17,9 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.reports.charts import unpack
 from veilstream.reports.federation_report import federation_state
-from veilstream.reports.live_federation import LiveFederation
+from veilstream.reports.live_federation import LiveFederation, ThinnedRounds
 from veilstream.reports.live_simulation import LiveSimulation
-from veilstream.reports.thinned_rounds import ThinnedRounds
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 
 class Clock:
@@ -107,7 +106,7 @@ def test_every_round_is_told_once_and_the_page_agrees_with_the_folder(here):
     charts = {c["id"]: c["series"] for c in again.state["charts"]["rounds"]}
     lines = (here.world.root / "run/rounds.csv").read_text().splitlines()[1:]
     seconds = [float(line.split(",")[1]) for line in lines]
-    found = unpack(charts["seconds"]["Time of a round"])[0]
+    found = unpack(charts["seconds"]["Duration of a round"])[0]
     np.testing.assert_allclose(found, seconds, atol=1e-4 + max(seconds) / 60000)
     received = unpack(charts["bytes"]["from learners"])[0].sum()
     assert received == pytest.approx(here.metrics.counted("message_received_bytes"), rel=1e-3)
@@ -265,7 +264,7 @@ def test_a_simulations_page_has_every_seeds_losses_and_ends_as_the_report(tmp_pa
         on_written=written,
     )
     assert seen["headline"]["value"] == "100 %"
-    assert "regret of 2 of 2 seeds" in seen["notices"][1]
+    assert "regret is known for 2 of 2 seeds" in seen["notices"][1]
     charts = {c["id"]: c for c in seen["charts"]["learning"]}
     assert set(charts) == {"held-out", "loss"}
     assert charts["loss"]["x"] == list(range(1, 13))

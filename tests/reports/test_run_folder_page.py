@@ -1,4 +1,4 @@
-"""docs/run-folder.md lists what is really there."""
+"""docs/runs-and-reports.md lists what is really there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.test_plan import veilstream
 from tests.test_package import SMALL_PLAN
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/run-folder.md").read_text()
+PAGE = (ROOT / "docs/runs-and-reports.md").read_text()
 
 
 def listed(section: str) -> dict[str, list[str]]:
@@ -64,7 +64,7 @@ def test_columns_of_a_federations_tables_are_those_that_the_server_writes():
 
 
 def test_the_report_page_names_commands_that_there_are():
-    text = (ROOT / "docs/report.md").read_text()
+    text = (ROOT / "docs/runs-and-reports.md").read_text()
     for command in ("report", "compare"):
         known = veilstream(command, "--help").stdout
         block = "".join(line for line in text.splitlines() if line.startswith(f"veilstream {command}"))

@@ -41,9 +41,9 @@ def test_it_says_promise_plan_heads_and_that_there_was_no_audit(folder):
     assert plan_digest(run.plan) in text
     assert f"west: epoch 0, 5 rounds, ledger head 2{5:063x}" in text
     assert "Stated 1970-01-01" in text
-    assert "Run clinics-1, begun" in text
-    assert "What is not covered - That a client came at all" in text
-    assert "None lies in the run's folder" in text
+    assert "Run clinics-1, started" in text
+    assert "What is not covered - That someone came at all" in text
+    assert "There is none in the run's folder" in text
 
 
 def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
@@ -56,13 +56,13 @@ def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
     made = {"made": "2026-01-02T03:04:05Z"}
     text = stated(plan_sha256=plan_digest(run.plan), **made)
     assert "KEPT, as far as messages tell" in text
-    assert "Made 2026-01-02T03:04:05Z, of this plan, from 400 runs" in text
+    assert "Made 2026-01-02T03:04:05Z, for this plan, from 400 runs" in text
     assert "It cannot see: - how long things take" in text
     text = stated(plan_sha256="ab" * 32, **made)
-    assert f"of another plan ({'ab' * 32}), so it says nothing of this run" in text
+    assert f"is for another plan ({'ab' * 32}), so it says nothing about this run" in text
     assert "KEPT" not in text
     text = stated()
-    assert "does not say of which plan" in text
+    assert "does not say which plan it is for" in text
     assert "KEPT" not in text
 
 
@@ -99,7 +99,7 @@ def test_releases_that_the_checkpoint_has_must_be_listed(folder):
     header, *rows = (folder / "releases.csv").read_text().splitlines()
     for kept in ([], rows[:-1]):
         (folder / "releases.csv").write_text("\n".join([header, *kept]) + "\n")
-        with pytest.raises(InputError, match="has as taken"):
+        with pytest.raises(InputError, match="has as accepted"):
             make_statement(vs.Run(folder), KEYS)
 
 
@@ -123,7 +123,7 @@ def test_a_copy_without_its_checkpoint_is_not_signed(folder):
 
 
 def test_keys_of_another_federation_are_refused(folder):
-    with pytest.raises(InputError, match="they know none of its learners"):
+    with pytest.raises(InputError, match="none of them is there"):
         make_statement(vs.Run(folder), keys_of(KEY, "paris", "rome"))
 
 

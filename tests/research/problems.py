@@ -5,8 +5,13 @@ import functools
 import math
 
 import numpy as np
+from hypothesis import strategies as st
 
 from veilstream.research.theory import Constants
+
+SEEDS = st.integers(0, 2**32 - 1)
+"""Of `some_constants`: any constants that fit together."""
+RUNS = 20
 
 
 def some_constants(seed=0, **changes):
@@ -96,8 +101,6 @@ def one_dimensional_problems(count=300):
 
 # --- runs ------------------------------------------------------------------------------------
 
-SEEDS = 20
-
 
 @functools.cache
 def matrices(mechanism, horizon):
@@ -132,11 +135,11 @@ def simulate(seed, mechanism, tau, *, share=None, noise=None, move=None, start=N
     round_optimum = optima.mean((1, 2))
     best = round_optimum.mean(0)
     direction = rng.standard_normal(d)
-    x = np.tile(best + start * direction / np.linalg.norm(direction), (SEEDS, 1))
+    x = np.tile(best + start * direction / np.linalg.norm(direction), (RUNS, 1))
     distance = ((x[0] - best) ** 2).sum()
 
     rows, noising = matrices(mechanism, T)
-    xi = std * rng.standard_normal((SEEDS, n, T, d))
+    xi = std * rng.standard_normal((RUNS, n, T, d))
     w = np.einsum("st,kntd->knsd", noising, xi)
     dynamic = static = largest = 0.0
     for r in range(R):

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from tests.research.problems import parts, some_constants
+from tests.research.problems import SEEDS, parts, some_constants
 from veilstream.errors import InputError
 from veilstream.mechanisms import toeplitz, tree
 from veilstream.research import theory
@@ -55,7 +56,7 @@ def test_our_rows_are_our_bounds():
     assert row.rate(setting) == theory.independent_noise_rate(c, **budget)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@given(SEEDS)
 def test_rates_equal_the_table(seed):
     setting = setting_of(seed)
     c = setting.constants
@@ -72,20 +73,12 @@ def test_rates_equal_the_table(seed):
         np.testing.assert_allclose(parts(COMPARED_METHODS[name].rate(setting)), expected)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"path_length": -1.0},
-        {"diameter": 0.0},
-        {"pseudo_convexity": 0},
-        {"normalised_step": -1},
-        {"independent_noise_std": -0.1},
-    ],
-)
-def test_bad_settings_are_refused_by_name(changes):
-    with pytest.raises(InputError) as caught:
-        dataclasses.replace(setting_of(), **changes)
-    assert caught.value.field in changes
+def test_bad_settings_are_refused_by_name():
+    bad = {"path_length": -1.0, "diameter": 0.0, "pseudo_convexity": 0, "normalised_step": -1}
+    for field, value in (bad | {"independent_noise_std": -0.1}).items():
+        with pytest.raises(InputError) as caught:
+            dataclasses.replace(setting_of(), **{field: value})
+        assert caught.value.field == field
 
 
 def test_independent_rows_refuse_the_std_of_correlated_noise():
@@ -162,7 +155,7 @@ def test_local_drift_at_unit_server_step_is_the_tables_with_its_constant():
 # --- runs on random convex losses B·|x - θ|, in one dimension -------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@given(SEEDS)
 def test_local_models_stay_below_their_bound(seed):
     rng = np.random.default_rng([1, seed])
     R, tau, n = (int(k) for k in rng.integers(1, [60, 6, 5]))
@@ -219,7 +212,8 @@ def correlated_run(seed, mechanism, *, std=None, start=None, spread=None):
 
 
 @pytest.mark.parametrize("mechanism", [tree, toeplitz])
-@pytest.mark.parametrize("seed", range(20))
+@settings(max_examples=20)
+@given(seed=SEEDS)
 def test_correlated_descent_stays_below_its_bound_draw_by_draw(seed, mechanism):
     # With the lengths that were drawn the inequality holds for every ξ, not only on average.
     setting, regret, drawn, decoder = correlated_run(seed, mechanism)
@@ -240,7 +234,7 @@ def test_the_noise_of_correlated_descent_is_needed():
     assert regret == pytest.approx(per_length * drawn, rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@given(SEEDS)
 def test_independent_descent_stays_below_its_bound_by_exact_moments(seed):
     # f^r(x) = h/2·(x - θ_r)²: mean m and variance v of x^r follow a recursion.
     rng = np.random.default_rng([3, seed])
@@ -305,7 +299,7 @@ def chase(theta, s, domain):
     return regret, float(abs(np.diff(theta)).sum())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@given(SEEDS)
 def test_normalised_descent_stays_below_its_bound(seed):
     rng = np.random.default_rng([4, seed])
     R, s, domain = int(rng.integers(1, 200)), 10 ** rng.uniform(-2, 0), rng.uniform(0.5, 5)

@@ -58,7 +58,7 @@ def algorithm_1(
     """Lines 1 to 18 of the paper's listing, in float64, one learner and one client at a time.
 
     ``xi_of(T, n·d, seed, mechanism)`` are the draws; a place without a client has gradient zero.
-    Around it the server's momentum and forgetting, which the paper has not, and ``weights`` (R, n)
+    Around it the server's forgetting, which the paper has not, and ``weights`` (R, n)
     of releases in units of 1/n: a learner of weight zero is absent, and none of its steps is spent.
     """
     prepared = prepare(plan, plan.methods[index])
@@ -75,7 +75,7 @@ def algorithm_1(
     stream = stream_of(plan) if stream is None else stream
     clip_norm = plan.clip_norm_of(method) if method.method.clips else np.inf
     x = np.zeros(d) if start is None else start.astype(float)
-    x0, velocity = x.copy(), np.zeros(d)
+    x0 = x.copy()
     eta_tilde = eta * eta_g * tau
     gradients_so_far = np.zeros((n, d))
     last_sum = np.zeros((n, d))  # S_i^{r,t-1}; b^{0,-1} = 0
@@ -103,8 +103,7 @@ def algorithm_1(
                 z = z - eta * (S - last_sum[i])
                 last_sum[i] = S
             g_hat[i] = (x - z) / (eta * tau)
-        velocity = method.momentum * velocity + weights[r] @ g_hat / n
-        x = x0 + method.forgetting * (x - x0) - eta_tilde * velocity
+        x = x0 + method.forgetting * (x - x0) - eta_tilde * (weights[r] @ g_hat) / n
     return x
 
 
@@ -137,16 +136,14 @@ def test_auto_is_algorithm_1_on_normalised_gradients_beside_methods_that_clip(ta
 
 
 MEMORIES = {
-    "momentum": {"momentum": 0.7},
     "forgetting": {"forgetting": 0.8},
-    "both": {"momentum": 0.4, "forgetting": 0.9},
-    "other": {"momentum": 0.6, "forgetting": 0.7, "objective": "published", "mechanism": "buffered"},
+    "other": {"forgetting": 0.7, "objective": "published", "mechanism": "buffered"},
 }
 
 
 @pytest.mark.parametrize("tau", [1, 3])
 @pytest.mark.parametrize("place", ["host", "device"])
-def test_momentum_and_forgetting_are_the_servers_and_leave_other_methods_alone(tau, place):
+def test_forgetting_is_the_servers_and_leaves_other_methods_alone(tau, place):
     """From a start that is not zero: what is forgotten is the distance to it."""
     plain = entry("optimal")
     methods = [plain] + [entry("optimal", name=name, objective="published") | more for name, more in MEMORIES.items()]
@@ -164,7 +161,7 @@ def test_momentum_and_forgetting_are_the_servers_and_leave_other_methods_alone(t
     np.testing.assert_array_equal(simulate(alone, **options).models()[0], found[0])
 
 
-def test_momentum_and_forgetting_go_on_from_a_checkpoint():
+def test_forgetting_goes_on_from_a_checkpoint():
     plan = plan_of(2, [entry("optimal", name=name) | more for name, more in MEMORIES.items()])
     prepared = [prepare(plan, m) for m in plan.methods]
     begun = Simulation(plan, prepared, (0, 1), block_rounds=2)

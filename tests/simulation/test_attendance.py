@@ -14,7 +14,7 @@ from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, 
 from veilstream.deployment.simulated_learner import SimulatedLearner
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import PlanNotice, prepare
+from veilstream.plans.prepare import prepare
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.noise_source import OwnPaceNoise, learner_noise_seed
@@ -50,11 +50,7 @@ class Told(Attendance):
 
 @pytest.fixture
 def told(monkeypatch):
-    monkeypatch.setattr(
-        Attendance,
-        "of",
-        lambda plan: Told(learners=3, rounds=7, missing=0.5, by_answers=plan.data.missing_weights == "answered"),
-    )
+    monkeypatch.setattr(Attendance, "of", lambda plan: Told(learners=3, rounds=7, missing=0.5))
     return Told.table
 
 
@@ -69,27 +65,12 @@ def test_absent_learners_spend_no_step_and_their_noise_waits(told, tau, block_ro
         np.testing.assert_allclose(models[index, 1], expected, atol=1e-5 * scale, err_msg=method.name)
 
 
-def test_momentum_and_forgetting_go_on_in_rounds_without_anyone(told):
-    plan = absent(plan_of(2, [entry("buffered", momentum=0.5, forgetting=0.8)]), missing=0.5)
+def test_forgetting_goes_on_in_rounds_without_anyone(told):
+    plan = absent(plan_of(2, [entry("buffered", forgetting=0.8)]), missing=0.5)
     start = np.linspace(-1.0, 1.0, 6).astype(np.float32)
     expected = algorithm_1(plan, 0, 0, xi_of=own_draws(3), start=start, weights=told.astype(float))
     found = simulate(plan, start=start).models()[0, 0]
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-@pytest.mark.filterwarnings("ignore::veilstream.plans.prepare.PlanNotice")
-def test_weights_by_answers_are_another_algorithm(told):
-    """Round 0 has two answers of three: each weighs 1/2 instead of 1/3."""
-    plan = plan_of(2, [entry("tree"), FREE])
-    by_answers = absent(plan, missing=0.5, missing_weights="answered")
-    weights = told * np.array([3 / 2, 3, 3, 0, 3 / 2, 3, 3])[:, None]
-    found = simulate(by_answers).models()
-    for index in range(2):
-        expected = algorithm_1(plan, index, 1, xi_of=own_draws(3), weights=weights)
-        scale = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(found[index, 1], expected, atol=1e-5 * scale)
-    constant = simulate(absent(plan, missing=0.5)).models()
-    assert np.abs(found - constant).max() > 0.1
 
 
 def test_noise_in_the_model_is_the_mechanisms_own_at_every_learners_step(told):
@@ -191,8 +172,6 @@ def test_late_learners_come_once_and_leaving_ones_go_for_good(rounds):
         ({"missing": 1.0}, r"data\.missing.* = 1\.0: expected a number >= 0 and < 1.*try 0\.3"),
         ({"late": -0.1}, r"data\.late.* = -0\.1: expected a number >= 0 and <= 1"),
         ({"leaving": 2}, r"data\.leaving.* = 2: expected"),
-        ({"missing_weights": "who"}, r"data\.missing_weights.* = 'who'.*answered"),
-        ({"missing_weights": "answered"}, r"data\.missing_weights.*takes part.*data\.missing"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message):
@@ -204,14 +183,6 @@ def test_noise_on_the_device_is_refused_where_learners_miss_rounds():
     plan = plan_of(1, [FREE]).to_toml()
     with pytest.raises(InputError, match=r'run\.noise = \'device\'.*pace.*noise = "host"'):
         Plan.parse(plan, {"data.missing": 0.1, "run.noise": "device"})
-
-
-def test_weights_by_answers_beside_correlated_noise_get_a_warning():
-    plan = absent(plan_of(1, [entry("tree")]), missing=0.1, missing_weights="answered")
-    with pytest.warns(PlanNotice, match=r"missing_weights.*tree noise.*cancelled"):
-        prepare(plan, plan.methods[0])
-    plan = absent(plan_of(1, [entry("independent")]), missing=0.1, missing_weights="answered")
-    prepare(plan, plan.methods[0])  # warnings are errors
 
 
 def test_one_simulated_learner_misses_what_it_is_not_given():

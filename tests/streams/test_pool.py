@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilstream.errors import InputError, PrivacyError, UnknownName
-from veilstream.streams.mnist import Mnist
-from veilstream.streams.pool import MNIST_SPLITS, PoolStream, mnist_stream
+from veilstream.streams.mnist import MNIST_SPLITS, Mnist, mnist_stream
+from veilstream.streams.pool import PoolStream
 from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit
 
 

@@ -13,7 +13,7 @@ import sqlite3
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.streams.bookmarks import Bookmark
+from veilstream.streams.table import Bookmark
 from veilstream.streams.tables import RowsTable, check_columns, open_table
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.fold import Seat
-from veilstream.federation.server.checkpoint import MESSAGES, Position
-from veilstream.federation.server.message_file import MessageFile, Slots
+from veilstream.federation.server.checkpoint import MESSAGES, MessageFile, Position, Slots
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
-from veilstream.runs.folder import history_csv, versions
+from veilstream.runs.folder import versions
+from veilstream.runs.tables import history_csv
 
 FEDERATION = """
 name = "clinics"
@@ -42,7 +42,7 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Pat
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text(plan.to_toml())
     _json(folder / "guarantee.json", guarantee)
-    _json(folder / "versions.json", versions() | {"engine": "direct"})
+    _json(folder / "versions.json", versions())
     messages = MessageFile(folder / MESSAGES, 4, create=True)
     closed, releases = (["round,seconds,answered,missing"], ["round,learner,epoch,learner_round,hash"])
     for r in range(rounds):

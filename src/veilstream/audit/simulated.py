@@ -134,7 +134,7 @@ def _law(plan: Plan) -> Law:
 def _alone(plan: Plan) -> Plan:
     """One learner that publishes each model as it is."""
     method = dataclasses.replace(
-        Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, momentum=0.0, forgetting=1.0
+        Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, forgetting=1.0
     )
     learning = dataclasses.replace(plan.learning, learners=1, projection_radius=None)
     run = dataclasses.replace(plan.run, evaluate_every=learning.rounds, regret=False)

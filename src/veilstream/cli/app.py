@@ -11,13 +11,11 @@ import click
 import typer
 
 from veilstream import __version__
-from veilstream.cli import audit, data, demo, federation, keys, ledger, model, plan
-from veilstream.cli.aggregator import aggregator_command
-from veilstream.cli.export import export_command
+from veilstream.cli import audit, data, federation, keys, ledger, model, plan
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
 from veilstream.cli.report import compare_command, report_command
-from veilstream.cli.run import reproduce_command, run_command
+from veilstream.cli.run import demo_command, reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
 
@@ -55,31 +53,22 @@ def _root(
 
 app.command("new")(new_command)
 app.command("plan")(plan.command)
-app.command("demo")(demo.command)
+app.command("demo")(demo_command)
 app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
 app.command("compare")(compare_command)
-app.command("export")(export_command)
 app.command("audit")(audit.command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(federation.app, name="federation")
 app.command("server")(server_command)
-app.command("aggregator")(aggregator_command)
 app.command("learner")(learner_command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 
 
-_EXTRAS = {
-    "jax": "jax",
-    "jaxlib": "jax",
-    "matplotlib": "figures",
-    "torch": "torch",
-    "flwr": "flower",
-    "nvflare": "flare",
-}
+_EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch", "flwr": "flower"}
 """Which extra brings a package that a command may lack."""
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilstream.cli.plan_file import Changes, load_plan, overrides_of
+
 if TYPE_CHECKING:
     from veilstream.audit import AuditReport
 
@@ -18,6 +20,7 @@ def command(
             help="A plan in TOML with one private method.", show_default="64 steps at (2, 1e-3), buffered noise"
         ),
     ] = None,
+    changes: Changes = None,
     runs: Annotated[int, typer.Option(min=400, help="How many runs with a canary stand behind the verdict.")] = 100_000,
     draws: Annotated[
         float, typer.Option(min=1e4, max=1e12, help="How many numbers of a message its cells are judged by.")
@@ -42,11 +45,10 @@ def command(
     from veilstream.audit.report import DEFAULT_PLAN, ticks
     from veilstream.cli.tables import print_json
     from veilstream.errors import PrivacyError
-    from veilstream.plans.experiments import plan_path
     from veilstream.plans.plan import Plan
     from veilstream.progress import progress
 
-    loaded = Plan.parse(DEFAULT_PLAN) if plan is None else Plan.load(plan_path(plan))
+    loaded = Plan.parse(DEFAULT_PLAN, overrides_of(changes)) if plan is None else load_plan(plan, changes)
     count = int(draws)
     with progress("auditing", ticks(loaded, runs, count, federation=federation)) as tick:
         report = audit(loaded, runs=runs, draws=count, federation=federation, tick=tick)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 _PRIVATE = (
-    "What this shows was read off people's records: keep it on this screen. A plan is shared; put "
-    "only ranges and words into it that anybody knows."
+    "This was read off people's records: keep it on this screen. A plan is shared; put only public ranges and "
+    "words into it."
 )
 
 
@@ -29,12 +29,11 @@ def check_command(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Look at records before any budget is spent: columns, ranges, labels, people, refusals.
+    """Check records before any budget is spent: columns, ranges, labels, people, refusals.
 
-    Without a plan it proposes one's `[data]` table. With a plan it says which rows would be used
-    and which refused and why, who returns how often, how many rounds that feeds, and what
-    `veilstream run` would refuse (exit code 2 then). It runs here, for you alone: nothing is sent
-    or kept.
+    Without a plan it proposes a `[data]` table. With a plan it says which rows would be used or
+    refused and why, how often people return, how many rounds the records are enough for, and what
+    `veilstream run` would refuse (exit code 2 then). Nothing is sent or kept.
 
     Example: `veilstream data check stations.csv`, then `--write --plan plan.toml`, fill in the
     ranges, and `veilstream data check stations.csv --plan plan.toml`.
@@ -131,7 +130,7 @@ def _table(*headers: str):  # type: ignore[no-untyped-def]
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="right" if header in ("rows", "missing", "rows in run") else "left")
+        table.add_column(header, justify="right" if header in ("rows", "rounds", "missing", "rows in run") else "left")
     return table
 
 
@@ -171,8 +170,8 @@ def _show_check(checked: DataCheck) -> None:
     report = checked.report
     typer.echo(
         f"{counted(report.rows, 'row')}: {report.used} can be used, "
-        f"{sum(report.refused.values())} are refused, {report.too_often} are of people who "
-        f"came as often as the promise allows, {report.too_soon} come too soon"
+        f"{sum(report.refused.values())} are refused, {report.too_often} over the visit limit, "
+        f"{report.too_soon} too soon"
     )
     for notice in report.notices:
         typer.echo(f"  {notice}")
@@ -182,17 +181,17 @@ def _show_check(checked: DataCheck) -> None:
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
         typer.echo(f"labels: {each}")
-    table = _table("learner", "rows", "rounds they feed", "rows in run")
+    table = _table("learner", "rows", "rounds", "rows in run")
     for name, count in sorted(checked.per_learner.items()):
         in_run = checked.learned.get(name)
         shown = "-" if in_run is None else str(in_run)
         table.add_row(escape(name), str(count), str(checked.rounds[name]), shown)
     _print(table)
     if checked.unused_columns:
-        typer.echo(f"columns that the plan does not use: {', '.join(checked.unused_columns)}")
+        typer.echo(f"columns not used by the plan: {', '.join(checked.unused_columns)}")
     problems = checked.problems()
     for problem in problems:
         typer.echo(f"! {problem}")
     if not problems:
-        typer.echo("Every row can be used, and the horizon is fed.")
+        typer.echo("All rows are usable, and there are enough for every round.")
     typer.echo(_PRIVATE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, TrustEngine
+from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, TrustCarrier
 from veilstream.federation.logs import Format, Level, configure_logs
 
 app = typer.Typer(
@@ -15,6 +16,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Run a whole federation on this machine. Start with `veilstream federation demo`.",
 )
+
+
+class Transport(Enum):
+    """Transports that a demonstration starts."""
+
+    DIRECT = "direct"
+    FLOWER = "flower"
 
 
 @app.command("demo")
@@ -32,8 +40,8 @@ def demo_command(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds.", show_default="30, or the plan's")
     ] = None,
-    engine: EngineName = "direct",
-    trust_engine: TrustEngine = False,
+    transport: Annotated[Transport, typer.Option(help="What carries messages.")] = Transport.DIRECT,
+    trust_carrier: TrustCarrier = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for everything.", show_default="runs/federation, or runs/federation-2 and so on"),
@@ -65,7 +73,12 @@ def demo_command(
         given = {"learning.learners": learners, "learning.rounds": rounds}
         chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
     result = run_demo(
-        out or new_folder("federation"), engine, chosen, insecure=insecure, trust_engine=trust_engine, options=options
+        out or new_folder("federation"),
+        transport.value,
+        chosen,
+        insecure=insecure,
+        trust_carrier=trust_carrier,
+        options=options,
     )
     if json:
         print_json(result.as_dict())

@@ -9,15 +9,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.service_options import (
-    EngineName,
-    Insecure,
-    LogFormat,
-    LogLevel,
-    PlanFile,
-    TrustEngine,
-    parse_address,
-)
+from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, PlanFile, TrustCarrier, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 
@@ -33,7 +25,7 @@ def learner_command(
             "plan's own data as learner INDEX of a simulation sees them, from 0, to try things out."
         ),
     ],
-    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server; for --engine direct.")] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server; or give --socket.")] = None,
     id_: Annotated[str | None, typer.Option("--id", help="This learner's name.")] = None,
     keys: Annotated[Path | None, typer.Option(help="Its folder of keys.", show_default="keys/learners/ID")] = None,
     store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="ID.db")] = None,
@@ -69,12 +61,6 @@ def learner_command(
             show_default="live: federation.patience_s + 1; else when computed",
         ),
     ] = None,
-    reply_when_full: Annotated[
-        bool,
-        typer.Option(
-            "--reply-when-full", help="Live: reply as soon as a round is full; its time shows whether clients came."
-        ),
-    ] = False,
     accept_refusals: Annotated[
         float,
         typer.Option(
@@ -93,15 +79,13 @@ def learner_command(
             "--exit-when-done", help="End when the server has said that the run is over and no epoch may follow."
         ),
     ] = False,
-    engine: EngineName = "direct",
     socket: Annotated[
         Path | None,
         typer.Option(
-            help="For flower and flare: the Unix socket where their process, under another account, connects.",
-            show_default="ID.sock beside the store",
+            help="With Flower, instead of --server: the Unix socket where a SuperNode, under another account, connects."
         ),
     ] = None,
-    trust_engine: TrustEngine = False,
+    trust_carrier: TrustCarrier = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
@@ -142,17 +126,15 @@ def learner_command(
         store or Path(f"{name}.db"),
         data,
         None if server is None else parse_address("--server", server),
-        engine,
         witness,
         at,
         insecure,
         new_store=new_store,
         reply_after_s=reply_after,
-        reply_when_full=reply_when_full,
         token_file=token_file,
         exit_when_done=exit_when_done,
         socket=socket,
-        trust_engine=trust_engine,
+        trust_carrier=trust_carrier,
         accept_refusals=accept_refusals,
         end_with_file=end_with_file,
     )

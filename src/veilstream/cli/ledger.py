@@ -64,8 +64,7 @@ def page_command(
     """
     from veilstream.cli.service_options import parse_address
     from veilstream.cli.tables import print_json
-    from veilstream.federation.http.page_access import page_link
-    from veilstream.federation.keys.access_token import read_token, token_path
+    from veilstream.federation.learner.access import page_link, read_token, token_path
 
     token = read_token(token_file or token_path(store))
     link = page_link(parse_address("--learner-api", learner_api), token)

@@ -26,25 +26,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 @app.command("fetch")
 def fetch_command(
-    url: Annotated[str, typer.Argument(help="https://HOST:PORT of the model API.")],
+    url: Annotated[str, typer.Argument(help="https://HOST:PORT of the model API; /model/ROUND for an older model.")],
     ca: Annotated[
-        Path | None, typer.Option(help="Who vouches for the server: ca.pem of its keys.", show_default="the system's")
+        Path | None, typer.Option(help="Authority to trust: ca.pem of its keys.", show_default="the system's")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the model is written.")] = Path("model.npz"),
-    round_: Annotated[
-        int | None, typer.Option("--round", min=0, help="Which model.", show_default="the newest")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write the model to.")] = Path("model.npz"),
     expect_plan: Annotated[
-        Path | None,
-        typer.Option(
-            help="The plan it must be of; its guarantee is worked out again and compared.", show_default=False
-        ),
+        Path | None, typer.Option(help="Refuse a model of another plan, or with another guarantee.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fetch a model over a checked connection and write it, whole or not at all.
+    """Fetch a model over a verified connection and write it, whole or not at all.
 
-    A file that has the newest model already is left as it is, and nothing is sent again.
+    A file that already holds the newest model is left as it is.
 
     Example: `veilstream model fetch https://fl.example.org:8480 --ca keys/server/ca.pem`
     """
@@ -60,7 +54,7 @@ def fetch_command(
             known = ReleasedModel.load(out)
         except InputError as error:
             raise InputError("--out", str(out), "a new file, or a model's", "name another") from error
-    model = fetch_model(url, ca=ca, round_=round_, known=known)
+    model = fetch_model(url, ca=ca, known=known)
     if plan is not None:
         check_plan(model, plan)
     if model is not known:
@@ -87,26 +81,25 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
     from veilstream.cli.tables import print_json
     from veilstream.runs.released_model import plan_digest
 
-    facts: dict[str, Any] = {
-        "file": str(path),
-        "run": model.run,
-        "round": model.round,
-        "rounds": model.rounds,
-        "dim": len(model.model),
-        "norm": float(np.linalg.norm(model.model)),
-        "plan": plan_digest(model.plan),
-        "guarantee": model.guarantee,
-    }
+    norm, digest, promise = float(np.linalg.norm(model.model)), plan_digest(model.plan), model.guarantee
     if json:
+        facts: dict[str, Any] = {
+            "file": str(path),
+            "run": model.run,
+            "round": model.round,
+            "rounds": model.rounds,
+            "dim": len(model.model),
+            "norm": norm,
+            "plan": digest,
+            "guarantee": promise,
+        }
         print_json(facts)
         return
-    promise = model.guarantee
     typer.echo(
-        f"Model      {path}: {len(model.model)} parameters, norm {facts['norm']:.6g}\n"
+        f"Model      {path}: {len(model.model)} parameters, norm {norm:.6g}\n"
         f"Run        {_plain(model.run)}, after {model.round} of {model.rounds} rounds\n"
-        f"Plan       {_plain(model.plan.name)}, digest {facts['plan'][:16]}…\n"
-        f"Guarantee  epsilon {promise.get('epsilon')}, delta {promise.get('delta')}, "
-        "as the server states it"
+        f"Plan       {_plain(model.plan.name)}, digest {digest[:16]}…\n"
+        f"Guarantee  epsilon {promise.get('epsilon')}, delta {promise.get('delta')}, as the server states it"
     )
 
 

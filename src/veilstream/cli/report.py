@@ -1,42 +1,68 @@
-"""`veilstream report` and `veilstream compare`: pages and figures from run folders alone."""
+"""`veilstream report` and `veilstream compare`: pages, figures and exports from run folders alone."""
 
 from __future__ import annotations
 
+import os
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from veilstream.runs.folder import Run
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Pdf = Annotated[Path | None, typer.Option(help="Also draw one panel for a paper.", show_default=False)]
-Svg = Annotated[Path | None, typer.Option(help="The same as a drawing that scales.", show_default=False)]
+Svg = Annotated[Path | None, typer.Option(help="The same panel as SVG.", show_default=False)]
+
+
+class Viewer(StrEnum):
+    """Where a run is exported to."""
+
+    MLFLOW = "mlflow"
+    TENSORBOARD = "tensorboard"
 
 
 def report_command(
-    run: Annotated[Path, typer.Argument(help="A run's folder; with --verify a statement.txt.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="A run folder; with --verify a statement.txt.", show_default=False)],
     pdf: Pdf = None,
     svg: Svg = None,
     statement: Annotated[
-        bool, typer.Option("--statement", help="Also write and sign a privacy statement, of a federation's run.")
+        bool, typer.Option("--statement", help="Also write and sign a privacy statement (federations only).")
     ] = False,
     keys: Annotated[Path, typer.Option(help="With --statement: the server's folder of keys.")] = (Path("keys/server")),
     verify: Annotated[
         Path | None, typer.Option(help="Check a statement against this public key (server.pub).", show_default=False)
     ] = None,
+    export: Annotated[
+        Viewer | None, typer.Option(help="Also copy curves, settings and promise to a viewer.", show_default=False)
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="With --export: a new folder (tensorboard), or a tracking store or server (mlflow).",
+            show_default="RUN/tensorboard; MLFLOW_TRACKING_URI, or sqlite:///mlflow.db",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Make a run's report.html again, from the other files in its folder.
+    """Write a run's report.html again, from the other files in its folder.
 
-    The page opens from disk and fetches nothing: the guarantee and what it rests on, curves with
-    every seed, noise against signal, the last audit (audit.json in the folder), plan and versions.
+    The page opens from disk and fetches nothing. It shows the guarantee and what that rests on,
+    curves with every seed, noise against signal, the last audit (audit.json), plan and versions.
 
     `--statement` writes statement.txt and statement.html: one page for data-protection officers,
     signed with the server's key. `veilstream report statement.txt --verify server.pub` checks it
-    (exit code 7 where it was changed or another key signed it).
+    (exit code 7 if it was changed or another key signed it).
+
+    `--export` makes one run for each method and seed of a simulation, or one run of a federation.
+    It needs the extra of the same name: `pip install "veilstream[tensorboard]"`.
 
     Example: `veilstream report runs/demo --pdf figure.pdf`
     """
     from veilstream.cli.tables import print_json
+    from veilstream.errors import InputError
     from veilstream.reports.report import write_report
     from veilstream.runs.folder import Run
 
@@ -44,6 +70,8 @@ def report_command(
         _verify(run, verify, json)
         return
     _check_figures(pdf, svg)
+    if to is not None and export is None:
+        raise InputError("--to", to, "--export with it", "try --export tensorboard")
     folder = Run(run)
     made = [write_report(folder)]
     if pdf or svg:
@@ -55,19 +83,33 @@ def report_command(
         from veilstream.reports.statement import write_statement
 
         made += write_statement(folder, ServerKeys.load_signing(keys))
+    exported, hint = _export(folder, export, to) if export else ([], "")
     if json:
-        print_json({"run": str(run), "files": [str(path) for path in made]})
+        print_json({"run": str(run), "files": [str(path) for path in made], "exported": exported})
         return
     for path in made:
         typer.echo(f"Saved: {path}")
+    if export:
+        typer.echo(f"Exported {len(exported)} runs: {hint}")
+
+
+def _export(run: Run, viewer: Viewer, to: str | None) -> tuple[list[str], str]:
+    """What was made, and the command that shows it."""
+    from veilstream.reports.export import to_mlflow, to_tensorboard
+
+    if viewer is Viewer.TENSORBOARD:
+        folder = Path(to) if to else run.path / "tensorboard"
+        return [str(path) for path in to_tensorboard(run, folder)], f"tensorboard --logdir {folder}"
+    uri = to or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    return to_mlflow(run, uri), f"mlflow ui --backend-store-uri {uri}"
 
 
 def compare_command(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, two or more.", show_default=False)],
     method: Annotated[
-        str | None, typer.Option(help="Which method of each.", show_default="the one that each recommends")
+        str | None, typer.Option(help="The method to compare.", show_default="each run's main method")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("compare.html"),
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("compare.html"),
     pdf: Pdf = None,
     svg: Svg = None,
     json: Json = False,
@@ -88,9 +130,10 @@ def compare_command(
     if pdf or svg:
         from veilstream.research.learning_figure import draw_comparison
 
-        lines = [(each.name, each.run, each.method) for each in compared]
+        lines = [(each.name, each.run, each.method.name) for each in compared]
         made += [draw_comparison(lines, path) for path in (pdf, svg) if path]
     table = state["results"]
+    assert table is not None
     if json:
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
         print_json({"runs": rows, "files": [str(path) for path in made]})
@@ -101,7 +144,7 @@ def compare_command(
 
 
 def _check_figures(pdf: Path | None, svg: Path | None) -> None:
-    """Refuse names that say another format, before any work."""
+    """Refuse file names of another format before any work."""
     from veilstream.errors import InputError
     from veilstream.research.error_figure import check_figure_path
 

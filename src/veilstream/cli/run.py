@@ -1,78 +1,85 @@
-"""`veilstream run` and `veilstream reproduce`."""
+"""`veilstream run`, `demo` and `reproduce`: simulations into run folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from veilstream.cli.plan_file import Changes, PlanArgument, load_plan, overrides_of
 
 Out = Annotated[
     Path | None,
     typer.Option(help="The run's folder, new or empty.", show_default="runs/NAME, or runs/NAME-2 and so on"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Memory = Annotated[
-    int | None, typer.Option(help="Budget in MiB; more runs more seeds at once.", show_default="the plan's")
-]
 Processes = Annotated[int, typer.Option(min=1, help="Spread seeds over this many processes.")]
 Resume = Annotated[bool, typer.Option(help="Continue an interrupted run to the same numbers.")]
-Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="the plan's")]
 
 
 def run_command(
-    plan: Annotated[Path, typer.Argument(help="A plan in TOML, or the name of a shipped one: mnist_private.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: learning.rounds=200, methods.NAME.step_size=1.")
-    ] = None,
-    seeds: Seeds = None,
+    plan: PlanArgument,
+    changes: Changes = None,
     out: Out = None,
     resume: Resume = False,
     processes: Processes = 1,
-    memory: Memory = None,
     live: Annotated[
         bool, typer.Option("--live", help="Show curves in a browser of this machine while they are computed.")
     ] = False,
-    live_port: Annotated[int, typer.Option(help="With --live: where it listens.", show_default="one that is free")] = 0,
     json: Json = False,
 ) -> None:
-    """Train by a plan, all methods and seeds at once, and leave a run folder.
+    """Simulate a plan, all methods and seeds at once, and leave a run folder with report.html.
 
-    PLAN is a TOML file, or the name of a plan that ships with the package (`mnist_private`: MNIST
-    digits at 0.96 with the promise kept).
+    The guarantee of every method is printed before anything runs. Three ways to watch: a progress
+    bar; with --live a page that shows the curves as they are computed; report.html afterwards.
+    Ctrl-C leaves a usable partial run, which --resume continues.
 
-    The guarantee of every method is printed before anything runs. Ctrl-C leaves a usable partial
-    run; --resume goes on from its checkpoint. report.html in the folder shows all of it, and with
-    --live the page whose address is printed shows it as it comes.
+    Example: `veilstream run plan.toml --set run.seeds=3 --out runs/first`
     """
     from veilstream.cli.training import run_with_progress, show_run
-    from veilstream.plans.experiments import plan_path
-    from veilstream.plans.plan import Plan, parse_override
-    from veilstream.research.learning_figure import draw_run
     from veilstream.runs.folder import latest_folder, new_folder
 
-    overrides = dict(map(parse_override, set_ or [])) | _changes(seeds, memory)
-    loaded = Plan.load(plan_path(plan), overrides)
     folder = out or (latest_folder if resume else new_folder)(plan.stem)
     done = run_with_progress(
-        loaded, folder, resume=resume, quiet=json, processes=processes, live_port=live_port if live else None
+        load_plan(plan, changes), folder, resume=resume, quiet=json, processes=processes, live=live
     )
-    show_run(done, draw_run(done), json=json)
+    show_run(done, [], json=json)
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/demo"),
+    changes: Changes = None,
+    json: Json = False,
+) -> None:
+    """Train privately online across 20 learners, with every kind of noise side by side.
+
+    A smaller version of the paper's first figure: logistic regression, each learner meets 4 clients
+    between two released models. An earlier demo in the same folder is replaced; anything else
+    there is left alone, and refused.
+    """
+    from veilstream.cli.training import run_with_progress, show_run
+    from veilstream.runs.folder import clear_earlier
+
+    plan = load_plan(Path("demo"), changes)
+    clear_earlier(out, plan)
+    show_run(run_with_progress(plan, out, resume=False, quiet=json), [], json=json)
 
 
 def reproduce_command(
-    figure: Annotated[str, typer.Argument(help="Which: logistic, cnn, clip, beyond or streams.")],
+    figure: Annotated[str, typer.Argument(help="Which: logistic, fair, cnn, clip, beyond or streams.")],
     smoke: Annotated[bool, typer.Option(help="A few rounds and seeds: seconds.")] = False,
-    seeds: Seeds = None,
+    changes: Changes = None,
     out: Out = None,
     resume: Resume = False,
     processes: Processes = 1,
-    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """Reproduce a figure of the paper, or show what goes beyond it.
 
     * `logistic`: the paper's first figure, and what is better beside it; a minute on two cores
+
+    * `fair`: the same task with every method at its own best
 
     * `cnn`: the paper's second figure, MNIST, tau = 1, 2, 4; minutes on a GPU, hours on a CPU
 
@@ -85,17 +92,18 @@ def reproduce_command(
 
     Data that are not here are fetched.
     """
-    from veilstream.cli.training import run_with_progress, show_run, show_runs, show_streams
+    from veilstream.cli.training import need_packages, run_with_progress, show_run, show_runs, show_streams
     from veilstream.plans.experiments import figure_of
     from veilstream.research.experiment_figures import draw_experiment
     from veilstream.runs.folder import latest_folder, new_folder
     from veilstream.simulation.baselines import write_baselines
 
+    need_packages(jax="jax", matplotlib="figures")
     wanted = figure_of(figure)
     name = figure + ("-smoke" if smoke else "")
     folder = out or (latest_folder if resume else new_folder)(name)
     runs = {}
-    for part, plan in wanted.plans(_changes(seeds, memory), smoke=smoke):
+    for part, plan in wanted.plans(overrides_of(changes), smoke=smoke):
         runs[part] = run_with_progress(plan, folder / part, resume=resume, quiet=json, processes=processes)
         if figure == "streams":
             write_baselines(runs[part])
@@ -106,8 +114,3 @@ def reproduce_command(
         show_run(runs[""], figures, json=json)
     else:
         show_runs(runs, figures, json=json)
-
-
-def _changes(seeds: int | None, memory: int | None) -> dict[str, Any]:
-    given = {"run.seeds": seeds, "run.memory_mib": memory}
-    return {key: value for key, value in given.items() if value is not None}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veilstream.cli.service_options import EngineName, Insecure, LogFormat, LogLevel, PlanFile, parse_address
+from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, PlanFile, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 
@@ -40,14 +40,6 @@ def server_command(
         bool, typer.Option("--publish-names", help="The same, with learners' names for whoever can reach it.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
-    engine: EngineName = "direct",
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            help="For flare: the Unix socket where its jobs connect.",
-            show_default="engine/relay.sock in the run's folder",
-        ),
-    ] = None,
     insecure: Insecure = False,
     exit_when_done: Annotated[
         bool, typer.Option("--exit-when-done", help="End after the last round, for scripts; else serve models on.")
@@ -91,10 +83,8 @@ def server_command(
         keys,
         folder,
         parse_address("--listen", listen),
-        engine,
         at,
         insecure,
-        socket,
         live=_live(at, publish or publish_names, names=publish_names),
         exit_when_done=exit_when_done,
         next_run=next_run,
@@ -128,8 +118,8 @@ def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView 
         )
     from functools import partial
 
-    from veilstream.federation.addresses import is_loopback
     from veilstream.federation.server.process import LIVE
+    from veilstream.http_client import is_loopback
     from veilstream.reports.live_federation import LiveFederation
 
     return partial(LiveFederation, path=LIVE, named=names or is_loopback(at[0]))

@@ -11,16 +11,13 @@ from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level
 
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
-EngineName = Annotated[str, typer.Option("--engine", help="What carries messages: direct, flower or flare.")]
-TrustEngine = Annotated[
+TrustCarrier = Annotated[
     bool,
     typer.Option(
-        "--trust-engine", help="Let an engine's process run under the learner's own account, where it can read all."
+        "--trust-carrier", help="Let the Flower process run under the learner's own account, where it can read all."
     ),
 ]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower and FLARE keep theirs).")
-]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower keeps its own).")]
 
 
 LogLevel = Annotated[Level, typer.Option("--log-level", help="The least important lines to show on stderr.")]

@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from veilstream.plans.comparison import Comparison
-
-
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything that the table shows, and more."""
-    s = comparison.setting
-    return {
-        "setting": {
-            "epsilon": s.budget.epsilon,
-            "delta": s.budget.delta,
-            "rounds": s.rounds,
-            "local_steps": s.local_steps,
-            "horizon": s.horizon,
-            "unbounded": s.unbounded,
-            "clip_norm": s.clip_norm,
-            "clients_per_step": s.clients_per_step,
-            "learners": s.learners,
-            "dim": s.dim,
-            "neighbours": s.neighbours.value,
-            "participation": [s.participation.times, s.participation.min_separation],
-            "accounting": s.accounting.value,
-        },
-        "workload": s.published.as_dict(),
-        "model": {
-            "step_size": s.step_size,
-            "noise": comparison.recommended.model_noise,
-            "reach": comparison.model_reach,
-        },
-        "people": {"needed": s.people_needed, "there": s.people, "shortage": s.shortage},
-        "offers": [{"change": offer.change, "error_published": offer.error_published} for offer in comparison.offers],
-        "without_end": {each.way: each.relative for each in comparison.without_end},
-        "recommended": comparison.recommended.mechanism,
-        "objective": comparison.recommended.objective,
-        "reason": comparison.reason,
-        "left_out": list(comparison.left_out),
-        "mechanisms": [row.as_dict() for row in comparison.rows],
-    }
+if TYPE_CHECKING:
+    from veilstream.plans.comparison import Comparison
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(value))
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """One JSON document."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -89,22 +59,26 @@ def print_comparison(comparison: Comparison) -> None:
     )
     if comparison.left_out:
         console.print(
-            f"[dim]Left out at this horizon: {', '.join(comparison.left_out)} (ask for one with --mechanism).[/dim]"
+            f"[dim]Left out at this horizon, since they take long: {', '.join(comparison.left_out)}. One that the "
+            "plan's method names is compared all the same.[/dim]"
         )
     console.print()
     console.print(f"[bold]Recommended[/bold]  {best.title}: {comparison.reason}.")
     if best.objective is not None:
         console.print(f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"')
     if comparison.setting.unbounded and best.mechanism != "independent":
-        console.print('  in a plan: rounds = "unbounded", and no mechanism')
+        console.print("  in a plan: unbounded = true, and no mechanism")
     _print_model(console, comparison)
     for each in comparison.without_end:
         console.print(
             f"[bold]Without an end[/bold]  {each.way}: at round {comparison.setting.rounds} "
             f"{each.relative:.2f}x the most noise of one that knew it to be the last."
         )
-    if comparison.setting.shortage:
-        console.print(f"[bold]People[/bold]  {comparison.setting.shortage}.")
+    setting = comparison.setting
+    console.print(
+        f"[bold]People[/bold]  {setting.horizon} steps, with everyone taking part {setting.participation}, need at "
+        f"least {setting.people_needed} people a learner."
+    )
 
 
 def _print_model(console: Console, comparison: Comparison) -> None:

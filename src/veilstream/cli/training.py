@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from veilstream.reports.page_kit import REPORT
 from veilstream.reports.report import write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
-from veilstream.research.learning_figure import draw_run
 from veilstream.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -31,66 +31,49 @@ if TYPE_CHECKING:
 
 
 def _fetch_data(plan: Plan, console: Console) -> None:
-    """MNIST or a named table, if the plan needs it and it is not here."""
-    if plan.data.kind == "table":
-        _fetch_table(plan.data.source or "", console)
-    if plan.data.kind != "mnist" or plan.data.directory is not None:
-        return
-    from veilstream.streams.mnist import LICENCE, mnist_directory, mnist_problems
-
-    if mnist_problems(mnist_directory()):
-        from veilstream.streams.mnist_sources import get_mnist
-
-        console.print(f"MNIST ({LICENCE}) is not here; fetching it into {mnist_directory()}")
-        get_mnist()
-
-
-def _fetch_table(source: str, console: Console) -> None:
+    """Fetch the public data set that the plan names, unless it is here."""
     from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
-    if not source.startswith(SOURCE_PREFIX):
+    data = plan.data
+    if data.kind == "mnist":
+        name = "mnist"
+    elif data.kind == "table" and (data.source or "").startswith(SOURCE_PREFIX):
+        name = str(data.source).removeprefix(SOURCE_PREFIX).partition("/")[0]
+    else:
         return
-    name = source.removeprefix(SOURCE_PREFIX).partition("/")[0]
-    data, place = dataset_of(name), dataset_directory(name)
+    licence, place = dataset_of(name).licence, dataset_directory(name)
     if dataset_problems(name, place):
-        console.print(f"{name} ({data.licence}) is not here; fetching it into {escape(str(place))}")
+        console.print(f"{name} ({licence}) is not here; fetching it into {escape(str(place))}")
         get_dataset(name)
 
 
-def _need_packages() -> None:
-    """Say at once what is missing: figures are drawn after minutes of training."""
-    extras = {"jax": "jax", "matplotlib": "figures"}
+def need_packages(**extras: str) -> None:
+    """Say at once which packages are missing: figures are drawn after minutes of training."""
     missing = {name: extra for name, extra in extras.items() if find_spec(name) is None}
     if missing:
         raise MissingExtra(" and ".join(missing), ",".join(missing.values()), "a simulation")
 
 
 def run_with_progress(
-    plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1, live_port: int | None = None
+    plan: Plan, out: Path, *, resume: bool, quiet: bool, processes: int = 1, live: bool = False
 ) -> Run:
-    """Run the plan; everything that is not a result goes to stderr.
-
-    ``live_port`` is where the live page is served meanwhile; 0 takes a free one, None is without.
-    """
-    _need_packages()
+    """Run the plan with a bar, and with a live page where that is wanted; all of it goes to stderr."""
+    need_packages(jax="jax")
     console = Console(stderr=True, highlight=False)
     _fetch_data(plan, console)
-    with _live_page(plan, live_port, console) as page:
+    with _live_page(plan) if live else nullcontext() as page:
         return _run(plan, out, console, page, resume=resume, quiet=quiet, processes=processes)
 
 
 @contextmanager
-def _live_page(plan: Plan, port: int | None, console: Console) -> Iterator[LiveSimulation | None]:
-    if port is None:
-        yield None
-        return
-    from veilstream.federation.http.local_live_server import local_live_server, secret_path
+def _live_page(plan: Plan) -> Iterator[LiveSimulation]:
+    from veilstream.federation.http.live_routes import local_live_server
     from veilstream.reports.live_simulation import LiveSimulation
 
-    path = secret_path()
-    page = LiveSimulation(plan, path)
-    # Outside the wrapping of lines: an address is copied whole.
-    with local_live_server(page, path, port, lambda url: sys.stderr.write(f"Live page: {url}\n")):
+    def tell(url: str) -> None:
+        sys.stderr.write(f"Live page: {url}\n")  # not through the console, which would wrap the address
+
+    with local_live_server(partial(LiveSimulation, plan), 0, tell) as page:
         try:
             yield page
         finally:
@@ -166,8 +149,6 @@ def _run(
                 on_written=written,
             )
         except KeyboardInterrupt:
-            if (out / "summary.json").exists():
-                draw_run(Run(out))
             if any(out.glob("checkpoint*.npz")):
                 console.print(f"The rounds so far are in {escape(str(out))}; --resume continues them.", soft_wrap=True)
             raise

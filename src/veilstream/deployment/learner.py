@@ -41,7 +41,7 @@ from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.ledger.witness import MOST_TOGETHER
-from veilstream.deployment.local_rounds import LocalRounds, model_hash, pack_step
+from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
 from veilstream.deployment.terms import Terms
@@ -52,6 +52,7 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import PastVisits, spent
+from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import Offered, SourceBookmark
 
 Float32s = NDArray[np.float32]
@@ -289,7 +290,7 @@ class Learner:
             return  # open already, or sealed: finish_round repeats it
         self.steps.check()
         with self.epochs.whole_or_broken():
-            self.epochs.pin(_checked_round("round", r), model, model_hash(model), acknowledged)
+            self.epochs.pin(_checked_round("round", r), model, model_sha256(model), acknowledged)
 
     @without_values
     @one_at_a_time
@@ -305,7 +306,7 @@ class Learner:
         r = _checked_round("round", r)
         self.check_acknowledged(acknowledged)
         model = _checked_model(x, self.task.dim, self.terms.model_norm_cap)
-        return model if self.local.wants(r, model_hash(model)) else None
+        return model if self.local.wants(r, model_sha256(model)) else None
 
     @one_at_a_time
     def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:

@@ -1,7 +1,7 @@
 """A learner's side of Algorithm 1, and nothing else: models and clipped gradients in, messages out.
 
     local = LocalRounds(terms, epoch=0)
-    local.pin(x, model_hash(x))                 z = x^r
+    local.pin(x, model_sha256(x))                 z = x^r
     noisy = local.noisy(clipped, secret)        clip -> noise, on whole numbers
     local.apply(noisy)                          z <- z - η·noisy, prefix <- prefix + noisy
     release = local.message()                   after τ steps
@@ -289,11 +289,6 @@ class LocalRounds(NoisySum):
         numbers = np.frombuffer(content, "<f4", offset=_OPEN.size + units.nbytes)
         self._prefix = Noised(units.astype(np.int64))
         self._model, self._taken = Hidden(numbers.astype(np.float32)), taken
-
-
-def model_hash(model: Float32s) -> str:
-    """How a pinned model is named."""
-    return hashlib.sha256(model.tobytes()).hexdigest()
 
 
 def pack_step(noisy: Noised) -> bytes:

@@ -1,28 +1,24 @@
-"""Addresses: whether nobody else can hear, and whether one can listen there."""
+"""Addresses to listen at: who can reach them, whether they are free, how many connections to take."""
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import logging
+import resource
 import socket
 import time
 from urllib.parse import urlsplit
 
 from veilstream.errors import InputError
+from veilstream.http_client import is_loopback
 
 _log = logging.getLogger(__name__)
 
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody else can hear."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+_SPARE_FILES, _OWN_FILES = 4096, 64
 
 
 def is_own_host(host: str, port: int) -> bool:
-    """A name or address of this machine, with our port: a page that rebinds DNS has another."""
+    """Whether a Host header names this machine and our port; a page that rebinds DNS has another name."""
     try:
         parts = urlsplit(f"//{host}")
         return (
@@ -36,13 +32,13 @@ def is_own_host(host: str, port: int) -> bool:
 
 
 def check_loopback(host: str) -> None:
-    """Without TLS only to oneself."""
+    """Refuse to go without TLS beyond this machine."""
     if not is_loopback(host):
         raise InputError("--insecure", host, "a loopback address", "use 127.0.0.1, or keys and TLS (the default)")
 
 
 def free_port() -> int:
-    """One that nobody listens on now, on this machine."""
+    """A port of this machine on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -50,10 +46,11 @@ def free_port() -> int:
 
 
 def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
-    """An error if it stays taken.
+    """Wait for an address that a server which was just killed may still hold.
 
-    The engine of a server that was killed needs a moment to follow it; a server that is started
-    again at once waits for that, and says so.
+    Raises:
+        InputError: it stays taken.
+
     """
     until, said = time.monotonic() + patience_s, False
     while True:
@@ -69,3 +66,21 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
                 said = True
                 _log.warning("%s:%d: %s; waiting %g s for it", host, port, error.strerror, patience_s)
         time.sleep(0.1)
+
+
+def connections_allowed(peers: int) -> int:
+    """How many connections to take on one port from so many peers.
+
+    Every connection is an open file, and a server without a free one cannot write its checkpoint.
+    The process's limit is raised as far as allowed. One port gets a third of it, or more if there
+    are that many peers; the rest stays for files and for another port.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * peers + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, max(soft // 3, min(peers + _OWN_FILES, soft - _OWN_FILES))))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,6 @@ from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 from veilstream.runs.released_model import ReleasedModel
 from veilstream.runs.tables import read_rounds
-
-if TYPE_CHECKING:
-    from veilstream.federation.flare.local import LocalFlare
-
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +60,7 @@ step_size = 0.05
 class DemoResult:
     """What came of it."""
 
-    engine: str
+    transport: str
     learners: int
     rounds: int
     seconds: float
@@ -90,7 +86,7 @@ class DemoResult:
         lines = {
             "Guarantee": self.guarantee,
             "Records": self.records,
-            "Federation": f"{self.learners} learners over {self.engine}, {self.rounds} rounds, "
+            "Federation": f"{self.learners} learners over {self.transport}, {self.rounds} rounds, "
             f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
@@ -108,25 +104,25 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 def run_demo(
     folder: Path,
-    engine: str,
+    transport: str,
     plan: Plan,
     *,
     insecure: bool = False,
-    trust_engine: bool = False,
+    trust_carrier: bool = False,
     options: Sequence[str] = (),
 ) -> DemoResult:
     """Keys, a server, learners; to the end of the horizon, then everything is checked.
 
     Learners are those of the plan's files, with a file each without the people who are held out; or
-    the plan's made-up ones. An engine's processes beside them run under accounts of their own, for
-    which this needs root; ``trust_engine`` lets them run under this one. ``options`` go to every
+    the plan's made-up ones. Flower's processes run under accounts of their own, for which this
+    needs root; ``trust_carrier`` lets them run under this one. ``options`` go to every
     process.
 
     Raises:
         InputError: for a plan that cannot be deployed, or whose records do not last.
 
     """
-    _check_accounts(engine, trusted=trust_engine)
+    _check_accounts(transport, trusted=trust_carrier)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     if plan.learning.unbounded:
@@ -140,25 +136,16 @@ def run_demo(
     deployed = dataclasses.replace(plan, data=dataclasses.replace(plan.data, query=None))
     port = free_port()
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
-    if engine == "flare":
-        from veilstream.federation.flare import provision
-
-        provision(folder / "keys", "localhost", port)
     write_file(folder / "plan.toml", deployed.to_toml())
-    if engine == "flower":
+    if transport == "flower":
         seconds = _run_flower(
-            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_engine, options=list(options)
+            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_carrier, options=list(options)
         )
-        return _result(data, task, folder, engine, seconds)
+        return _result(data, task, folder, transport, seconds)
     given = [*options, *(["--insecure"] if insecure else [])]
-    flare = _flare(folder, names, trusted=trust_engine) if engine == "flare" else None
-    children = _children(
-        folder, engine, port, dict(zip(names, sources, strict=True)), given, flare, trusted=trust_engine
-    )
+    children = _children(folder, port, dict(zip(names, sources, strict=True)), given)
     began = time.monotonic()
     try:
-        if flare is not None:
-            flare.start()
         for child in children:
             child.start()
         _log.info("a server and %d learners run; their logs are in %s", len(names), folder / "logs")
@@ -167,48 +154,23 @@ def run_demo(
         for child in reversed(children[1:]):
             child.end(5.0)
         children[0].end()
-        if flare is not None:
-            flare.close()
-    return _result(data, task, folder, engine, time.monotonic() - began)
+    return _result(data, task, folder, transport, time.monotonic() - began)
 
 
-def _check_accounts(engine: str, *, trusted: bool) -> None:
-    if engine != "direct" and not trusted and os.geteuid() != 0:
+def _check_accounts(transport: str, *, trusted: bool) -> None:
+    if transport != "direct" and not trusted and os.geteuid() != 0:
         raise InputError(
-            "--engine",
-            engine,
+            "--transport",
+            transport,
             f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
-            "use --engine direct, or add --trust-engine where the data are made up",
+            "leave --transport out, or add --trust-carrier where the data are made up",
         )
 
 
-def _flare(folder: Path, names: list[str], *, trusted: bool) -> LocalFlare:
-    """FLARE's own processes; what the accounts may not read is closed below the folder."""
-    from veilstream.federation.flare.local import LocalFlare
-
-    folder.chmod(0o711)
-    return LocalFlare(folder / "flare", folder / "keys", names, other_accounts=not trusted)
-
-
-def _children(
-    folder: Path,
-    engine: str,
-    port: int,
-    sources: dict[str, str],
-    options: list[str],
-    flare: LocalFlare | None = None,
-    *,
-    trusted: bool = False,
-) -> list[Child]:
+def _children(folder: Path, port: int, sources: dict[str, str], options: list[str]) -> list[Child]:
     """The server first, then the learners, each with its ``--data``."""
-
-    def at(name: str) -> list[str]:
-        trust = ["--trust-engine"] if trusted and name != "server" else []
-        return [] if flare is None else ["--socket", str(flare.socket(name)), *trust]
-
-    host = "localhost" if engine == "flare" else "127.0.0.1"
     veilstream = [sys.executable, "-m", "veilstream"]
-    common = ["--plan", str(folder / "plan.toml"), "--engine", engine, *options]
+    common = ["--plan", str(folder / "plan.toml"), *options]
     server = [
         *veilstream,
         "server",
@@ -216,11 +178,10 @@ def _children(
         "--keys",
         str(folder / "keys/server"),
         "--listen",
-        f"{host}:{port}",
+        f"127.0.0.1:{port}",
         "--out",
         str(folder / "run"),
         "--exit-when-done",
-        *at("server"),
     ]
     children = [Child(server, folder / "logs/server.log")]
     for name, source in sources.items():
@@ -231,13 +192,12 @@ def _children(
             "--keys",
             str(folder / "keys/learners" / name),
             "--server",
-            f"{host}:{port}",
+            f"127.0.0.1:{port}",
             "--data",
             source,
             "--store",
             str(folder / "learners" / name / "store.db"),
             "--new-store",
-            *at(name),
         ]
         children.append(Child(learner, folder / f"logs/{name}.log"))
     return children
@@ -267,8 +227,6 @@ def _run_flower(folder: Path, plan: Plan, sources: dict[str, str], *, trusted: b
                 "-m",
                 "veilstream",
                 "learner",
-                "--engine",
-                "flower",
                 "--plan",
                 str(folder / "plan.toml"),
                 "--data",
@@ -280,7 +238,7 @@ def _run_flower(folder: Path, plan: Plan, sources: dict[str, str], *, trusted: b
                 "--store",
                 str(folder / "learners" / name / "store.db"),
                 "--new-store",
-                *(["--trust-engine"] if trusted else []),
+                *(["--trust-carrier"] if trusted else []),
                 *options,
             ]
             child = Child(learner, folder / f"logs/{name}.log")
@@ -334,7 +292,7 @@ def _lines(path: Path) -> int:
         return 1
 
 
-def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: float) -> DemoResult:
+def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: float) -> DemoResult:
     plan, rounds = data.plan, data.plan.learning.rounds
     models = ModelFile(folder / "run/models.f32", task.dim)
     ledgers = [verify(folder / "learners" / name / "store.db") for name in data.names]
@@ -345,7 +303,7 @@ def _result(data: DemoData, task: Task, folder: Path, engine: str, seconds: floa
     )
     released.save(folder / "model.npz")
     return DemoResult(
-        engine,
+        transport,
         len(data.names),
         rounds,
         seconds,

@@ -19,7 +19,7 @@ from veilstream.plans.clients import learner_rows, stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.records.cells import as_text
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 from veilstream.streams.table_stream import TableStream
 
 

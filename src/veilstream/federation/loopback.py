@@ -1,6 +1,6 @@
-"""A transport without an engine: each node is a learner's Unix socket on this machine.
+"""A transport on one machine: each node is a learner's Unix socket on this machine.
 
-For tests and for federations on one machine; the messages are the same as over any engine.
+For tests and for federations on one machine; the messages are the same as over any transport.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Loopback:
         """Those whose socket exists."""
         return {node for node, path in self._sockets.items() if path.exists()}
 
-    def send(self, node: str, request: bytes) -> None:
+    def send(self, node: str, head: bytes, body: bytes = b"") -> None:
         """Ask in a thread of its own."""
-        threading.Thread(target=self._ask, args=(node, request), daemon=True).start()
+        threading.Thread(target=self._ask, args=(node, head + body), daemon=True).start()
 
     def _ask(self, node: str, request: bytes) -> None:
         try:

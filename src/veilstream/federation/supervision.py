@@ -15,14 +15,11 @@ _log = logging.getLogger(__name__)
 Address = tuple[str, int]
 
 
-ENGINES = ("direct", "flower", "flare")
-
-
 _SUPERVISE_S = 1.0
 
 
-class Engine(Transport, Protocol):
-    """The server's side of an engine."""
+class ServerSide(Transport, Protocol):
+    """The server's side of a transport."""
 
     def start(self) -> None:
         """Begin to carry."""
@@ -32,7 +29,7 @@ class Engine(Transport, Protocol):
 
 
 class Node(Protocol):
-    """A learner's side of an engine."""
+    """A learner's side of a transport."""
 
     def start(self) -> None:
         """Connect; an error if the server refuses."""
@@ -45,8 +42,8 @@ class Node(Protocol):
 
 
 @contextmanager
-def supervised(sides: Sequence[Engine | Node]) -> Iterator[Callable[[], None]]:
-    """Look after engines while something else runs.
+def supervised(sides: Sequence[ServerSide | Node]) -> Iterator[Callable[[], None]]:
+    """Look after transports while something else runs.
 
     Yields a function that raises what could not be repaired; repairs are logged.
     """

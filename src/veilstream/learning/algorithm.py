@@ -75,23 +75,16 @@ def next_model(
     size: Any,
     projection_radius: float | None = None,
     *,
-    velocity: Any = None,
-    momentum: Any = 0.0,
     start: Any = None,
     forgetting: Any = 1.0,
-) -> tuple[Any, Any]:
-    """x^{r+1} and the velocity after it: what a `Workload` with momentum and forgetting describes.
+) -> Any:
+    """x^{r+1} = x⁰ + forgetting·(x - x⁰) - size·direction, of NumPy or JAX arrays.
 
-        m <- momentum·m + direction,    x <- x⁰ + forgetting·(x - x⁰) - size·m
-
-    Without a ``velocity`` there is no momentum, without a ``start`` x⁰ nothing is forgotten: then
-    this is `moved`, to the bit. Of NumPy or JAX arrays.
+    Without a ``start`` x⁰ nothing is forgotten: then this is `moved`, to the bit.
     """
-    if velocity is not None:
-        direction = velocity = momentum * velocity + direction
     if start is not None:
         x = start + forgetting * (x - start)
-    return moved(x, direction, size, projection_radius), velocity
+    return moved(x, direction, size, projection_radius)
 
 
 def local_step(
@@ -150,16 +143,13 @@ def local_round(task: Task, rule: StepRule, x: Array, clients: Sample, noise: Ar
     return total / noise.shape[0]
 
 
-def server_update(
-    rule: StepRule, x: Array, releases: Array, effective_step_size: Array, **memory: Any
-) -> tuple[Array, Array | None]:
+def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size: Array, **memory: Any) -> Array:
     """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each.
 
-    ``memory`` is what `next_model` takes: momentum with its velocity, forgetting with its start.
-    Also returns the velocity after the round; None without momentum.
+    ``memory`` is forgetting with its start, as `next_model` takes them.
     """
-    direction = _mean(releases)
-    return next_model(x, direction, effective_step_size, rule.projection_radius, **memory)
+    after: Array = next_model(x, _mean(releases), effective_step_size, rule.projection_radius, **memory)
+    return after
 
 
 def _mean(vectors: Array, present: Array | None = None) -> Array:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from veilstream.learning.task_kind import Target, TaskKind
 from veilstream.learning.tasks import FromLoss, Sample
 
 if TYPE_CHECKING:
@@ -103,3 +104,6 @@ def _pooled(rows: Array, side: int) -> Array:
     upper = jnp.maximum(grid[0::2, 0::2], grid[0::2, 1::2])
     lower = jnp.maximum(grid[1::2, 0::2], grid[1::2, 1::2])
     return jnp.maximum(upper, lower)
+
+
+KINDS = (TaskKind(name="cnn", make=lambda _: Cnn(), data=("mnist",), target=Target.CLASS),)

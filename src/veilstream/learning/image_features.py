@@ -14,12 +14,15 @@ for the bias: the gradient of the softmax layer is at most √2 before clipping,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from veilstream.errors import UnknownName
+from veilstream.learning.task_kind import Margins, Target, TaskKind, TaskSetting
 from veilstream.learning.tasks import FromLoss, Sample
 
 if TYPE_CHECKING:
@@ -112,3 +115,25 @@ def _in_cells(channels: Array) -> Array:
 
 
 FEATURES: dict[str, Callable[[Array], Array]] = {"edge": edge_features, "random": random_features}
+
+
+def _make(features: str, _: TaskSetting) -> FeatureSoftmax:
+    return FeatureSoftmax(features)
+
+
+def _margins(_: TaskSetting) -> Margins:
+    """An image's features have norm one, and a constant beside them."""
+    reach = math.sqrt(2.0) * math.sqrt(2.0)
+    return Margins(reach=reach, gradient_bound=reach)
+
+
+KINDS = tuple(
+    TaskKind(
+        name=f"{features}_features",
+        make=partial(_make, features),
+        data=("mnist",),
+        target=Target.CLASS,
+        margins=_margins,
+    )
+    for features in FEATURES
+)

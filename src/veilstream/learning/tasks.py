@@ -25,7 +25,8 @@ from veilstream.records.sample import Sample
 if TYPE_CHECKING:
     from jax import Array
 
-    from veilstream.learning.table_tasks import Huber, Poisson, Softmax
+    from veilstream.learning.linear_tasks import Huber, LeastSquares, Logistic, Poisson, Softmax
+    from veilstream.learning.ripple import Ripple
 
 Floats = NDArray[np.floating[Any]]
 
@@ -45,8 +46,8 @@ __all__ = [
     "jax_numpy",
 ]
 
-_TABLE_TASKS = "veilstream.learning.table_tasks"
-__getattr__ = names_from(__name__, dict.fromkeys(("Huber", "Poisson", "Softmax"), _TABLE_TASKS))
+_LINEAR = dict.fromkeys(("Huber", "LeastSquares", "Logistic", "Poisson", "Softmax"), "veilstream.learning.linear_tasks")
+__getattr__ = names_from(__name__, _LINEAR | {"Ripple": "veilstream.learning.ripple"})
 
 
 @runtime_checkable
@@ -179,113 +180,6 @@ class FromLoss(ABC):
     @abstractmethod
     def loss(self, params: Array, sample: Sample) -> Array:
         """Loss of one client."""
-
-
-class Logistic(FromLoss):
-    """log(1 + exp(-y·a·x)) + ridge/2·‖x‖², labels y in {-1, +1}.
-
-    With ‖a‖ <= 1: smooth with L = 1/4 + ridge; without ridge the gradient is at most ‖a‖, and the
-    infimum over separable data is 0 and is not attained. With ridge it is strongly convex.
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
-
-    """
-
-    classifies = True
-    labels = (-1.0, 1.0)
-
-    def __init__(self, dim: int, ridge: float = 0.0) -> None:
-        self.dim, self.ridge, self.features_shape = dim, ridge, (dim,)
-
-    def loss(self, params: Array, sample: Sample) -> Array:
-        """Loss of one client."""
-        jnp = jax_numpy()
-        margin = sample.target * (sample.features @ params)
-        value: Array = jnp.logaddexp(0.0, -margin)
-        if self.ridge:
-            value = value + 0.5 * self.ridge * (params @ params)
-        return value
-
-    def host_gradient(self, params: Floats, sample: Sample) -> Floats:
-        """Gradient without JAX, for a deployed learner."""
-        margin = sample.target * (sample.features @ params)
-        with np.errstate(over="ignore"):
-            gradient: Floats = -sample.target / (1.0 + np.exp(margin)) * sample.features
-        return gradient + self.ridge * params if self.ridge else gradient
-
-    def predict(self, params: Array, features: Array) -> Array:
-        """Label, -1 or +1. For arrays of NumPy (a learner that predicts) as for those of JAX."""
-        label: Array = 2.0 * (features @ params >= 0) - 1.0
-        return label
-
-
-class LeastSquares(FromLoss):
-    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge.
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
-
-    """
-
-    classifies = False
-
-    def __init__(self, dim: int, ridge: float = 0.0) -> None:
-        self.dim, self.ridge, self.features_shape = dim, ridge, (dim,)
-
-    def loss(self, params: Array, sample: Sample) -> Array:
-        """Loss of one client."""
-        value: Array = 0.5 * (sample.features @ params - sample.target) ** 2
-        if self.ridge:
-            value = value + 0.5 * self.ridge * (params @ params)
-        return value
-
-    def host_gradient(self, params: Floats, sample: Sample) -> Floats:
-        """Gradient without JAX, for a deployed learner."""
-        gradient: Floats = (sample.features @ params - sample.target) * sample.features
-        return gradient + self.ridge * params if self.ridge else gradient
-
-    def predict(self, params: Array, features: Array) -> Array:
-        """Fitted value."""
-        return features @ params
-
-
-class Ripple(FromLoss):
-    """A nonconvex loss that satisfies asm-noncvx: Σ_j h(x_j - θ_j), h(u) = (u² + 3·sin² u)/2.
-
-    The client's features are θ. Where the clients of a round share θ, so do the minimiser and the
-    constants: h'' runs from -2 to 4 (L = 4, weakly convex with 2), and
-
-        u·h'(u) >= alpha·h(u) + mu/2·u²   for all u, with alpha = 0.35 and mu = 0.2.
-
-    (h itself is half of the classic example u² + 3·sin² u of a function that is not convex and
-    satisfies the Polyak-Łojasiewicz inequality; Karimi, Nutini and Schmidt 2016.)
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-
-    """
-
-    classifies = False
-    smoothness = 4.0
-    alpha = 0.35
-    mu = 0.2
-
-    def __init__(self, dim: int) -> None:
-        self.dim, self.features_shape = dim, (dim,)
-
-    def loss(self, params: Array, sample: Sample) -> Array:
-        """Loss of one client."""
-        jnp = jax_numpy()
-        u = params - sample.features
-        value: Array = 0.5 * (u**2 + 3.0 * jnp.sin(u) ** 2).sum()
-        return value
-
-    def predict(self, params: Array, features: Array) -> Array:
-        """The parameters themselves: the estimate of θ."""
-        return params
 
 
 def jax_numpy() -> Any:

@@ -18,7 +18,7 @@ from veilstream.mechanisms.steps import ConstantSteps
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.unbounded import StationaryFactorization, doubling, stationary
-from veilstream.mechanisms.workload import MatrixWorkload, PublishedError, Workload
+from veilstream.mechanisms.workload import PublishedError, Workload
 
 if TYPE_CHECKING:
     from veilstream.mechanisms.keystream import NoiseKey
@@ -29,7 +29,6 @@ __all__ = [
     "ONCE",
     "ConstantSteps",
     "Factorization",
-    "MatrixWorkload",
     "NoiseKey",
     "NoiseProgram",
     "NoiseStream",

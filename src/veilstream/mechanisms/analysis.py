@@ -40,6 +40,15 @@ def _batches(program: NoiseProgram, *, backwards: bool = False) -> Iterator[tupl
         yield first, np.stack([program.matrix(b) for b in range(first, end)]).astype(np.float64)
 
 
+def inverse_block(M: Floats, state_size: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """From increments back to draws, of one block or a stack: z = H·w - E·S, S' = F·S + G·w."""
+    k, length = state_size, M.shape[-2] - state_size
+    H: Floats = np.linalg.inv(M[..., :length, k:]).astype(np.float64, copy=False)
+    E = H @ M[..., :length, :k]
+    G = M[..., length:, k:] @ H
+    return H, E, G, M[..., length:, :k] - G @ M[..., :length, :k]
+
+
 def column_norms_squared(program: NoiseProgram) -> Floats:
     """‖c_j‖² for every column of C = N⁻¹."""
     k = program.state_size
@@ -47,10 +56,7 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
     later = np.zeros((k, k))
     for first, M in _batches(program, backwards=True):
         length = M.shape[1] - k
-        H = np.linalg.inv(M[:, :length, k:])  # increments -> draws, within the block
-        E = H @ M[:, :length, :k]
-        G = M[:, length:, k:] @ H
-        F = M[:, length:, :k] - G @ M[:, :length, :k]
+        H, E, G, F = inverse_block(M, k)
         own = np.einsum("btj,btj->bj", H, H)
         seen = E.transpose(0, 2, 1) @ E
         for i in range(len(M) - 1, -1, -1):
@@ -86,10 +92,7 @@ def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -
     place = np.arange(width)
     for first, M in _batches(program, backwards=True):
         own = M.shape[1] - k
-        H = np.linalg.inv(M[:, :own, k:])
-        E = H @ M[:, :own, :k]
-        G = M[:, own:, k:] @ H
-        F = M[:, own:, :k] - G @ M[:, :own, :k]
+        H, E, G, F = inverse_block(M, k)
         for i in range(len(M) - 1, -1, -1):
             made, state, after = [H[i]], G[i], energy
             for E_next, F_next, after in later:  # noqa: B007 - the last one's is used
@@ -117,13 +120,10 @@ def toeplitz_column(program: NoiseProgram) -> tuple[Floats, float] | None:
     Blocks are products of one step up to float32 rounding, so columns are alike but for that; those
     of one place in a block are the same. None for programs of another kind.
     """
-    length, k = program.block_length, program.state_size
+    length = program.block_length
     if program.row_scale is not None or np.unique(program.matrix_of_block[:-1]).size > 1:
         return None
-    M = program.matrix(0).astype(np.float64)
-    H = np.linalg.inv(M[:length, k:])
-    E, G = H @ M[:length, :k], M[length:, k:] @ H
-    F = M[length:, :k] - G @ M[:length, :k]
+    H, E, G, F = inverse_block(program.matrix(0).astype(np.float64), program.state_size)
     blocks = program.blocks
     c = np.zeros((blocks + 1) * length)  # the first block is empty: nothing before a column
     apart = np.zeros(length)

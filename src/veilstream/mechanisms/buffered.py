@@ -92,12 +92,12 @@ def buffered(
 
 def _check_workload(workload: Workload, T: int) -> None:
     check_workload(workload, T)
-    if not isinstance(workload, Workload) or (T > BUFFERED_LIMIT and not workload.plain):
+    if T > BUFFERED_LIMIT and not workload.plain:
         raise InputError(
             "workload",
-            f"{type(workload).__name__} of {T} steps",
-            f"a Workload of at most {BUFFERED_LIMIT} steps for buffered",
-            "`optimal` takes matrices; longer horizons: `toeplitz` with its forgetting",
+            f"{T} steps",
+            f"at most {BUFFERED_LIMIT} steps for buffered",
+            "`optimal`, or `toeplitz` with its forgetting",
         )
 
 

@@ -17,12 +17,24 @@ def positive_integer(field: str, value: object, way_out: str) -> int:
 
 def positive_number(field: str, value: object, way_out: str) -> float:
     """``value`` as a finite float > 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(field, value, "a finite number > 0", way_out)
-    number = float(value)
-    if not math.isfinite(number) or number <= 0:
+    number = _finite(value)
+    if number is None or number <= 0:
         raise InputError(field, value, "a finite number > 0", way_out)
     return number
+
+
+def non_negative(field: str, value: object, way_out: str) -> float:
+    """``value`` as a finite float >= 0."""
+    number = _finite(value)
+    if number is None or number < 0:
+        raise InputError(field, value, "a finite number >= 0", way_out)
+    return number
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def checked_horizon(horizon: object) -> int:

@@ -207,8 +207,8 @@ class Factorization:
         """
         # Loaded by name when it is called: what only calibrates, such as a server, holds no
         # code that draws noise.
-        sampling = import_module("veilstream.mechanisms.sampling")
-        drawn: NoiseStream = sampling.noise_of(self, std=std, dim=dim, seed=seed)
+        stream = import_module("veilstream.mechanisms.stream")
+        drawn: NoiseStream = stream.noise_of(self, std=std, dim=dim, seed=seed)
         return drawn
 
 
@@ -230,6 +230,8 @@ def from_strategy_matrix(name: str, C: Floats, *, tolerance: float = 1e-8) -> Fa
     The increments C⁻¹·ξ become a recurrence whose order is the numerical rank of the blocks of
     C⁻¹ below the diagonal: few states for structured matrices, many for arbitrary ones.
     """
+    from scipy.linalg import solve_triangular
+
     C = np.asarray(C, dtype=np.float64)
     if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
         raise InputError("C", f"array of shape {C.shape}", "a square matrix", "one row a step")
@@ -242,14 +244,6 @@ def from_strategy_matrix(name: str, C: Floats, *, tolerance: float = 1e-8) -> Fa
             "finite, lower triangular, nonzero on the diagonal",
             "any C can be made so: take the lower-triangular root of CᵀC",
         )
-    return Factorization(name, T, steps_of_strategy(C, tolerance))
-
-
-def steps_of_strategy(C: Floats, tolerance: float = 1e-8) -> VaryingSteps:
-    """The recurrence of N = C⁻¹; what `from_strategy_matrix` is made of."""
-    from scipy.linalg import solve_triangular
-
-    T = len(C)
     N = solve_triangular(C, np.eye(T), lower=True)
     # S holds uncorrelated combinations of past draws; what later increments do with them is O.
     later = np.zeros((T, 0))
@@ -262,4 +256,4 @@ def steps_of_strategy(C: Floats, tolerance: float = 1e-8) -> VaryingSteps:
         keep = size > tolerance * abs(N[t, t])
         later = left[:, keep] * size[keep]
         moves.append(V[keep])
-    return VaryingSteps.from_ragged(outputs, moves, N.diagonal().copy())
+    return Factorization(name, T, VaryingSteps.from_ragged(outputs, moves, N.diagonal().copy()))

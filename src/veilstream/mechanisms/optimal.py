@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, SolverError, UnknownName
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
-from veilstream.mechanisms.factorization import Factorization, steps_of_strategy
+from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.markov import causal_noise
 from veilstream.mechanisms.optimal_solver import Optimum, PrefixProblem, RowWeights, chains_of, solve
 from veilstream.mechanisms.steps import VaryingSteps
-from veilstream.mechanisms.workload import MatrixWorkload, Workload, check_workload
-from veilstream.mechanisms.workload_solver import MatrixProblem, WorkloadProblem
+from veilstream.mechanisms.workload import Workload, check_workload
+from veilstream.mechanisms.workload_solver import WorkloadProblem
 from veilstream.progress import progress
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,7 @@ class WorkloadOptimum(OptimalFactorization):
     that of what is published.
     """
 
-    workload: Workload | MatrixWorkload
+    workload: Workload
 
     def objective_value(self) -> float:
         """Weighted mean over published models and, at less weight, the others."""
@@ -67,7 +67,7 @@ def optimal(
     *,
     local_steps: int = 1,
     interior_weight: float = 0.1,
-    workload: Workload | MatrixWorkload | None = None,
+    workload: Workload | None = None,
     cache: bool = True,
 ) -> OptimalFactorization:
     """Least error over all C with unit columns, with a duality certificate.
@@ -102,7 +102,7 @@ def optimal(
                 "objective", objective, "left out beside a workload, as is local_steps", "the workload says what counts"
             )
         check_workload(workload, T)
-        if not (isinstance(workload, Workload) and workload.plain):
+        if not workload.plain:
             return _of_workload(workload, cache)
         objective = "rounds" if workload.local_steps > 1 else "mean"
         local_steps, interior_weight = workload.local_steps, workload.interior_weight
@@ -135,16 +135,12 @@ def optimal(
     return _solved(blank, objective, recipe, solution, cache)
 
 
-def _of_workload(workload: Workload | MatrixWorkload, cache: bool) -> WorkloadOptimum:
+def _of_workload(workload: Workload, cache: bool) -> WorkloadOptimum:
     T = workload.horizon
     recipe: dict[str, object] = {"mechanism": "optimal", "version": 2, "horizon": T, "workload": workload.as_dict()}
 
     def solution() -> _Solution:
         with progress(f"optimal({T}) for its workload: solving", total=None) as tick:
-            if isinstance(workload, MatrixWorkload):
-                dense = MatrixProblem(workload.matrix())
-                found = solve(T, lambda _: dense, from_shorter=False, tick=tick)
-                return found, steps_of_strategy(dense.strategy_matrix(found.multipliers))
             tau = workload.local_steps
             problems = {T: WorkloadProblem(workload.system())}
 

@@ -168,18 +168,16 @@ def solve(
     problem: Callable[[int], Problem],
     *,
     multiple_of: int = 1,
-    from_shorter: bool = True,
     tolerance: float = 1e-9,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Optimum:
     """Certified optimum; ``problem(T)`` is the same at another horizon.
 
-    Unless ``from_shorter`` is False, the solution at half the horizon is the start; shorter
-    horizons are multiples of ``multiple_of``.
+    The solution at half the horizon is the start; shorter horizons are multiples of ``multiple_of``.
     """
     v = np.ones(1)
     horizons = [horizon]
-    while from_shorter and horizons[-1] > 16 * multiple_of:
+    while horizons[-1] > 16 * multiple_of:
         horizons.append((horizons[-1] // multiple_of + 1) // 2 * multiple_of)
     optimum = None
     for T in reversed(horizons):

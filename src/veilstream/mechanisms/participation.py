@@ -220,7 +220,9 @@ def banded_sensitivity(
             np.maximum(before[d:], best[:-d] + 2.0 * np.abs(product[d:]), out=before[d:])
         best = norms + before
     largest = float(np.sqrt(norms.max()))
-    nonnegative = all((p >= -1e-7 * largest**2).all() for p in products.values())
+    # |⟨c_j, c_i⟩| is counted: where a product is negative, by rounding, that is at most 4 too much for a pair.
+    negative = -min((float(p.min()) for p in products.values()), default=0.0)
+    nonnegative = 2.0 * (k - 1) * negative <= _SAME * float(best.max())
     value = math.sqrt(float(best.max())) + k * beyond
     exact = nonnegative and beyond <= _SAME * largest
     return Sensitivity(value, exact, "maximum over all patterns of a banded matrix")

@@ -29,6 +29,12 @@ from veilstream.mechanisms.steps import Steps
 ENDLESS = 2**62
 """The horizon of what has none: a step a nanosecond takes 146 years to get there."""
 
+DRAW_ERROR = 2.0**-46
+"""How far a deployed draw (std one) may lie from the ideal normal that it stands for.
+
+`fine_normals` proves it. It stands here because a server needs the number and must not load code that draws.
+"""
+
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 

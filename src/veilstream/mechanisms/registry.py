@@ -1,11 +1,12 @@
-"""Mechanisms by name, for command lines, plans and tests."""
+"""Mechanisms by name, for command lines, plans and tests. Packages add others (`veilstream.mechanisms`)."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import InputError
 from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization
@@ -15,32 +16,47 @@ from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.toeplitz import toeplitz, toeplitz_normalised
 from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
+from veilstream.registry import Registry
 
-MECHANISMS: dict[str, Callable[..., Factorization]] = {
-    function.__name__: function
-    for function in (
-        independent,
-        tree,
-        tree_online,
-        tree_full,
-        optimal,
-        toeplitz,
-        toeplitz_normalised,
-        buffered,
-        banded,
-    )
-}
+MECHANISMS: Registry[Callable[..., Factorization]] = Registry(
+    "veilstream.mechanisms",
+    "mechanism",
+    {
+        function.__name__: function
+        for function in (
+            independent,
+            tree,
+            tree_online,
+            tree_full,
+            optimal,
+            toeplitz,
+            toeplitz_normalised,
+            buffered,
+            banded,
+        )
+    },
+    callable,
+)
 
 
 def build(name: str, horizon: int, **options: Any) -> Factorization:
     """The mechanism of this name; an unknown one is refused with the nearest name."""
-    if not isinstance(name, str) or name not in MECHANISMS:
-        raise UnknownName("mechanism", str(name), MECHANISMS)
-    return MECHANISMS[name](horizon, **options)
+    made = MECHANISMS[str(name)](horizon, **options)
+    if not isinstance(made, Factorization):
+        raise InputError(
+            "mechanism", name, "a function that returns a Factorization", f"it gave a {type(made).__name__}"
+        )
+    return made
 
 
-MADE_FOR_PUBLISHED = ("optimal", "buffered", "toeplitz", "toeplitz_normalised", "banded")
-"""Mechanisms that can be made for what is published, or for people who return."""
+def takes(name: str, option: str) -> bool:
+    """Whether the function of this name has such an argument."""
+    return option in inspect.signature(MECHANISMS[name]).parameters
+
+
+def made_for_published() -> tuple[str, ...]:
+    """Mechanisms that can be made for what is published, or for people who return."""
+    return tuple(name for name in MECHANISMS if takes(name, "workload") or takes(name, "participation"))
 
 
 def build_for(name: str, workload: Workload, participation: Participation) -> Factorization:
@@ -52,18 +68,16 @@ def build_for(name: str, workload: Workload, participation: Participation) -> Fa
         InputError: for a mechanism that cannot be made for it.
 
     """
-    return build(name, workload.horizon, **options_for(name, workload, participation))
-
-
-def options_for(name: str, workload: Workload, participation: Participation) -> dict[str, Any]:
-    """What the function of this name is given to be made for what is published."""
-    if name == "banded":
-        if not workload.plain:
-            raise InputError(
-                "workload",
-                "averages, momentum, forgetting or falling steps",
-                "running sums for banded",
-                "optimal and buffered take others",
-            )
-        return {"participation": participation}
-    return {"workload": workload} | ({"participation": participation} if name == "buffered" else {})
+    options: dict[str, Any] = {}
+    if takes(name, "workload"):
+        options["workload"] = workload
+    elif not workload.plain:
+        raise InputError(
+            "workload",
+            "averages, forgetting or falling steps",
+            f"running sums for {name}",
+            "optimal and buffered take others",
+        )
+    if takes(name, "participation"):
+        options["participation"] = participation
+    return build(name, workload.horizon, **options)

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.blas import blas_controller, one_blas_thread
-from veilstream.mechanisms.keystream import RowOpener
+from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.keystream import NoiseKey, RowOpener, row_opener
 from veilstream.mechanisms.normals import TILE, NormalTiles
 from veilstream.mechanisms.program import NoiseProgram, advance
 
@@ -95,20 +97,6 @@ class NoiseStream(Iterator[Float32s]):
             done += now
         return out
 
-    def snapshot(self) -> tuple[int, Float32s]:
-        """Position and state between two blocks, from which `restore` goes on. Secret."""
-        if self._ready or self._broken:
-            raise PrivacyError("a stream can be kept between two blocks only")
-        return self._taken, self._state.copy()
-
-    def restore(self, position: int, state: Float32s) -> None:
-        """Go on from a snapshot of a stream of the same mechanism."""
-        block, inside = divmod(position, self.program.block_length)
-        if inside or state.shape != self._state.shape or not 0 <= block <= self.program.blocks:
-            raise PrivacyError("this snapshot is not of this mechanism: nothing was released")
-        self._state[...] = state
-        self._next_block, self._taken, self._ready = block, position, 0
-
     def __next__(self) -> Float32s:
         if self._taken == self.program.horizon:
             raise StopIteration
@@ -152,3 +140,13 @@ class NoiseStream(Iterator[Float32s]):
             advance(matrix[:length], operand, out=fresh[:, columns])
             if k:
                 advance(matrix[length:], operand, out=state[:, columns])
+
+
+def noise_of(factorization: Factorization, *, std: float, dim: int, seed: int | None) -> NoiseStream:
+    """`Factorization.noise`, which documents it."""
+    key = NoiseKey.from_operating_system() if seed is None else NoiseKey.from_seed(seed)
+    dim = positive_integer("dim", dim, "the number of model parameters")
+    checked = positive_number("std", std, "take it from veilstream.calibrate")
+    if not 1e-15 <= checked <= 1e15:
+        raise InputError("std", std, "in [1e-15, 1e15]", "float32 noise; scale the gradients")
+    return NoiseStream(factorization.program, std=checked, dim=dim, open_row=row_opener(key))

@@ -47,7 +47,7 @@ def toeplitz(horizon: int, *, workload: Workload | None = None) -> Factorization
     decays, weights = relaxation(T, _EXACT)
     if workload is not None:
         check_workload(workload, T)
-        rate = getattr(workload, "forgetting_per_step", 1.0)
+        rate = workload.forgetting_per_step
         # (1-ρx)^½ has the coefficients c_j·ρ^j = Σ (w·ρ)·(λ·ρ)^(j-1).
         decays, weights = rate * decays, rate * weights
     return Factorization("toeplitz", T, exponential_sum(decays, weights))

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
+from veilstream.mechanisms.analysis import inverse_block
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization
@@ -160,12 +161,7 @@ class StationaryFactorization(Factorization):
 
     @property
     def _inverse_block(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """From increments back to draws: z = H·w - E·S, S' = F·S + G·w."""
-        M = self.program.matrices[0].astype(np.float64)
-        k, length = self.program.state_size, self.program.block_length
-        H = np.linalg.inv(M[:length, k:]).astype(np.float64)
-        E, G = H @ M[:length, :k], M[length:, k:] @ H
-        return H, E, G, M[length:, :k] - G @ M[:length, :k]
+        return inverse_block(self.program.matrices[0].astype(np.float64), self.program.state_size)
 
     @cached_property
     def _column_norms_squared(self) -> Floats:

@@ -16,7 +16,6 @@ The step size itself, η·η_g, is left out: all errors are in units of it, as v
 
 from __future__ import annotations
 
-import hashlib
 import math
 import numbers
 from dataclasses import dataclass, fields, replace
@@ -165,11 +164,6 @@ class Workload:
         """Every prefix sum, published as it is: what all mechanisms are made for by default."""
         return cls(horizon=horizon)
 
-    @staticmethod
-    def from_matrix(matrix: Any) -> MatrixWorkload:
-        """Any causal map of one's own, W of shape (T, T): row t is published after step t."""
-        return MatrixWorkload(matrix)
-
     # --- what it is ------------------------------------------------------------------------------
 
     @property
@@ -277,95 +271,6 @@ class Workload:
         return total / system.total_weight * mechanism.sensitivity() ** 2
 
 
-class MatrixWorkload:
-    """A workload given as its matrix; for T up to 2048.
-
-    Args:
-        matrix: W of shape (T, T), lower triangular (what is published after step t knows nothing
-            later), without a zero on the diagonal, finite.
-
-    Raises:
-        InputError: for any other matrix.
-
-    """
-
-    def __init__(self, matrix: Any) -> None:
-        W = real_array("workload", matrix)
-        given = f"array of shape {W.shape}"
-        if W.ndim != 2 or W.shape[0] != W.shape[1] or not W.size:
-            raise InputError("workload", given, "a square matrix", "one row and column a step")
-        if len(W) > MATRIX_LIMIT:
-            raise InputError(
-                "workload",
-                given,
-                f"at most {MATRIX_LIMIT} steps as a matrix",
-                "describe it with Workload(horizon=..., averaging=..., forgetting=...)",
-            )
-        if not np.isfinite(W).all():
-            raise InputError("workload", given, "finite entries", "look for overflow or 0/0")
-        if np.abs(W).max() > _LARGEST_ENTRY:
-            row, column = np.unravel_index(np.abs(W).argmax(), W.shape)
-            raise InputError(
-                "workload",
-                f"W[{row}, {column}] = {W[row, column]:g}",
-                f"entries of size up to {_LARGEST_ENTRY:g}",
-                "divide W by a number: the best mechanism stays the same",
-            )
-        if np.triu(W, 1).any():
-            row, column = np.argwhere(np.triu(W, 1))[0]
-            raise InputError(
-                "workload",
-                f"W[{row}, {column}] = {W[row, column]:g}",
-                "causal: nothing above the diagonal",
-                "what is published knows no later gradient",
-            )
-        if not W.diagonal().all():
-            at = int(np.flatnonzero(W.diagonal() == 0)[0])
-            raise InputError(
-                "workload",
-                f"W[{at}, {at}] = 0",
-                "no zero on the diagonal",
-                "a step that nothing is published of needs a small weight there, try 0.1",
-            )
-        least = int(np.abs(W.diagonal()).argmin())
-        if abs(W[least, least]) < 1.0 / _LARGEST_ENTRY:
-            raise InputError(
-                "workload",
-                f"W[{least}, {least}] = {W[least, least]:g}",
-                f"entries of size at least {1.0 / _LARGEST_ENTRY:g} on the diagonal",
-                "multiply W by a number, or give that step a weight, try 0.1",
-            )
-        W.setflags(write=False)
-        self._matrix = W
-        self.horizon = len(W)
-
-    def matrix(self) -> Floats:
-        """W."""
-        return self._matrix
-
-    def as_dict(self) -> dict[str, Any]:
-        """Its digest, for JSON."""
-        return {"matrix_sha256": hashlib.sha256(self._matrix.tobytes()).hexdigest()}
-
-    def error(
-        self, mechanism: Factorization, participation: Participation | tuple[int, int] | None = None
-    ) -> PublishedError:
-        """As `Workload.error`; nothing is hidden, so `unpublished` is what is published."""
-        _same_horizon(self.horizon, mechanism)
-        rows = ((self._matrix @ mechanism.noising_matrix()) ** 2).sum(axis=1)
-        rows *= mechanism.sensitivity(participation) ** 2
-        return PublishedError(rows, rows, 1.0)
-
-    def weighted_error(self, mechanism: Factorization) -> float:
-        """What `optimal` minimises: the mean over rows."""
-        return self.error(mechanism).mean
-
-
-MATRIX_LIMIT = 2048
-"""Longest horizon of a workload that is given as a matrix."""
-
-
-_LARGEST_ENTRY = 1e15
 _SMALLEST_FACTOR = 1e-30
 """Of a step beside the first: below, squares of what is published are lost in rounding."""
 
@@ -383,7 +288,7 @@ def real_array(field: str, given: Any) -> Floats:
 
 def check_workload(workload: object, horizon: int) -> None:
     """Refuse what is not a workload, or one of another horizon."""
-    if not isinstance(workload, Workload | MatrixWorkload):
+    if not isinstance(workload, Workload):
         raise InputError("workload", type(workload).__name__, "a Workload", "vs.Workload(horizon=1000)")
     if workload.horizon != horizon:
         raise InputError(

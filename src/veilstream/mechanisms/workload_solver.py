@@ -154,41 +154,6 @@ class _Posterior:
     fresh: Floats  # (T, m, n, columns): a root of the covariance of what enters at t
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixProblem:
-    """A workload given as a matrix: the same from dense singular values."""
-
-    matrix: Floats
-
-    def row_weights(self, v: Floats) -> Floats:
-        """All alike."""
-        return np.ones(len(v))
-
-    def diagonal(self, u: Floats, v: Floats) -> Floats:
-        """Diag X."""
-        diagonal: Floats = (self._root(v) ** 2).sum(axis=0)
-        return diagonal
-
-    def overshoot(self, u: Floats, v: Floats) -> float:
-        """Rounding of singular values alone."""
-        return 16.0 * len(v) * float(np.finfo(np.float64).eps)
-
-    def _root(self, v: Floats) -> Floats:
-        """Z with ZᵀZ = X."""
-        from scipy.linalg import svd
-
-        root = np.sqrt(v)
-        _, size, basis = svd(self.matrix * root, check_finite=False)
-        Z: Floats = np.sqrt(size)[:, None] * basis / root
-        return Z
-
-    def strategy_matrix(self, v: Floats) -> Floats:
-        """C, lower triangular with CᵀC = X."""
-        R: Floats = np.linalg.qr(self._root(v)[:, ::-1]).R
-        C = R[::-1, ::-1]
-        return C * np.sign(C.diagonal())[:, None]
-
-
 def _triangular(stacked: Floats) -> Floats:
     """R of a QR factorization of each (rows, n), with n rows: Householder, all at once."""
     A = stacked.copy()

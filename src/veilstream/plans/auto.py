@@ -15,7 +15,7 @@ rounds and budget.
   `KAPPA_NUMBER` times the half range of a number that is predicted; but a round moves no margin by
   more than `ROUND_CAP` (half ranges).
 
-`docs/auto.md` says how the constants were chosen and how far the result is from the best tuned.
+`docs/planning.md` says how the constants were chosen and how far the result is from the best tuned.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from veilstream.learning.task_registry import task_kind
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
+from veilstream.plans.tasks import task_setting
 
 KAPPA = 0.7
 """Standard deviation of the noise in a class's margin that is aimed at."""
@@ -41,8 +43,6 @@ GAMMA_SHARE = 0.3
 AVERAGING = 3.0
 _GAMMA_UNKNOWN = 0.01  # of a task whose gradients have no bound that anybody states
 _DIGITS = 3  # of a chosen number: people read it, and the last bits of a sum do not matter
-_IMAGE_TASKS = ("edge_features", "random_features")
-_HUBER_WIDTH = 0.5  # of learning.table_tasks.Huber, as a plan makes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,39 +50,27 @@ class PublicFacts:
     """What a plan says of a task before any record is read."""
 
     margin_reach: float
-    """Norm of the gradient of a margin: features, and sqrt(2) for a difference of two classes."""
+    """`Margins.reach` of the task."""
     gradient_bound: float | None
-    """Longest gradient of a client whose prediction is in the label's range; None if unknown."""
     half_range: float
-    """Half the range of what is predicted; 1 for a class's margin."""
     aim: float
     """Standard deviation that noise in a margin may have, in half ranges."""
     known: bool
-    """Whether the task is one whose facts are known; otherwise features of norm one are assumed."""
+    """Whether the task states its margins; otherwise features of norm one are assumed."""
 
     @classmethod
     def of(cls, plan: Plan) -> PublicFacts:
         """From the task, the feature norm and the label's range."""
-        task, norm = plan.learning.task, plan.data.feature_norm
-        if task in ("logistic", "softmax", *_IMAGE_TASKS):
-            # An image's features have norm one and a constant beside them.
-            length = math.sqrt(2.0) if task in _IMAGE_TASKS else norm
-            reach = length if task == "logistic" else math.sqrt(2.0) * length
-            return cls(margin_reach=reach, gradient_bound=reach, half_range=1.0, aim=KAPPA, known=True)
-        half, bound = 1.0, None  # labels of a table are moved to -1 to 1, but for counts
-        if plan.data.kind == "table" and plan.data.label_range is not None:
-            slope = {"least_squares": 2.0, "huber": _HUBER_WIDTH}.get(task)
-            if task == "poisson":  # a margin is a log rate
-                slope = plan.data.label_range[1]
-                half = 0.5 * math.log1p(slope)
-            bound = None if slope is None else slope * norm
-        known = task in ("least_squares", "huber", "poisson")
+        kind = task_kind(plan.learning.task)
+        if kind is None or kind.margins is None:
+            return cls(margin_reach=1.0, gradient_bound=None, half_range=1.0, aim=KAPPA, known=False)
+        margins = kind.margins(task_setting(plan))
         return cls(
-            margin_reach=norm if known else 1.0,
-            gradient_bound=bound,
-            half_range=half,
-            aim=KAPPA_NUMBER if known else KAPPA,
-            known=known,
+            margin_reach=margins.reach,
+            gradient_bound=margins.gradient_bound,
+            half_range=margins.half_range,
+            aim=KAPPA if kind.target.classifies else KAPPA_NUMBER,
+            known=True,
         )
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.errors import InputError
+from veilstream.learning.task_registry import task_kind
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 
 if TYPE_CHECKING:
+    from veilstream.streams.table import Table
     from veilstream.streams.table_stream import Dealing, TableStream
-    from veilstream.streams.tables import TableReader
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -24,16 +25,10 @@ def stream_of(plan: Plan) -> Stream:
     if data.kind == "custom":
         raise InputError("stream", None, "a stream, since data.kind is custom", "run(plan, stream=)")
     if data.kind == "mnist":
-        from veilstream.streams.mnist import load_mnist
-        from veilstream.streams.pool import mnist_stream
+        from veilstream.streams.mnist import load_mnist, mnist_stream
 
         return mnist_stream(
-            load_mnist(None if data.directory is None else Path(data.directory)),
-            learners=learning.learners,
-            rounds=learning.rounds,
-            per_round=per_round,
-            split=data.split,
-            alpha=data.concentration,
+            load_mnist(), learners=learning.learners, rounds=learning.rounds, per_round=per_round, split=data.split
         )
     if data.kind == "table":
         return _tables(plan, per_round)
@@ -41,6 +36,7 @@ def stream_of(plan: Plan) -> Stream:
         return RippleStream(
             learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim, step=data.walk
         )
+    kind = task_kind(learning.task)
     return SyntheticStream(
         learners=learning.learners,
         rounds=learning.rounds,
@@ -50,7 +46,7 @@ def stream_of(plan: Plan) -> Stream:
         beta=data.beta,
         feature_norm=data.feature_norm,
         drift=data.drift,
-        targets="labels" if learning.task == "logistic" else "values",
+        targets="labels" if kind is not None and kind.target.classifies else "values",
     )
 
 
@@ -87,7 +83,7 @@ def source_files(plan: Plan) -> list[Path]:
     return _files(source) if named is None else [named[0]]
 
 
-def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]:
+def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
     """Files by the names of their learners, opened.
 
     Raises:
@@ -108,7 +104,7 @@ def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, TableReader]]
     return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
 
 
-def _open_tables(plan: Plan) -> list[tuple[str, TableReader]]:
+def _open_tables(plan: Plan) -> list[tuple[str, Table]]:
     return named_tables(source_files(plan), plan)
 
 

@@ -1,14 +1,14 @@
 """What files of records hold, without a plan, and the `[data]` table that this suggests.
 
-Only names and kinds of columns go into a proposal: ranges and vocabularies are the person's to fill
-in from what anybody knows, since a plan is shared.
+A proposal holds names and kinds of columns only. The person fills in ranges and vocabularies from
+public knowledge, since a plan is shared.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from veilstream.errors import InputError
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.records.cells import as_number, as_text, is_missing
 from veilstream.records.schema import EACH_ROW
-from veilstream.streams.tables import TableReader
+from veilstream.streams.table import Table
 from veilstream.wording import counted
 
 _DISTINCT = 10_000
@@ -44,7 +44,7 @@ class Column:
     high: float | None = None
     texts: Counter[str] = field(default_factory=Counter)
     many: int = 0
-    """Cells up to which different ones were counted; 0: all."""
+    """Number of cells after which new ones were no longer counted; 0 if all were."""
 
     def take(self, value: object, *, decimal_comma: bool) -> None:
         """Count a cell."""
@@ -70,7 +70,7 @@ class Column:
 
     @property
     def there(self) -> int:
-        """Cells that say something."""
+        """Cells that are not missing."""
         return self.rows - self.missing
 
     @property
@@ -80,22 +80,22 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether its cells are numbers, but for a few."""
+        """Whether nearly all cells are numbers."""
         return self.there > 0 and self.numbers >= _NUMERIC_SHARE * self.there
 
     @property
     def is_date(self) -> bool:
-        """Whether its cells are dates, but for a few."""
+        """Whether nearly all cells are dates."""
         return self.there > 0 and self.dates >= _NUMERIC_SHARE * self.there
 
     @property
     def is_iso_date(self) -> bool:
-        """Whether they are written so that text sorts as time."""
+        """Whether the dates sort as text."""
         return self.iso_dates == self.dates
 
     @property
     def kind(self) -> str:
-        """numeric, categorical or hashed: what it would be as a feature."""
+        """numeric, categorical or hashed, as a feature."""
         if self.is_number and self.distinct > 2:
             return "numeric"
         return "categorical" if self.distinct <= FEW and not self.many else "hashed"
@@ -107,13 +107,13 @@ class Column:
 
     @property
     def nearly_unique(self) -> bool:
-        """Whether nearly every cell is another."""
+        """Whether nearly all cells differ."""
         seen = self.many or self.there
         return seen >= _UNIQUE_ROWS and self.distinct >= _UNIQUE_SHARE * seen
 
     @property
     def shown(self) -> str:
-        """Its values, on this screen only."""
+        """Some values, for this screen only."""
         if self.kind == "numeric":
             return f"{self.low:g} to {self.high:g}"
         few = ", ".join(f"{text[:60]} ({count})" for text, count in self.texts.most_common(4))
@@ -133,7 +133,7 @@ class Profile:
 
     @cached_property
     def roles(self) -> Roles:
-        """Who, when, where and what is predicted: a guess."""
+        """A guess of who, when, where and what is predicted."""
         return guessed_roles(self.columns, one_file=len(self.names) == 1)
 
     @property
@@ -143,7 +143,7 @@ class Profile:
 
     @cached_property
     def doubts_of_header(self) -> list[str]:
-        """Why its first line may be no header; says how many names, and none."""
+        """Why the first line may be no header; without quoting it."""
         named = [c for c in self.columns.values() if c.there]
         repeated = [c for c in named if as_text(c.name) in c.texts]
         if named and len(repeated) == len(named) > 1:
@@ -158,12 +158,7 @@ class Profile:
         ]
 
     def check_header(self) -> None:
-        """Refuse to write names into a plan that may be cells of a person's record.
-
-        Raises:
-            InputError: saying why.
-
-        """
+        """Refuse (`InputError`) to write into a plan what may be cells of a person's record."""
         if self.doubts_of_header:
             raise InputError(
                 "--write",
@@ -174,8 +169,8 @@ class Profile:
             )
 
 
-def profile(tables: Sequence[TableReader]) -> Profile:
-    """Read whole tables: columns of all of them, by name."""
+def profile(tables: Sequence[Table]) -> Profile:
+    """Read whole tables; columns of the same name count together."""
     found = Profile([table.name for table in tables], 0, 0, {}, [])
     headers = {table.name: set(table.columns) - {""} for table in tables if table.columns}
     everywhere = set().union(*headers.values())
@@ -185,29 +180,27 @@ def profile(tables: Sequence[TableReader]) -> Profile:
             found.notices.append(f"{name} lacks columns that other files have: {shown}")
     for table in tables:
         found.notices += table.notices
-        for name in table.columns:
-            if name and name not in found.columns:
-                found.columns[name] = Column(name, rows=found.rows, missing=found.rows)
+        _add_columns(found, table.columns)
         for _, cells in table.rows():
-            _take(found, table, cells)
+            if cells is None:
+                found.unreadable += 1
+            else:
+                _add_columns(found, cells)
+                for name, column in found.columns.items():
+                    column.take(cells.get(name), decimal_comma=table.decimal_comma)
+            found.rows += 1
     return found
 
 
-def _take(found: Profile, table: TableReader, cells: Mapping[str, object] | None) -> None:
-    found.rows += 1
-    if cells is None:
-        found.unreadable += 1
-        return
-    for name in cells:
+def _add_columns(found: Profile, names: Iterable[str]) -> None:
+    """Columns that appear first here: all rows before lack them."""
+    for name in names:
         if name and name not in found.columns:
-            before = found.rows - 1
-            found.columns[name] = Column(name, rows=before, missing=before)
-    for name, column in found.columns.items():
-        column.take(cells.get(name), decimal_comma=table.decimal_comma)
+            found.columns[name] = Column(name, rows=found.rows, missing=found.rows)
 
 
-def proposal(found: Profile, source: str, task: str | None = None) -> str:
-    """A [data] table with names and kinds of columns, as TOML: no cell's value stands in it."""
+def proposal(found: Profile, source: str) -> str:
+    """A [data] table in TOML with names and kinds of columns, and no cell's value."""
     roles = found.roles
     lines = [
         "# Names and kinds of columns. Ranges and words are yours to fill in, from what anybody",
@@ -225,9 +218,7 @@ def proposal(found: Profile, source: str, task: str | None = None) -> str:
         lines.append(f"client = {_quoted(roles.client)}")
     named = (("time", roles.time), ("label", roles.label))
     lines += [f"{role} = {_quoted(name)}" for role, name in named if name is not None]
-    column = found.columns[roles.label] if roles.label is not None else None
-    classes = column is not None and column.distinct <= FEW
-    if classes and task in (None, "logistic", "softmax"):
+    if roles.label is not None and found.columns[roles.label].distinct <= FEW:
         lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
     else:
         lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")

@@ -1,14 +1,14 @@
-"""Which column says who, when, where and what: guesses from names and cells, and what to doubt.
+"""Which column says who, when, where and what: guesses from names and cells.
 
-A guess never goes into a plan without a word: `Roles.remarks` says on the screen of the person
-beside the data why a column was taken, and what it would mean if that is wrong.
+`Roles.remarks` tells the person beside the data why a column was taken, and what it would mean if
+that is wrong.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,124 +19,34 @@ if TYPE_CHECKING:
 
 
 FEW = 20
-"""A column with at most so many different cells is a list of words."""
+"""A column with at most this many different cells is a list of words."""
 
-_LABELS = (
-    "label",
-    "target",
-    "class",
-    "y",
-    "outcome",
-    "ziel",
-    "klasse",
-    "ergebnis",
-    "zielwert",
-    "cible",
-    "etiqueta",
-    "resultado",
-    "classe",
-    "esito",
-)
-_CLIENTS = (
-    "client",
-    "person",
-    "people",
-    "patient",
-    "user",
-    "customer",
-    "member",
-    "subject",
-    "kunde",
-    "kunden",
-    "nutzer",
-    "personne",
-    "utilisateur",
-    "paciente",
-    "cliente",
-    "usuario",
-    "persona",
-    "paziente",
-    "klant",
-    "pid",
-    "tag",
-    "id",
-    "who",
-    "name",
-)
-_TIMES = (
-    "time",
-    "timestamp",
-    "date",
-    "datetime",
-    "when",
-    "day",
-    "period",
-    "hour",
-    "datum",
-    "zeit",
-    "uhrzeit",
-    "zeitpunkt",
-    "zeitstempel",
-    "jour",
-    "heure",
-    "fecha",
-    "hora",
-    "ora",
-    "tijd",
-)
-_LEARNERS = (
-    "learner",
-    "station",
-    "site",
-    "hospital",
-    "clinic",
-    "region",
-    "carrier",
-    "branch",
-    "device",
-    "center",
-    "centre",
-    "klinik",
-    "krankenhaus",
-    "standort",
-    "filiale",
-    "praxis",
-    "clinique",
-    "hopital",
-    "clinica",
-    "sede",
-    "ziekenhuis",
-)
-_NUMBERS_OF_THINGS = (
-    "id",
-    "uuid",
-    "guid",
-    "nr",
-    "no",
-    "num",
-    "number",
-    "nummer",
-    "numero",
-    "key",
-    "code",
-    "ssn",
-    "phone",
-    "telefon",
-    "email",
-    "mail",
-    "iban",
-    "index",
-    "row",
-    "record",
-)
+# Words in the names of columns, of several languages; the first has precedence.
+_LABELS = "label target class y outcome ziel klasse ergebnis zielwert cible etiqueta resultado classe esito"
+_CLIENTS = """
+    client person people patient user customer member subject kunde kunden nutzer personne utilisateur
+    paciente cliente usuario persona paziente klant pid tag id who name
+"""
+_TIMES = """
+    time timestamp date datetime when day period hour datum zeit uhrzeit zeitpunkt zeitstempel jour
+    heure fecha hora ora tijd
+"""
+_LEARNERS = """
+    learner station site hospital clinic region carrier branch device center centre klinik krankenhaus
+    standort filiale praxis clinique hopital clinica sede ziekenhuis
+"""
+_NUMBERS_OF_THINGS = """
+    id uuid guid nr no num number nummer numero key code ssn phone telefon email mail iban index row
+    record
+"""
 _STEM = 5
-"""A word of so many letters also counts as the beginning of a longer one (patientennummer)."""
+"""A word of this length also counts as the beginning of a longer one (patientennummer)."""
 _MOST_LEARNERS = 1000
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Columns by what they say; a guess."""
+    """Columns by what they say: guesses."""
 
     client: str
     time: str | None
@@ -145,26 +55,22 @@ class Roles:
     left_out: tuple[str, ...]
     """Columns that are no features either: they tell rows apart."""
     remarks: tuple[str, ...]
-    """For the person beside the data; may hold counts, and no cells."""
-
-    def by_column(self) -> dict[str, str]:
-        """Column to role."""
-        named = (("client", self.client), ("time", self.time), ("learner", self.learner), ("label", self.label))
-        held = {column: role for role, column in named if column not in (None, EACH_ROW)}
-        return held | dict.fromkeys(self.left_out, "left out")
+    """For the person beside the data: counts, no cells."""
 
     def as_dict(self) -> dict[str, str | None]:
         """For ``--json``."""
         return {"client": self.client, "time": self.time, "learner": self.learner, "label": self.label}
 
+    def by_column(self) -> dict[str, str]:
+        """Column to role."""
+        held = {column: role for role, column in self.as_dict().items() if column is not None and column != EACH_ROW}
+        return held | dict.fromkeys(self.left_out, "left out")
+
 
 def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Roles:
-    """A guess for each role.
+    """Guess each role of columns in the order of the file.
 
-    Args:
-        columns: by name, in the order of the file.
-        one_file: whether there is one file: then a column may say at which learner a record is.
-
+    Only in a single file may a column say at which learner a record is.
     """
     remarks: list[str] = []
     names = list(columns)
@@ -253,18 +159,17 @@ def _tells_rows_apart(column: Column) -> bool:
     return counts and _called(_NUMBERS_OF_THINGS, [column.name]) is not None
 
 
-def _called(words: Iterable[str], names: list[str]) -> str | None:
-    """The first column that is called so: by a whole word, else by its beginning."""
+def _called(words: str, names: list[str]) -> str | None:
+    """The first column with one of these words in its name: a whole word, else a beginning."""
     cut = {name: _words(name) for name in names}
-    for wanted in words:
-        for name in names:
-            if wanted in cut[name]:
-                return name
-    for wanted in words:
-        for name in names:
-            if len(wanted) >= _STEM and any(word.startswith(wanted) for word in cut[name]):
-                return name
-    return None
+    whole = (name for wanted in words.split() for name in names if wanted in cut[name])
+    begun = (
+        name
+        for wanted in words.split()
+        for name in names
+        if len(wanted) >= _STEM and any(word.startswith(wanted) for word in cut[name])
+    )
+    return next(whole, None) or next(begun, None)
 
 
 def _words(name: str) -> list[str]:

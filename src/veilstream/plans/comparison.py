@@ -1,7 +1,7 @@
 """Mechanisms side by side at one budget: the numbers behind `veilstream plan`.
 
 They are ranked by the noise in what is published (`Setting.workload`): the models at round ends, or
-what averaging, momentum and forgetting make of them.
+what averaging and forgetting make of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,20 +28,19 @@ from veilstream.mechanisms import (
     stationary,
 )
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
-from veilstream.mechanisms.checks import positive_integer, positive_number
 from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for
 from veilstream.mechanisms.unbounded import without_end
-from veilstream.plans.prepare import CLOSE
+from veilstream.plans.plan import Plan
+from veilstream.plans.prepare import prepare, recommended
+from veilstream.plans.tasks import task_of
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 from veilstream.privacy.telemetry import Telemetry
-from veilstream.wording import counted
 
 LONG_HORIZON = 20_000
 """Above this, mechanisms that solve for every step are left out unless asked for by name."""
 _SOLVED = ("optimal", "tree_full")
 _LONGEST_LOOKED_AT = 1_000_000
-_SMALLEST = 1e-15
 _LARGEST_STD = 1e140
 
 
@@ -66,23 +65,45 @@ class Setting:
     """What is published, if not the latest model at every round's end."""
     step_size: float | None = None
     """η·η_g, to state noise in the model itself."""
-    people: int | None = None
-    """How many people a learner has."""
     unbounded: bool = False
     """Whether nobody knows when it ends: only noise that goes on is then compared, and `horizon`
     is where it is looked at."""
+    mechanism: str | None = None
+    """The plan's own: compared at any horizon."""
 
-    def __post_init__(self) -> None:
-        positive_integer("rounds", self.rounds, "R, try 1000")
-        positive_integer("local_steps", self.local_steps, "τ, try 4")
-        positive_integer("clients_per_step", self.clients_per_step, "try 1")
-        positive_integer("learners", self.learners, "n, try 20")
-        positive_integer("dim", self.dim, "d, the number of model parameters")
-        _size("clip_norm", self.clip_norm, "of a gradient; try 1")
-        if self.step_size is not None:
-            _size("step_size", self.step_size, "η·η_g; try 0.1")
-        if self.people is not None:
-            positive_integer("people", self.people, "how many a learner has")
+    @classmethod
+    def of(cls, plan: Plan) -> Setting:
+        """What a plan's first private method runs with.
+
+        Raises:
+            InputError: the plan protects no one.
+
+        """
+        method = next((m for m in plan.methods if m.method.private), None)
+        if method is None:
+            raise InputError(
+                "methods", [m.name for m in plan.methods], "a method that protects someone", "add one with a mechanism"
+            )
+        if method.method.chooses_steps:
+            method = prepare(plan, method).plan
+        steps, clients = plan.steps_and_clients(method)
+        return cls(
+            budget=plan.budget_of(method),
+            rounds=plan.learning.rounds,
+            local_steps=steps,
+            clip_norm=plan.clip_norm_of(method),
+            clients_per_step=clients,
+            learners=plan.learning.learners,
+            dim=task_of(plan).dim,
+            neighbours=Neighbours.of(plan.neighbours),
+            participation=plan.participation,
+            accounting=Accounting.of(plan.accounting_of(method)),
+            telemetry=plan.telemetry_of(method),
+            workload=plan.workload_of(method),
+            step_size=method.local_step_size * method.server_step_size,
+            unbounded=plan.learning.unbounded,
+            mechanism=method.mechanism_name,
+        )
 
     @property
     def horizon(self) -> int:
@@ -102,46 +123,6 @@ class Setting:
         often, together = self.participation, self.clients_per_step
         at_once = min(often.min_separation, self.horizon) * together
         return max(-(-self.horizon * together // often.times), at_once)
-
-    @property
-    def steps_in_reach(self) -> int | None:
-        """How many steps the people that there are suffice for, one after the other.
-
-        In turn, everyone comes back after as many steps as there are groups of
-        ``clients_per_step``. Where those are fewer than the separation, nobody is left after the
-        last of them.
-        """
-        if self.people is None:
-            return None
-        groups = self.people // self.clients_per_step
-        if groups < self.participation.min_separation:
-            return groups
-        return self.people * self.participation.times // self.clients_per_step
-
-    @property
-    def shortage(self) -> str | None:
-        """What to say where there are too few people for this budget."""
-        if self.people is None or self.people >= self.people_needed:
-            return None
-        said = (
-            f"too few people: {self.horizon} steps with everyone taking part "
-            f"{self.participation} need {self.people_needed} people a learner, and there are "
-            f"{self.people}. "
-        )
-        if self.people < self.clients_per_step:
-            return said + f"One step needs {self.clients_per_step}"
-        visits = -(-self.horizon * self.clients_per_step // self.people)
-        apart = min(self.participation.min_separation, self.people // self.clients_per_step)
-        return (
-            said + f"They suffice for {counted(self.steps_in_reach or 0, 'step')}, or, with noise "
-            f"for that, with participations = {visits} and min_separation = {apart}"
-        )
-
-
-def _size(field: str, value: object, way_out: str) -> None:
-    """Refuse numbers whose squares leave the range of floats."""
-    if not _SMALLEST <= positive_number(field, value, way_out) <= 1.0 / _SMALLEST:
-        raise InputError(field, value, f"from {_SMALLEST:g} to {1.0 / _SMALLEST:g}", way_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,22 +155,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; without the curve over time."""
-        names = (
-            "mechanism",
-            "objective",
-            "sensitivity",
-            "noise_std",
-            "error_max",
-            "error_mean",
-            "error_round_ends",
-            "error_published",
-            "model_noise",
-            "relative_to_independent",
-            "state_vectors",
-            "state_bytes",
-            "seconds_per_step",
-        )
-        return {name: getattr(self, name) for name in names} | {"guarantee": self.guarantee.as_dict()}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("guarantee", "error_over_time")}
+        return kept | {"guarantee": self.guarantee.as_dict()}
 
     @property
     def title(self) -> str:
@@ -240,80 +207,86 @@ class Comparison:
         """The mechanism to use."""
         return self.rows[0]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        s = self.setting
+        return {
+            "setting": {
+                "epsilon": s.budget.epsilon,
+                "delta": s.budget.delta,
+                "rounds": s.rounds,
+                "local_steps": s.local_steps,
+                "horizon": s.horizon,
+                "unbounded": s.unbounded,
+                "clip_norm": s.clip_norm,
+                "clients_per_step": s.clients_per_step,
+                "learners": s.learners,
+                "dim": s.dim,
+                "neighbours": s.neighbours.value,
+                "participation": [s.participation.times, s.participation.min_separation],
+                "accounting": s.accounting.value,
+            },
+            "workload": s.published.as_dict(),
+            "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
+            "people_needed": s.people_needed,
+            "offers": [{"change": offer.change, "error_published": offer.error_published} for offer in self.offers],
+            "without_end": {each.way: each.relative for each in self.without_end},
+            "recommended": self.recommended.mechanism,
+            "objective": self.recommended.objective,
+            "reason": self.reason,
+            "left_out": list(self.left_out),
+            "mechanisms": [row.as_dict() for row in self.rows],
+        }
+
 
 def compare(
-    setting: Setting,
-    names: Sequence[str] | None = None,
-    *,
-    options: dict[str, Any] | None = None,
-    tick: Callable[[str], None] = lambda _: None,
+    setting: Setting, names: Sequence[str] | None = None, tick: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Build and calibrate mechanisms; ``tick`` is called with each name before its turn.
+    """Build and calibrate mechanisms.
 
     Args:
         setting: the run.
         names: of mechanisms; None for all that the setting can have.
-        options: for their functions.
         tick: called with each name before its turn.
 
     Returns:
         The rows, the recommended one first.
 
-    Raises:
-        InputError: for no name, or, where the run has no end, a mechanism that needs one.
-
     """
-    if setting.unbounded:
-        return _compare_endless(setting, names, tick)
-    left_out: tuple[str, ...] = ()
-    everything = names is None
-    if names is None:
-        names = tuple(MECHANISMS)
-        if setting.horizon > LONG_HORIZON:
-            left_out = _SOLVED
-            names = tuple(name for name in names if name not in left_out)
-    if not names:
-        raise InputError("mechanism", names, "at least one name", "try optimal")
     baseline = _measure(build("independent", setting.horizon), setting, None)
+    chosen = names_for(setting) if names is None else tuple(names)
     rows = []
-    for name in names:
+    for name in chosen:
         tick(name)
-        factorization = build(name, setting.horizon, **(options or {}))
-        rows.append(_measure(factorization, setting, baseline))
-        if everything and _can_be_matched(name, setting):
+        if setting.unbounded:
+            rate = setting.published.forgetting_per_step
+            rows.append(
+                baseline if name == "independent" else _measure(without_end(rate, setting.horizon), setting, baseline)
+            )
+            continue
+        rows.append(_measure(build(name, setting.horizon), setting, baseline))
+        if names is None and _can_be_matched(name, setting):
             matched = build_for(name, setting.published, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
-    offers = _offers(setting, _recommended(rows)) if everything else ()
+    left_out = tuple(name for name in MECHANISMS if name not in chosen) if names is None else ()
+    if setting.unbounded:
+        return _ranked(setting, rows, ways=_without_end(setting))
+    offers = _offers(setting, _recommended(rows)) if names is None else ()
     return _ranked(setting, rows, left_out=left_out, offers=offers)
 
 
-def _compare_endless(setting: Setting, names: Sequence[str] | None, tick: Callable[[str], None]) -> Comparison:
-    """What an unbounded plan runs with, independent noise, and what knowing the end saves."""
-    rate = setting.published.forgetting_per_step
-    known = ("toeplitz" if rate < 1.0 else "buffered", "independent")
-    for name in names or ():
-        if name not in known:
-            raise InputError(
-                "mechanism",
-                name,
-                f"{' or '.join(known)} for unbounded rounds: it needs an end",
-                "leave it out; or name rounds that you will not reach",
-            )
-    baseline = _measure(build("independent", setting.horizon), setting, None)
-    rows = []
-    for name in names or known:
-        tick(name)
-        endless = None if name == "independent" else without_end(rate, setting.horizon)
-        rows.append(baseline if endless is None else _measure(endless, setting, baseline))
-    return _ranked(setting, rows, ways=_without_end(setting))
+def names_for(setting: Setting) -> tuple[str, ...]:
+    """The mechanisms to compare: what goes on without an end, or all that are solved in reasonable time."""
+    if setting.unbounded:
+        return ("toeplitz" if setting.published.forgetting_per_step < 1.0 else "buffered", "independent")
+    slow = () if setting.horizon <= LONG_HORIZON else _SOLVED
+    return tuple(name for name in MECHANISMS if name not in slow or name == setting.mechanism)
 
 
 def _recommended(rows: Sequence[Row]) -> Row:
-    """Of those with nearly the least noise in what is published, the one with the least state."""
-    best = min(row.error_published for row in rows)
-    # Every mechanism makes its increments from one fresh draw a step; the state sets the rest.
-    good = [row for row in rows if row.error_published <= CLOSE * best]
-    return min(good, key=lambda row: (row.state_vectors, row.error_published))
+    """By the noise in what is published; among rows of one state the one with less."""
+    ranked = sorted(rows, key=lambda row: row.error_published)
+    return recommended(ranked, lambda row: row.error_published, lambda row: row.state_vectors)
 
 
 def _ranked(

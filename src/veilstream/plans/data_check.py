@@ -1,7 +1,7 @@
 """What a plan would make of files of records: for the person beside the data.
 
-The rules are those of a simulation and of a deployed learner, not a copy of them: what
-`veilstream run` would refuse is refused here in the same words.
+It applies the rules of a simulation and of a deployed learner themselves, so it refuses what
+`veilstream run` would refuse, in the same words.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class DataCheck:
     per_learner: dict[str, int]
     """Records that each deployed learner would use."""
     rounds: dict[str, int]
-    """How many rounds they feed."""
+    """Rounds that these records are enough for."""
     unused_columns: list[str]
     needed: int
     """Records that the plan's horizon needs at each learner."""
     per_round: int
     learned: dict[str, int] = field(default_factory=dict)
-    """Records that a simulation learns from at each learner: without those who are held out."""
+    """Records that a simulation learns from at each learner, without held-out people."""
     run_refuses: str | None = None
     """What `veilstream run` would say of these files."""
     notes: list[str] = field(default_factory=list)
@@ -56,31 +56,30 @@ class DataCheck:
 
     def problems(self) -> list[str]:
         """What to look at, worst first."""
-        found = []
+        found: list[str] = []
         report = self.report
         if self.run_refuses is not None:
             found.append(f"`veilstream run` refuses these records: {self.run_refuses}")
         for refusal, count in report.refused.most_common():
-            share = 100 * count / max(report.rows, 1)
             where = f" in {refusal.column}" if refusal.column else ""
-            found.append(f"{counted(count, 'row')} ({share:.1f}%) refused{where}: {REASONS[refusal.reason]}")
-        for column, count in report.clamped.most_common():
-            share = 100 * count / max(report.rows, 1)
-            if share >= 1:
-                found.append(
-                    f"{counted(count, 'cell')} ({share:.1f}%) in {column} outside the plan's range or vocabulary"
-                )
+            found.append(f"{counted(count, 'row')} ({self._percent(count)}) refused{where}: {REASONS[refusal.reason]}")
+        found += [
+            f"{counted(count, 'cell')} ({self._percent(count)}) in {column} outside the plan's range or vocabulary"
+            for column, count in report.clamped.most_common()
+            if 100 * count >= report.rows
+        ]
         if len(self.labels) == 1:
             found.append(f"every record has the label {next(iter(self.labels))}")
-        for name, rounds in self.rounds.items():
-            have = self.per_learner[name]
-            if have < self.needed:
-                found.append(
-                    f"learner {name} has {counted(have, 'record')}, enough for "
-                    f"{counted(rounds, 'round')}; the plan's horizon needs "
-                    f"{counted(self.needed, 'record')} ({self.per_round} a round)"
-                )
+        found += [
+            f"learner {name} has {counted(have, 'record')}, enough for {counted(self.rounds[name], 'round')}; "
+            f"the plan's horizon needs {counted(self.needed, 'record')} ({self.per_round} a round)"
+            for name, have in self.per_learner.items()
+            if have < self.needed
+        ]
         return found + self.notes
+
+    def _percent(self, count: int) -> str:
+        return f"{100 * count / max(self.report.rows, 1):.1f}%"
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -99,14 +98,14 @@ class DataCheck:
 
 
 def check_data(paths: list[Path], plan: Plan) -> DataCheck:
-    """What a plan would make of these files; refuses those that lack its columns.
+    """What a plan would make of these files.
 
     Args:
         paths: all files of the plan, or those of some of its learners.
         plan: what a record is, who may return, how long the horizon is.
 
     Raises:
-        InputError: for files that cannot be read, or without the plan's columns.
+        InputError: files cannot be read, or lack the plan's columns.
 
     """
     schema, learning = schema_of(plan), plan.learning
@@ -114,7 +113,7 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
     records, report = read_tables(tables, schema, show=True)
     simulated = copy.deepcopy(report)
     count_people(records, report)
-    each = learning.local_steps * learning.clients_per_step
+    per_round = learning.local_steps * learning.clients_per_step
     kept = _at_deployed_learners(records, plan, report)
     labels = Counter(str(schema.label.in_units(float(record.encoded.sample.target))) for record in records)
     named = {column for _, table in tables for column in table.columns if column}
@@ -123,24 +122,24 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
         report,
         labels if schema.label.classes else Counter(),
         kept,
-        {name: count // each for name, count in kept.items()},
-        # Which columns an encoder of one's own uses, nobody here knows.
+        {name: count // per_round for name, count in kept.items()},
+        # Which columns an encoder of one's own uses is not known here.
         sorted(named - used) if plan.data.encode is None else [],
-        learning.rounds * each,
-        each,
+        learning.rounds * per_round,
+        per_round,
     )
     _simulate(checked, records, simulated, paths, plan)
     if report.unordered:
         checked.notes.append(
-            f"{counted(report.unordered, 'row')} lie behind a later {schema.time}: `veilstream "
-            "run` sorts them, a deployed learner takes them in the order of the file; sort the "
-            "file before its first start if the order matters"
+            f"{counted(report.unordered, 'row')} lie behind a later {schema.time}: `veilstream run` sorts them, a "
+            "deployed learner takes them in the order of the file; sort the file before its first start if the order "
+            "matters"
         )
     return checked
 
 
 def _at_deployed_learners(records: list[ClientRecord], plan: Plan, report: TableReport) -> dict[str, int]:
-    """Records that would be used there: in the order of the file, nobody is held out."""
+    """Records that deployed learners would use: in the order of the file, nobody held out."""
     by_learner: dict[str, list[ClientRecord]] = {}
     for record in records:
         by_learner.setdefault(record.learner, []).append(record)
@@ -155,29 +154,27 @@ def _at_deployed_learners(records: list[ClientRecord], plan: Plan, report: Table
 def _simulate(
     checked: DataCheck, records: list[ClientRecord], report: TableReport, paths: list[Path], plan: Plan
 ) -> None:
-    """By the rules of `veilstream run`; of files that are only some of the plan's, by as many."""
-    learning = plan.learning
-    found, wanted = len(checked.per_learner), learning.learners
+    """Apply the rules of `veilstream run`; the number of learners counts only if all files are here."""
+    found, wanted = len(checked.per_learner), plan.learning.learners
     some = found < wanted and not _all_files(paths, plan)
     if some:
         checked.report.notices.append(f"these are the records of {found} of the plan's {counted(wanted, 'learner')}")
+    names = [path.name for path in paths]
     try:
-        names = [path.name for path in paths]
         dealt = deal_out(records, report, schema_of(plan), names, dealing_of(plan, None if some else wanted))
     except InputError as error:
         checked.run_refuses = str(error)
         return
     checked.learned = {name: len(own) for name, own in dealt.learned.items()}
-    enough = {name for name, have in checked.per_learner.items() if have >= checked.needed}
-    held = {name: count for name, count in checked.learned.items() if name in enough}
+    held = {name: count for name, count in checked.learned.items() if checked.per_learner[name] >= checked.needed}
     checked.notes += [
         f"in `veilstream run`, which holds people out to measure on, {notice}"
-        for notice in short_of(held, learning.rounds, checked.per_round)
+        for notice in short_of(held, plan.learning.rounds, checked.per_round)
     ]
 
 
 def _all_files(paths: list[Path], plan: Plan) -> bool:
-    """Whether these are all that the plan names."""
+    """Whether these are all files that the plan names."""
     try:
         named = source_files(plan)
     except InputError:

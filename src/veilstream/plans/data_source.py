@@ -18,9 +18,9 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.tables import open_table
+from veilstream.streams.waiting_source import LiveSource
 
 _FUNCTION = re.compile(r"[\w.]+:\w+", re.ASCII)
 

@@ -33,14 +33,14 @@ class Figure:
     smoke_steps: int | None = None
     """Steps of a learner in a smoke run, where τ differs between variants."""
 
-    def plans(self, changes: dict[str, Any], *, smoke: bool) -> Iterator[tuple[str, Plan]]:
+    def plans(self, changes: dict[str, Any] | None = None, *, smoke: bool = False) -> Iterator[tuple[str, Plan]]:
         """Folder and plan of every run."""
         for variant in self.variants:
             small = dict(self.smoke) if smoke else {}
             if smoke and self.smoke_steps:
                 tau = variant.overrides.get("learning.local_steps", 1)
                 small["learning.rounds"] = self.smoke_steps // tau
-            overrides = variant.overrides | small | changes
+            overrides = variant.overrides | small | (changes or {})
             plan = Plan.load(experiment_path(variant.experiment), overrides)
             if smoke:
                 plain = tuple(m for m in plan.methods if " @ own" not in m.name)

@@ -7,7 +7,6 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import tomllib
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.mechanisms import Workload
-from veilstream.mechanisms.registry import MADE_FOR_PUBLISHED
 from veilstream.plans.plan_tables import (
-    DATA_OF_TASK,
     DataPlan,
     FederationPlan,
     LearningPlan,
@@ -27,33 +24,10 @@ from veilstream.plans.plan_tables import (
     TelemetryPlan,
 )
 from veilstream.plans.records import check_own_records, schema_of
+from veilstream.plans.rules import METHOD_RULES, PLAN_RULES
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
 from veilstream.privacy.telemetry import Telemetry
-
-_OF_TABLES = (
-    "source",
-    "query",
-    "learner",
-    "client",
-    "time",
-    "label",
-    "labels",
-    "label_range",
-    "label_outside",
-    "features",
-    "interactions",
-    "bias",
-    "fit",
-    "encode",
-    "held_out_share",
-    "returning",
-)
-"""Keys of [data] that only records of a table have."""
-
-
-_CLASSIFY = ("logistic", "softmax", "cnn", "edge_features", "random_features")
-"""Tasks of our own whose predictions are right or wrong."""
 
 _WINDOW_STEPS = 1000
 """Of a learner, that an estimate of telemetry averages over where the plan does not say."""
@@ -79,63 +53,28 @@ class Plan(PlanTable):
     methods: tuple[MethodPlan, ...] = value(empty=False)
 
     def check(self) -> None:
-        """Refuse parts that do not agree."""
-        names = [method.name for method in self.methods]
-        if len(set(names)) < len(names):
-            raise PlanError("methods.name", names, "a name of its own for each", "rename one")
-        self._check_data()
-        for field in ("start_sha256", "start_ca"):
-            if getattr(self.learning, field) is not None and self.learning.start is None:
-                raise PlanError(
-                    f"learning.{field}",
-                    getattr(self.learning, field),
-                    "learning.start beside it",
-                    "name the model, or remove it",
-                )
-        if self.federation.min_clients > self.learning.local_steps:
-            raise PlanError(
-                "federation.min_clients",
-                self.federation.min_clients,
-                f"at most learning.local_steps = {self.learning.local_steps}, a round's clients",
-                f"min_clients = {self.learning.local_steps}",
-            )
-        need = self.learning.rounds * self.learning.local_steps * self.learning.clients_per_step
-        if self.data.clients is not None and need > self.data.clients:
-            raise PlanError(
-                "learning.rounds",
-                self.learning.rounds,
-                f"a horizon of at most {self.data.clients} clients a learner (needs {need})",
-                f"rounds = {self.data.clients * self.learning.rounds // need}, or more clients",
-            )
+        """Refuse keys that do not agree."""
+        for rule in PLAN_RULES:
+            rule.check(self)
+        self._check_table()
         for index, method in enumerate(self.methods):
-            self._check_method(f"methods[{index}]", method)
-        if self.telemetry is not None:
-            self._check_telemetry(self.telemetry)
+            where = f"methods[{index}]"
+            for method_rule in METHOD_RULES:
+                method_rule.check(self, method, where)
+            if method.method.adds_noise:
+                self.budget_of(method, where)
+            self.check_visits(method, where)
 
-    def _check_telemetry(self, telemetry: TelemetryPlan) -> None:
-        """Metrics that the task and the methods have."""
-        metrics, task = list(telemetry.metrics), self.learning.task
-        if "accuracy" in metrics and task in DATA_OF_TASK and task not in _CLASSIFY:
-            raise PlanError(
-                "telemetry.metrics",
-                metrics,
-                f"no accuracy where {task} predicts a number",
-                'metrics = ["loss"], with a loss_cap',
-            )
-        if "clipped" in metrics and any(m.method.normalises for m in self.methods):
-            raise PlanError(
-                "telemetry.metrics",
-                metrics,
-                "no clipped beside a method that normalises gradients: none is ever clipped",
-                "remove it",
-            )
-        if self.data.missing_weights != "constant":
-            raise PlanError(
-                "data.missing_weights",
-                self.data.missing_weights,
-                '"constant" where there is telemetry: other weights distort it',
-                "remove it, or [telemetry]",
-            )
+    def _check_table(self) -> None:
+        """Refuse columns that make no record."""
+        if self.data.kind != "table":
+            return
+        try:  # code of one's own is not run to look at a plan
+            (schema_of if self.data.encode is None else check_own_records)(self)
+        except InputError as error:
+            known = error.field.startswith("learning.")
+            field = error.field if known else "data." + error.field.removeprefix("data.")
+            raise PlanError(field, error.value, error.rule, error.way_out) from None
 
     def telemetry_of(self, plan: MethodPlan) -> Telemetry | None:
         """What each client contributes beside its gradient; None for nothing."""
@@ -150,170 +89,6 @@ class Plan(PlanTable):
         said = None if self.telemetry is None else self.telemetry.window
         window = -(-_WINDOW_STEPS // self.learning.local_steps) if said is None else said
         return min(window, self.learning.rounds)
-
-    def _check_data(self) -> None:
-        task, data = self.learning.task, self.data
-        fitting = DATA_OF_TASK.get(task, (data.kind,))
-        if data.kind not in (*fitting, "custom"):
-            listed = ", ".join(f'"{kind}"' for kind in fitting)
-            raise PlanError(
-                "data.kind",
-                data.kind,
-                f'{listed} or "custom" for task = "{task}"',
-                f'kind = "{fitting[0]}", or another task',
-            )
-        self._check_table()
-        if data.kind != "synthetic" and data.drift != "none":
-            raise PlanError("data.drift", data.drift, f"none for {data.kind} data", "remove it")
-        self._check_attendance()
-        if self.learning.ridge and task not in ("logistic", "least_squares"):
-            raise PlanError("learning.ridge", self.learning.ridge, f"0 for {task}", "remove it")
-        if (data.kind, data.split) == ("mnist", "paper") and self.learning.learners != 10:
-            raise PlanError(
-                "learning.learners",
-                self.learning.learners,
-                "10 for the paper's split by digit",
-                'learners = 10, or data.split = "even", "dirichlet" or "writers"',
-            )
-
-    def _check_attendance(self) -> None:
-        data = self.data
-        if data.missing_weights != "constant" and not data.partial_attendance:
-            raise PlanError(
-                "data.missing_weights",
-                data.missing_weights,
-                '"constant" where every learner takes part in every round',
-                "remove it, or add data.missing, data.late or data.leaving",
-            )
-        if data.partial_attendance and self.run.noise == "device":
-            raise PlanError(
-                "run.noise",
-                self.run.noise,
-                '"host" where learners miss rounds: each has noise at a pace of its own',
-                'noise = "host"; or remove data.missing, data.late and data.leaving',
-            )
-        often = self.participation
-        if data.partial_attendance and often.times > 1 and often.min_separation > 1:
-            raise PlanError(
-                "privacy.min_separation",
-                often.min_separation,
-                "1 where people return and learners miss rounds: a learner that sat some out has "
-                "taken fewer steps between two visits than the run has",
-                "min_separation = 1 (more noise); or remove data.missing, data.late and data.leaving",
-            )
-
-    def _check_table(self) -> None:
-        """The keys of records stand where records are, and nowhere else."""
-        data = self.data
-        if data.kind == "table":
-            try:  # code of one's own is not run to look at a plan
-                (schema_of if data.encode is None else check_own_records)(self)
-            except InputError as error:
-                known = error.field.startswith("learning.")
-                field = error.field if known else "data." + error.field.removeprefix("data.")
-                raise PlanError(field, error.value, error.rule, error.way_out) from None
-            return
-        for key in _OF_TABLES:
-            if getattr(data, key) != DataPlan._entries[key].default:
-                raise PlanError(
-                    f"data.{key}",
-                    getattr(data, key),
-                    'nothing unless data.kind is "table"',
-                    'kind = "table", or remove it',
-                )
-
-    def _check_method(self, where: str, plan: MethodPlan) -> None:
-        method = plan.method
-        if not method.adds_noise:
-            for field in ("epsilon", "delta", "accounting", "mechanism"):
-                if getattr(plan, field) is not None:
-                    raise PlanError(
-                        f"{where}.{field}",
-                        getattr(plan, field),
-                        f"nothing: {plan.kind} adds no noise and protects no one",
-                        f"remove it, or take another kind than {plan.kind}",
-                    )
-        else:
-            self.budget_of(plan, where)
-        if method.fixed_mechanism and plan.mechanism not in (None, method.default_mechanism):
-            raise PlanError(
-                f"{where}.mechanism",
-                plan.mechanism,
-                f"{method.default_mechanism} for {plan.kind}",
-                'kind = "ours" takes any',
-            )
-        if method.chooses_steps:
-            self._check_auto(where, plan)
-        fitting = MADE_FOR_PUBLISHED if plan.objective == "published" else ("optimal",)
-        if plan.objective is not None and plan.mechanism_name not in fitting:
-            raise PlanError(
-                f"{where}.objective", plan.objective, f"only with mechanism = {', '.join(fitting)}", "remove it"
-            )
-        met = self.learning.local_steps * self.learning.clients_per_step
-        if plan.clients_per_step is not None and met % plan.clients_per_step:
-            raise PlanError(
-                f"{where}.clients_per_step",
-                plan.clients_per_step,
-                f"a divisor of {met}, the clients that a learner meets in a round",
-                f"clients_per_step = {math.gcd(met, plan.clients_per_step)}",
-            )
-        if plan.objective and plan.mechanism_name == "banded":
-            returning = self.participation.times > 1
-            if not returning or not self.workload_of(plan).plain:
-                raise PlanError(
-                    f"{where}.objective",
-                    plan.objective,
-                    "people who return ([privacy] participations > 1) and models as they are: "
-                    "banded is tuned for nothing else",
-                    "remove it, or take optimal or buffered",
-                )
-        self.check_visits(plan, where)
-        endless = "toeplitz" if plan.forgetting < 1.0 else "buffered"
-        if self.learning.unbounded and plan.mechanism not in (None, endless, "independent"):
-            raise PlanError(
-                f"{where}.mechanism",
-                plan.mechanism,
-                f"nothing, or {endless}, for unbounded rounds: this one needs an end",
-                "remove it; or learning.unbounded = false, with the rounds that there will be",
-            )
-        if self.learning.unbounded and plan.objective is not None:
-            raise PlanError(
-                f"{where}.objective",
-                plan.objective,
-                "nothing beside unbounded rounds: their noise is made for forgetting, or for epochs of doubling length",
-                "remove it; or learning.unbounded = false, with the rounds that there will be",
-            )
-        if plan.averaging is not None and plan.newest_weight is not None:
-            raise PlanError(
-                f"{where}.newest_weight", plan.newest_weight, "one kind of averaging", "remove averaging, or this"
-            )
-        one = self.learning.learners == 1 and self.learning.local_steps == 1
-        if method.one_machine and not one:
-            raise PlanError(
-                f"{where}.kind",
-                plan.kind,
-                "learners = 1 and local_steps = 1 (one machine)",
-                f"this plan has learners = {self.learning.learners}, local_steps = {self.learning.local_steps}",
-            )
-
-    def _check_auto(self, where: str, plan: MethodPlan) -> None:
-        """What is chosen is not said: a number beside it would be tuned on someone's data."""
-        entries = MethodPlan._entries
-        for field in ("step_size", "server_step_size", "clip_norm"):
-            if getattr(plan, field) != entries[field].default:
-                raise PlanError(
-                    f"{where}.{field}",
-                    getattr(plan, field),
-                    "nothing: auto takes it from public facts",
-                    'remove it, or kind = "ours"',
-                )
-        if self.learning.unbounded:
-            raise PlanError(
-                f"{where}.kind",
-                plan.kind,
-                "a run with an end: auto's step depends on it",
-                'rounds that you will not reach, or kind = "ours" with a step_size',
-            )
 
     def check_visits(self, plan: MethodPlan, where: str = "methods") -> None:
         """Refuse a promise to people who return whose separation is not in the method's own steps.
@@ -374,9 +149,7 @@ class Plan(PlanTable):
             step_decay=plan.step_decay,
             averaging=plan.averaging,
             newest_weight=plan.newest_weight,
-            momentum=plan.momentum,
             forgetting=plan.forgetting,
-            interior_weight=plan.interior_weight,
         )
 
     def clip_norm_of(self, plan: MethodPlan) -> float:
@@ -442,25 +215,13 @@ class Plan(PlanTable):
             raise MissingExtra("tomli_w", None, "writing a plan") from error
         content = dataclasses.asdict(self, dict_factory=_without_none)
         methods = content.pop("methods")
-        if self.data.kind != "table":
-            content["data"] = {k: v for k, v in content["data"].items() if k not in _OF_TABLES}
+        content["data"] = {key: held for key, held in content["data"].items() if self.data.allows(key)}
         tables = [tomli_w.dumps(content), *("[[methods]]\n" + tomli_w.dumps(m) for m in methods)]
         return "\n".join(tables)
 
 
 def _without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: held for key, held in items if held is not None}
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Key and value of ``key=value``; the value is TOML, or else plain text."""
-    key, equals, given = text.partition("=")
-    if not equals or not key:
-        raise InputError("--set", text, "key=value", "try learning.rounds=200")
-    try:
-        return key.strip(), tomllib.loads(f"value = {given}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), given.strip()
 
 
 def _override(content: dict[str, Any], key: str, given: object) -> str:

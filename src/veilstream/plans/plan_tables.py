@@ -6,28 +6,12 @@ from typing import Any, Literal
 
 from veilstream.errors import InputError
 from veilstream.learning.methods import METHODS, Method, method_of
+from veilstream.learning.task_registry import TASKS
 from veilstream.mechanisms import MECHANISMS
 from veilstream.mechanisms.workload import published_blend
 from veilstream.plans.records import FeaturePlan
 from veilstream.plans.schema import PlanError, PlanTable, agreed, value
 from veilstream.privacy.telemetry import METRIC_NAMES
-
-DATA_OF_TASK = {
-    "logistic": ("synthetic", "table"),
-    "least_squares": ("synthetic", "table"),
-    "softmax": ("table",),
-    "huber": ("table",),
-    "poisson": ("table",),
-    "ripple": ("ripple",),
-    "cnn": ("mnist",),
-    "edge_features": ("mnist",),
-    "random_features": ("mnist",),
-}
-"""Which data the tasks that are known learn from."""
-
-
-_ROUNDS_SIMULATED = 1000
-"""Of a run without an end that does not say how many."""
 
 
 class PrivacyPlan(PlanTable):
@@ -49,11 +33,10 @@ class PrivacyPlan(PlanTable):
 class LearningPlan(PlanTable):
     """Algorithm 1's numbers, shared by all methods."""
 
-    rounds: int = agreed(ge=1, hint='R, how many models are released; try 1000, or "unbounded" for no end')
+    rounds: int = agreed(ge=1, hint="R, how many models are released; try 1000")
     unbounded: bool = agreed(default=False)
     """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
-    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`).
-    ``rounds = "unbounded"`` is short for it, with 1000 rounds simulated."""
+    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
     local_steps: int = agreed(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = agreed(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = agreed(default=1, ge=1, hint="how many a step averages; try 1")
@@ -62,9 +45,9 @@ class LearningPlan(PlanTable):
     """B_g: every client's gradient is shortened to this norm where it is longer."""
     task: str = agreed(
         default="logistic",
-        choices=(*DATA_OF_TASK, "custom"),
-        pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
-        shape='"package.module:function"',
+        choices=TASKS,
+        pattern=r"custom|[^\W\d][\w.]*:[^\W\d]\w*",
+        shape='"custom", or "package.module:function"',
     )
     """What is learned. "package.module:function" names a function that makes a task of your own, on
     every machine; "custom" is one given in Python: run(plan, task=...)."""
@@ -81,20 +64,13 @@ class LearningPlan(PlanTable):
         default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits", hint="start.json of a run says it"
     )
     """Which model `start` must be; server and learners then agree on it."""
-    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's")
+    start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")
     """Who vouches for a server that `start` names: a PEM file."""
 
-    def __init__(self, /, **given: Any) -> None:
-        if given.get("rounds") == "unbounded":
-            if given.get("unbounded", True) is not True:
-                raise PlanError(
-                    "unbounded",
-                    given["unbounded"],
-                    'true, or nothing, beside rounds = "unbounded"',
-                    "remove it, or say how many rounds there will be",
-                )
-            given |= {"rounds": _ROUNDS_SIMULATED, "unbounded": True}
-        super().__init__(**given)
+
+def of_table(**rule: Any) -> Any:
+    """A key of [data] that only records of a table have."""
+    return value(only_where=("kind", "table"), **rule)
 
 
 class DataPlan(PlanTable):
@@ -111,59 +87,50 @@ class DataPlan(PlanTable):
     """How far learners of synthetic data differ in their features."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     """The largest norm that a record's features have."""
-    clients: int | None = value(default=None, ge=1, hint="leave it out for as many as needed")
-    """How many clients a learner has; the horizon may not need more."""
-    drift: Literal["none", "abrupt", "gradual", "seasonal"] = "none"
+    drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))
     """How the labels of synthetic data turn from one model to another over the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
-    concentration: float = value(default=0.5, ge=1e-3, le=1e6, hint="small is uneven; try 0.5")
-    """Of the Dirichlet split."""
-    directory: str | None = value(default=None, empty=False, hint="leave it out for the cache")
-    """Where the MNIST files are, if not in the user's data directory."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
     """How many made-up clients accuracy is measured on; none of them is learned from."""
-    source: str | None = value(default=None, empty=False, hint='a file, or "stations/*.csv"')
+    source: str | None = of_table(default=None, empty=False, hint='a file, or "stations/*.csv"')
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
-    query: str | None = value(default=None, empty=False, hint="SELECT ... ORDER BY time")
+    query: str | None = of_table(default=None, empty=False, hint="SELECT ... ORDER BY time")
     """Of a SQLite file: which records, in order."""
-    learner: str | None = value(default=None, empty=False, hint="leave it out for one file each")
+    learner: str | None = of_table(default=None, empty=False, hint="leave it out for one file each")
     """Column that says at which learner a record is."""
-    client: str | None = value(default=None, empty=False, hint='"#row" if each row is someone else')
+    client: str | None = of_table(default=None, empty=False, hint='"#row" if each row is someone else')
     """Column that says who; "#row" where every row is another person."""
-    time: str | None = value(default=None, empty=False, hint="leave it out for the file's order")
+    time: str | None = of_table(default=None, empty=False, hint="leave it out for the file's order")
     """Column that orders records."""
-    label: str | None = value(default=None, empty=False, hint="the column that is predicted")
+    label: str | None = of_table(default=None, empty=False, hint="the column that is predicted")
     """Column that is predicted."""
-    labels: tuple[str, ...] | None = value(default=None, empty=False, hint='["no", "yes"]')
+    labels: tuple[str, ...] | None = of_table(default=None, empty=False, hint='["no", "yes"]')
     """The label's texts; in logistic regression the second is +1."""
-    label_range: tuple[float, ...] | None = value(default=None, hint="[0.0, 100.0]")
+    label_range: tuple[float, ...] | None = of_table(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
-    label_outside: Literal["clamp", "refuse"] = "clamp"
-    """What becomes of a label outside its range: moved to its end and counted, or the record is
-    refused."""
-    features: tuple[FeaturePlan, ...] = value(default=())
+    features: tuple[FeaturePlan, ...] = of_table(default=())
     """Columns that predict, each a [[data.features]]."""
-    interactions: tuple[str, ...] = value(default=(), hint='["hour * weekday"]')
+    interactions: tuple[str, ...] = of_table(default=(), hint='["hour * weekday"]')
     """Pairs of features whose products are features too."""
-    bias: bool = True
+    bias: bool = of_table(default=True)
     """Whether a feature that is always 1 is added."""
-    fit: Literal["scale", "clip"] = "scale"
+    fit: Literal["scale", "clip"] = of_table(default="scale")
     """How features get a norm of at most `feature_norm`: divided by the largest that they can have,
     or cut where they are longer."""
-    encode: str | None = value(
+    encode: str | None = of_table(
         default=None,
         pattern=r"[^\W\d][\w.]*:[^\W\d]\w*",
         shape='"package.module:function"',
         hint="a function from a row to features, for features of your own",
     )
     """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
-    held_out_share: float = value(default=0.2, ge=0, lt=1, hint="try 0.2")
+    held_out_share: float = of_table(default=0.2, ge=0, lt=1, hint="try 0.2")
     """Share of a table's people who are measured on and not learned from."""
-    returning: Literal["refuse", "first"] = "refuse"
+    returning: Literal["refuse", "first"] = of_table(default="refuse")
     """What a simulation does with people who come more often than the promise allows: refuse the
     plan, or use only as many of their records as it does."""
     missing: float = value(default=0.0, ge=0, lt=1, hint="0 for nobody; try 0.3")
@@ -173,9 +140,6 @@ class DataPlan(PlanTable):
     """In a simulation, the share of learners that come at a later round."""
     leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
     """In a simulation, the share of learners that leave for good."""
-    missing_weights: Literal["constant", "answered"] = "constant"
-    """What a release weighs where learners are missing: 1/n of the enrolled, as a server does it.
-    "answered", 1/(who answered), is there to show that correlated noise then stays in the model."""
 
     @property
     def partial_attendance(self) -> bool:
@@ -217,12 +181,6 @@ class FederationPlan(PlanTable):
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """A learner goes into the server's next run by itself until it has been in so many; each is an
     epoch of its own, with fresh noise and for new clients only."""
-    combine: Literal["mean", "trimmed", "median"] = "mean"
-    """How the server makes one direction of a round's increments, coordinate by coordinate. Only
-    the mean lets correlated noise cancel; the others resist learners that lie within bounds.
-    Telemetry is a plain mean always."""
-    trim: float = value(default=0.1, gt=0, lt=0.5, hint="share cut off at each end; try 0.1")
-    """Share of the increments that "trimmed" cuts off at each end."""
 
 
 class TelemetryPlan(PlanTable):
@@ -275,8 +233,6 @@ class MethodPlan(PlanTable):
     still start from the latest one. Post-processing: it costs nothing of the promise."""
     newest_weight: float | None = agreed(default=None, gt=0, le=1, hint="leave it out; try 0.01")
     """Publish an exponential average instead, in which the newest model has this weight."""
-    momentum: float = agreed(default=0.0, ge=0, lt=1, hint="0 for none; try 0.9")
-    """Of the server: m <- momentum·m + direction, and x moves along m."""
     forgetting: float = agreed(default=1.0, gt=0, le=1, hint="1 forgets nothing; try 0.999")
     """ρ: every round the server first draws the model to where the run began, x⁰ + ρ·(x - x⁰)."""
     clip_norm: float | None = agreed(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
@@ -292,10 +248,8 @@ class MethodPlan(PlanTable):
     """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging, momentum and forgetting, at round ends (`buffered` and `banded` are then
+    its steps, averaging and forgetting, at round ends (`buffered` and `banded` are then
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
-    interior_weight: float = agreed(default=0.1, gt=0, le=1, hint="try 0.1")
-    """For "published" and "rounds": what noise in models that are not published counts beside."""
 
     def check(self) -> None:
         """Refuse a method that neither says its step size nor chooses it."""
@@ -334,9 +288,9 @@ class MethodPlan(PlanTable):
         return published_blend(self.averaging, self.newest_weight, round_)
 
     @property
-    def memory(self) -> tuple[bool, bool]:
-        """Whether the server has momentum, and whether it forgets."""
-        return self.momentum > 0.0, self.forgetting < 1.0
+    def forgets(self) -> bool:
+        """Whether the server draws the model to where the run began."""
+        return self.forgetting < 1.0
 
     @property
     def mechanism_name(self) -> str | None:

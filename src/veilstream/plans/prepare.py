@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,19 +45,19 @@ class Prepared:
     """What a method of kind "auto" chose, and from which facts."""
 
     @property
-    def shape(self) -> tuple[int, int, bool, float | None, tuple[bool, bool]]:
+    def shape(self) -> tuple[int, int, bool, float | None, bool]:
         """Methods of one shape run as one array."""
         rule = self.rule
-        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.memory
+        return self.steps, self.clients, rule.unit_steps, rule.gamma, self.plan.forgets
 
     @property
     def recipe(self) -> tuple[object, ...]:
         """Methods of one recipe share their noise, but for its size."""
         plan = self.plan
-        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective, plan.interior_weight)
+        made_for: tuple[object, ...] = (plan.mechanism_name, plan.objective)
         if plan.objective == "published":
             averages = plan.averaging, plan.newest_weight
-            made_for += (*averages, plan.step_decay, plan.momentum, plan.forgetting)
+            made_for += (*averages, plan.step_decay, plan.forgetting)
         if isinstance(self.factorization, StationaryFactorization):
             made_for += (plan.forgetting,)
         return made_for
@@ -83,27 +83,34 @@ class Prepared:
 
 
 def main_method(prepared: Sequence[Prepared]) -> int:
-    """Which method a run is about, and recommends: the private one with the least noise.
+    """Which method a run is about, and recommends.
 
     Of the methods that share the first private one's budget and accounting, those of the paper
-    ("ours", "auto") before baselines, as `veilstream plan` recommends: the smallest state of those
-    whose noise in sums at round ends is least, or within 2% of it. The first method where none
-    protects anyone.
+    ("ours", "auto") before baselines, the `recommended` one by the noise in sums at round ends. The
+    first method where none protects anyone.
     """
-    private = [(i, p) for i, p in enumerate(prepared) if p.guarantee]
+    private = [i for i, each in enumerate(prepared) if each.guarantee]
     if not private:
         return 0
-    first = _budget(private[0][1])
-    alike = [(i, p) for i, p in private if _budget(p) == first]
-    own = [(i, p) for i, p in alike if p.plan.kind in _OWN] or alike
-    least = min(_noise(p) for _, p in own)
-    good = [(i, p) for i, p in own if _noise(p) <= CLOSE * least]
-    return min(good, key=lambda each: _state(each[1]))[0]
+    first = _budget(prepared[private[0]])
+    alike = [i for i in private if _budget(prepared[i]) == first]
+    own = [i for i in alike if prepared[i].plan.kind in _OWN] or alike
+    return recommended(own, lambda i: _noise(prepared[i]), lambda i: _state(prepared[i]))
 
 
-CLOSE = 1.02
-"""Errors this close count as equal; the cheaper mechanism is then recommended."""
 _OWN = ("ours", "auto")
+_CLOSE = 1.02
+"""Noise this close counts as equal; the cheaper mechanism is then recommended."""
+T = TypeVar("T")
+
+
+def recommended(choices: Sequence[T], noise: Callable[[T], float], state: Callable[[T], int]) -> T:
+    """Of those with the least noise, or within 2% of it, the first with the smallest state.
+
+    Every mechanism makes its noise from one fresh draw a step; the state sets the rest of its cost.
+    """
+    least = min(map(noise, choices))
+    return min((each for each in choices if noise(each) <= _CLOSE * least), key=state)
 
 
 def _budget(prepared: Prepared) -> tuple[float, float, str]:
@@ -144,14 +151,6 @@ def warn_of_kept_noise(plan: Plan, mechanism: str) -> None:
             PlanNotice,
             stacklevel=3,
         )
-    if plan.data.missing_weights == "answered":
-        warnings.warn(
-            f'data.missing_weights = "answered" beside {mechanism} noise: weights that change from '
-            "round to round keep noise that later steps would have cancelled (remove it; it is "
-            "there for comparison)",
-            PlanNotice,
-            stacklevel=3,
-        )
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
@@ -176,7 +175,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
-        options = {"objective": method.objective, "local_steps": steps, "interior_weight": method.interior_weight}
+        options = {"objective": method.objective, "local_steps": steps}
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)

@@ -7,6 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from veilstream.errors import InputError
+from veilstream.learning.task_kind import Target
+from veilstream.learning.task_registry import task_kind
 from veilstream.learning.tasks import TaskDetails
 from veilstream.plans.own_code import code_hash, load_function
 from veilstream.plans.schema import PlanTable, value
@@ -16,9 +18,6 @@ from veilstream.records.schema import Categorical, Feature, Hashed, Label, Numer
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
-
-TABLE_TASKS = ("logistic", "softmax", "least_squares", "huber", "poisson")
-"""Tasks for records of a table."""
 
 _SCALES = 3.0
 """A number given by centre and scale reaches so many scales to either side."""
@@ -215,8 +214,9 @@ def label_unit(plan: Plan) -> float:
 
 def _label(plan: Plan, name: str) -> Label:
     data, task = plan.data, plan.learning.task
-    classifies = task in ("logistic", "softmax")
-    known = classifies or task in TABLE_TASKS
+    kind = task_kind(task)
+    target = None if kind is None else kind.target
+    known, classifies = target is not None, target is not None and target.classifies
     if data.labels is not None and data.label_range is not None:
         raise InputError("data.labels", data.labels, "either labels or label_range", "remove one")
     if known and classifies and data.labels is None:
@@ -226,15 +226,16 @@ def _label(plan: Plan, name: str) -> Label:
             raise InputError(
                 "data.labels", data.labels, f"label_range, since {task} predicts a number", "label_range = [0.0, 100.0]"
             )
-        return Label(name, data.labels, signed=task == "logistic")
+        return Label(name, data.labels, signed=target is Target.SIGN)
     if data.label_range is None or len(data.label_range) != 2:
         raise InputError(
             "data.label_range", data.label_range, "two numbers, the label's public range", "label_range = [0.0, 100.0]"
         )
     low, high = data.label_range
-    if task == "poisson" and low < 0:
+    counts = target is Target.COUNT
+    if counts and low < 0:
         raise InputError("data.label_range", data.label_range, "from 0 on: counts", "[0.0, 50.0]")
-    return Label(name, None, low=low, high=high, counts=task == "poisson", outside=data.label_outside)
+    return Label(name, None, low=low, high=high, counts=counts)
 
 
 def _pair(text: str) -> tuple[str, str]:

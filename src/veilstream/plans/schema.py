@@ -44,6 +44,10 @@ class FieldRule:
     shape: str = ""
     hint: str = ""
     """What to write instead."""
+    only_with: str = ""
+    """Another key of the table that must be given too."""
+    only_where: tuple[str, str] | None = None
+    """Another key of the table, and the value that it must have."""
     agreed: bool = False
     """Server and learner must hold the same value: it decides the model or the promise."""
 
@@ -124,7 +128,28 @@ class Table:
         _refuse_unknown_keys(type(self), given, "")
         for name, entry in self._entries.items():
             object.__setattr__(self, name, entry.accepted(given.get(name, entry.default)))
+        for name in self._entries:
+            self._check_company(name)
         self.check()
+
+    def given(self, name: str) -> bool:
+        """Whether a field differs from its default."""
+        return bool(getattr(self, name) != self._entries[name].default)
+
+    def allows(self, name: str) -> bool:
+        """Whether the table's other fields let this one be given."""
+        rule = self._entries[name].rule
+        other = rule.only_where is None or getattr(self, rule.only_where[0]) == rule.only_where[1]
+        return other and not (rule.only_with and getattr(self, rule.only_with) is None)
+
+    def _check_company(self, name: str) -> None:
+        if not self.given(name) or self.allows(name):
+            return
+        rule, held = self._entries[name].rule, _shown(getattr(self, name))
+        if rule.only_where is None:
+            raise self.refusal(name, held, f"{rule.only_with} beside it", f"add {rule.only_with}, or remove {name}")
+        key, wanted = rule.only_where
+        raise self.refusal(name, held, f'nothing unless {key} is "{wanted}"', f'{key} = "{wanted}", or remove {name}')
 
     def check(self) -> None:
         """Raise what is wrong between fields; each of them is right by itself."""

@@ -36,12 +36,11 @@ from numpy.typing import NDArray
 
 from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms.blas import one_blas_thread
-from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.exact_normals import enclosures
 from veilstream.mechanisms.fine_normals import FineNormals
 from veilstream.mechanisms.keystream import Row
 from veilstream.mechanisms.normals import TILE
-from veilstream.mechanisms.program import NoiseProgram, advance
+from veilstream.mechanisms.program import DRAW_ERROR, NoiseProgram, advance
 from veilstream.privacy.grid import LARGEST, Grid
 
 Floats = NDArray[np.float64]

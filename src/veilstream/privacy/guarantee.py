@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -198,3 +199,30 @@ class Guarantee:
         }
         assert math.isfinite(plain["epsilon_exact"])
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Guarantee:
+        """The guarantee that `as_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: for anything else.
+
+        """
+        told = plain.get("telemetry")
+        return cls(
+            epsilon=float(plain["epsilon"]),
+            delta=float(plain["delta"]),
+            mechanism=str(plain["mechanism"]),
+            horizon=int(plain["horizon"]),
+            clip_norm=float(plain["clip_norm"]),
+            neighbours=Neighbours(plain["neighbours"]),
+            participation=Participation(**plain["participation"]),
+            accounting=Accounting(plain["accounting"]),
+            noise_std=float(plain["noise_std"]),
+            sensitivity=float(plain["sensitivity"]),
+            sensitivity_exact=bool(plain["sensitivity_exact"]),
+            clients_per_step=int(plain["clients_per_step"]),
+            arithmetic_mu=float(plain["arithmetic_mu"]),
+            arithmetic_delta=float(plain["arithmetic_delta"]),
+            telemetry=told and Telemetry(tuple(told["metrics"]), told["width"], told["loss_cap"]),
+        )

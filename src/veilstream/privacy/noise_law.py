@@ -42,10 +42,9 @@ from dataclasses import dataclass
 from veilstream.errors import InputError
 from veilstream.mechanisms.analysis import rounding_gains
 from veilstream.mechanisms.checks import positive_integer
-from veilstream.mechanisms.draw_error import DRAW_ERROR
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.participation import Participation
-from veilstream.mechanisms.program import ENDLESS, NoiseProgram
+from veilstream.mechanisms.program import DRAW_ERROR, ENDLESS, NoiseProgram
 from veilstream.mechanisms.unbounded import StationaryFactorization
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.grid import Grid, grid_for

@@ -1,29 +1,31 @@
-"""Curves as a page carries them: sixteen bits a value, seeds and points in one text.
+"""Charts as a page carries them: curves thinned out and packed to sixteen bits a value.
 
 A report holds seeds x methods x points numbers for each of its charts. As decimal text they would
-be tens of megabytes; on a scale of 65,534 steps between the least and the greatest value of the
-chart they are two bytes each, and no screen shows the difference. Curves that span more than three
-orders of magnitude are scaled by their logarithm. What is no number stays none.
+be tens of megabytes; as one of 65,534 steps between the least and the greatest value of the curve
+they are two bytes each, and no screen shows the difference. Curves that span more than three
+orders of magnitude are scaled by their logarithm.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.reports.page_kit import Chart
+
 Floats = NDArray[np.float64]
 
-MISSING = 65535
-"""The code of what is no number."""
-_STEPS = 65534
-_WIDE = 1e3
 MOST_POINTS = 500
 """Points of one curve on a page: more than a screen can show."""
+MISSING = 65535
+"""The code for NaN."""
+_STEPS = 65534
+_WIDE = 1e3
 
 
 def pack(values: NDArray[Any]) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def pack(values: NDArray[Any]) -> dict[str, Any]:
 
     Guarantees: `unpack` returns every number to within 1/65534 of the array's range, or, where its
     least is positive and its greatest more than a thousand times that, to within 1/65534 of the
-    range of its logarithm. What is infinite comes back as NaN.
+    range of its logarithm. Infinite values come back as NaN.
     """
     given = np.asarray(values, np.float64)
     finite = np.isfinite(given)
@@ -48,7 +50,7 @@ def pack(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> Floats:
-    """What the page reads back."""
+    """The array that `pack` was given, as the page reads it."""
     codes = np.frombuffer(base64.b64decode(packed["codes"]), "<u2").astype(np.float64)
     values = packed["low"] + codes / _STEPS * packed["span"]
     values = np.exp(values) if packed["log"] else values
@@ -56,14 +58,14 @@ def unpack(packed: Mapping[str, Any]) -> Floats:
 
 
 def thinned(points: int, most: int) -> NDArray[np.intp]:
-    """Indices of at most so many points, evenly spread, the first and the last among them."""
+    """At most so many indices, evenly spread, with the first and the last."""
     return np.unique(np.rint(np.linspace(0, points - 1, min(points, most))).astype(np.intp))
 
 
 def window_means(values: Floats, most: int) -> tuple[NDArray[np.intp], Floats]:
-    """Means over at most so many stretches of the last axis, and how many points end each.
+    """Means over at most so many windows of the last axis, and how many points end each.
 
-    What is no number does not count; a stretch without numbers has none.
+    NaN does not count; the mean of a window of NaN alone is NaN.
     """
     points = values.shape[-1]
     ends = np.unique(np.rint(np.linspace(0, points, min(points, most) + 1)).astype(np.intp))
@@ -76,14 +78,14 @@ def window_means(values: Floats, most: int) -> tuple[NDArray[np.intp], Floats]:
     return ends[1:], np.stack(means, axis=-1)
 
 
-def running_mean(values: Floats) -> Floats:
-    """Means so far of every seed; no number before the first, and none once it has diverged."""
-    there = np.isfinite(values)
-    total = np.cumsum(np.where(there, values, 0.0), axis=-1)
-    mean: Floats = total / np.maximum(np.cumsum(there, axis=-1), 1)
-    # Once diverged, no mean is a number any more; rounds without clients only add nothing.
-    gone = np.logical_or.accumulate(np.isinf(values), axis=-1)
-    return np.where(gone | (np.cumsum(there, axis=-1) == 0), np.nan, mean)
+def running_mean(values: NDArray[Any]) -> Floats:
+    """Each seed's mean so far. Rounds without clients (NaN) do not count; after a divergence it is NaN."""
+    given = np.asarray(values, np.float64)
+    there = np.isfinite(given)
+    count = np.cumsum(there, axis=-1)
+    mean: Floats = np.cumsum(np.where(there, given, 0.0), axis=-1) / np.maximum(count, 1)
+    diverged = np.logical_or.accumulate(np.isinf(given), axis=-1)
+    return np.where(diverged | (count == 0), np.nan, mean)
 
 
 def chart(
@@ -91,29 +93,32 @@ def chart(
     title: str,
     about: str,
     y_label: str,
-    x: NDArray[Any],
+    x: Sequence[int] | NDArray[Any],
     values: Mapping[str, NDArray[Any]],
     *,
     logarithmic: bool = False,
     share: bool = False,
+    from_zero: bool = False,
+    whole: bool = False,
     lines: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """One chart: arrays (seeds, points) by name, of at most `MOST_POINTS` points each.
+) -> Chart:
+    """One chart (`page_kit.Chart`) of at most `MOST_POINTS` points.
 
     Args:
-        name: its id, of its own on the page.
+        name: its id on the page.
         title: its name for people.
         about: a sentence or two on what it shows.
         y_label: what is measured.
         x: rounds of the points.
-        values: the curves; those without any number are left out.
+        values: arrays (seeds, points) by name; those without any number are left out.
         logarithmic: whether orders of magnitude matter.
         share: whether values lie between 0 and 1.
+        from_zero: whether the axis starts at zero.
+        whole: whether values are whole numbers.
         lines: levels to compare with, each a label and a value.
 
     """
     kept = thinned(len(x), MOST_POINTS)
-    values = {n: v for n, v in values.items() if np.isfinite(v).any()}
     return {
         "id": name,
         "title": title,
@@ -122,13 +127,22 @@ def chart(
         "y_label": y_label,
         "logarithmic": logarithmic,
         "share": share,
+        "from_zero": from_zero,
+        "whole": whole,
         "x": [int(v) for v in np.asarray(x)[kept]],
-        "series": {n: pack(np.asarray(v)[..., kept]) for n, v in values.items()},
+        "series": {n: pack(np.asarray(v)[..., kept]) for n, v in values.items() if np.isfinite(v).any()},
         "lines": lines or [],
     }
 
 
-def held_out_chart(rounds: NDArray[Any], accuracy: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Held-out accuracy at the rounds that were looked at, of arrays (seeds, rounds) by method."""
-    about = "Of the published model, on clients who are never learned from."
+def held_out_chart(rounds: Sequence[int] | NDArray[Any], accuracy: Mapping[str, NDArray[Any]]) -> Chart:
+    """Held-out accuracy, of arrays (seeds, rounds) by method."""
+    about = "Accuracy of the published model on clients it never learns from."
     return chart("held-out", "Held-out accuracy", about, "accuracy", rounds, accuracy, share=True)
+
+
+def loss_chart(means: Mapping[str, NDArray[Any]]) -> Chart:
+    """Average loss so far, of arrays (seeds, rounds) by method."""
+    about = "Prequential: the loss of each round’s clients, under the model published before that round."
+    x = np.arange(1, max(values.shape[-1] for values in means.values()) + 1)
+    return chart("loss", "Average loss so far", about, "average loss", x, means, logarithmic=True)

@@ -4,60 +4,31 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
-from veilstream.reports.charts import chart, running_mean
+from veilstream.reports.charts import held_out_chart, loss_chart, running_mean
+from veilstream.reports.page_kit import Chart, Headline, PageState, cell, facts, page_state, percent
+from veilstream.reports.report import FIGURES, shown_figures
 from veilstream.runs.folder import Run
-
-Floats = NDArray[np.float64]
-
-_FIGURES = {
-    "held_out_accuracy": "held-out accuracy",
-    "prequential_accuracy": "prequential accuracy",
-    "rmse": "held-out error",
-    "average_loss": "average loss",
-    "dynamic_regret": "dynamic regret",
-}
+from veilstream.runs.summary import MethodSummary, SimulationSummary
 
 
+@dataclass(frozen=True)
 class Compared:
-    """One run in a comparison: its name there, its method and what came of it."""
+    """One run in a comparison."""
 
-    def __init__(self, run: Run, method: str | None, name: str) -> None:
-        self.run, self.name = run, name
-        if run.is_federation:
-            raise InputError(
-                "run",
-                str(run.path),
-                "a simulation's folder",
-                "a federation's accuracy is private; its own report shows what may be seen",
-            )
-        self.summary = run.summary
-        self.method = self.summary["main_method"] if method is None else method
-        if self.method not in self.summary["methods"]:
-            raise UnknownName("method", self.method, self.summary["methods"])
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the summary says of the method."""
-        found: dict[str, Any] = self.summary["methods"][self.method]
-        return found
-
-    def final(self, key: str) -> dict[str, Any] | None:
-        """A final figure; folders of before have `accuracy` for the held-out one."""
-        figures = self.facts["final"]
-        if key == "held_out_accuracy" and key not in figures:
-            key = "accuracy"
-        found: dict[str, Any] | None = figures.get(key)
-        return found
+    name: str
+    run: Run
+    summary: SimulationSummary
+    method: MethodSummary
 
 
 def compared_runs(runs: Sequence[Run], method: str | None = None) -> list[Compared]:
-    """Runs by the names of their folders, told apart by the folders above where they are alike.
+    """Name runs by their folders, with as many folders above as tell them apart.
 
     Raises:
         InputError: for fewer than two, a federation, or a method that one does not have.
@@ -72,112 +43,101 @@ def compared_runs(runs: Sequence[Run], method: str | None = None) -> list[Compar
     names = ["/".join(p.parts[-depth:]) for p in paths]
     if len(set(names)) < len(names):
         raise InputError("run", names, "folders that differ", "name each once")
-    return [Compared(run, method, name) for run, name in zip(runs, names, strict=True)]
+    return [_compared(name, run, method) for name, run in zip(names, runs, strict=True)]
 
 
-def comparison_state(compared: Sequence[Compared]) -> dict[str, Any]:
-    """The page's state (`report_state`): a chart for each measure that all of them have."""
-    best = _best(compared)
-    keys = [k for k in _FIGURES if any(each.final(k) for each in compared)]
-    return {
-        "schema": 1,
-        "kind": "comparison",
-        "title": " · ".join(each.name for each in compared[:3]) + (" …" if compared[3:] else ""),
-        "subtitle": f"{len(compared)} runs side by side: "
-        + ", ".join(f"{each.method} of {each.name}" for each in compared),
-        "notices": ["Simulations: their noise comes from seeds and protected no one."],
-        "headline": best,
-        "promise": None,
-        "methods": [
+def _compared(name: str, run: Run, method: str | None) -> Compared:
+    if run.is_federation:
+        why = "a federation's accuracy is private; its own report shows what may be seen"
+        raise InputError("run", str(run.path), "a simulation's folder", why)
+    summary = run.simulation
+    chosen = summary.main.name if method is None else method
+    if chosen not in summary.methods:
+        raise UnknownName("method", chosen, summary.methods)
+    return Compared(name, run, summary, summary.methods[chosen])
+
+
+def comparison_state(compared: Sequence[Compared]) -> PageState:
+    """The page: a table, and a chart for each measure that all runs have."""
+    best, headline = _best(compared)
+    keys = shown_figures(each.method.final for each in compared)
+    command = ["veilstream", "compare", *(str(each.run.path) for each in compared)]
+    return page_state(
+        "comparison",
+        " · ".join(each.name for each in compared[:3]) + (" …" if compared[3:] else ""),
+        headline,
+        subtitle=f"{len(compared)} runs side by side: "
+        + ", ".join(f"{each.method.name} of {each.name}" for each in compared),
+        notices=["Simulations: their noise comes from seeds and protected no one."],
+        methods=[
             {
                 "name": each.name,
                 "label": each.name,
                 "group": None,
                 "mechanism": None,
-                "private": each.facts["guarantee"] is not None,
+                "private": each.method.guarantee is not None,
                 "colour": i,
             }
             for i, each in enumerate(compared)
         ],
-        "groups": [],
-        "main": None,
-        "seeds": list(range(max(len(each.summary["seeds"]) for each in compared))),
-        "charts": {"learning": _charts(compared)},
-        "results": {
-            "columns": ["run", "method", "protects (ε, δ)", *(_FIGURES[k] for k in keys)],
+        seeds=list(range(max(len(each.summary.seeds) for each in compared))),
+        charts={"learning": _charts(compared)},
+        results={
+            "columns": ["run", "method", "protects (ε, δ)", *(FIGURES[key] for key in keys)],
             "rows": [
-                [each.name, each.method, _promise(each), *(_cell(each.final(k)) for k in keys)] for each in compared
+                [each.name, each.method.name, each.method.protects, *(cell(each.method.final.get(k)) for k in keys)]
+                for each in compared
             ],
             "note": "Mean ± standard deviation over each run’s own seeds.",
-            "main": best["run"],
+            "main": best,
         },
-        "audit": None,
-        "provenance": {
-            "facts": [[each.name, str(each.run.path)] for each in compared],
-            "command": shlex.join(["veilstream", "compare", *(str(each.run.path) for each in compared)]),
+        provenance={
+            "facts": facts([(each.name, each.run.path) for each in compared]),
+            "command": shlex.join(command),
             "plan": "",
         },
-    }
+    )
 
 
-def _charts(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+def _charts(compared: Sequence[Compared]) -> list[Chart]:
     charts = []
-    if all((each.run.path / "accuracy.csv").exists() for each in compared):
-        looked = {each.name: each.run.held_out_accuracy() for each in compared}
-        rounds = sorted({r for own, _ in looked.values() for r in own})
-        place = {r: i for i, r in enumerate(rounds)}
-        values = {}
-        for each in compared:
-            own, found = looked[each.name]
-            filled = np.full((len(found[each.method]), len(rounds)), np.nan)
-            filled[:, [place[r] for r in own]] = found[each.method]
-            values[each.name] = filled
-        about = "Of the published model, on clients who are never learned from."
-        charts.append(chart("held-out", "Held-out accuracy", about, "accuracy", np.array(rounds), values, share=True))
-    longest = max(each.summary["rounds"] for each in compared)
+    if all(each.run.has_held_out for each in compared):
+        found = {each.name: (each.method.name, *each.run.held_out_accuracy()) for each in compared}
+        rounds = sorted({r for _, own, _ in found.values() for r in own})
+        values = {
+            name: _spread(accuracy[method], [rounds.index(r) for r in own], len(rounds))
+            for name, (method, own, accuracy) in found.items()
+        }
+        charts.append(held_out_chart(rounds, values))
+    longest = max(each.summary.rounds for each in compared)
     losses = {}
     for each in compared:
-        own_loss = running_mean(np.asarray(each.run.history("loss")[each.method], np.float64))
-        filled = np.full((len(own_loss), longest), np.nan)
-        filled[:, : own_loss.shape[1]] = own_loss
-        losses[each.name] = filled
-    about = "Prequential: the loss of each round’s clients at the model published before it."
-    charts.append(
-        chart("loss", "Average loss so far", about, "average loss", np.arange(1, longest + 1), losses, logarithmic=True)
-    )
+        mean = running_mean(each.run.history("loss")[each.method.name])
+        losses[each.name] = _spread(mean, list(range(mean.shape[1])), longest)
+    charts.append(loss_chart(losses))
     return charts
 
 
-def _best(compared: Sequence[Compared]) -> dict[str, Any]:
-    """The run whose figure is best: accuracy if all have one, else loss."""
-    if all(each.final("held_out_accuracy") for each in compared):
-        key, label, sign = "held_out_accuracy", "best held-out accuracy", -1.0
-    else:
-        key, label, sign = "average_loss", "least average loss", 1.0
-    there = [(each, found) for each in compared if (found := each.final(key))]
+def _spread(values: NDArray[np.floating], places: list[int], length: int) -> NDArray[np.float64]:
+    """Values at these places of longer rows, NaN elsewhere."""
+    filled = np.full((len(values), length), np.nan)
+    filled[:, places] = values
+    return filled
+
+
+def _best(compared: Sequence[Compared]) -> tuple[str | None, Headline]:
+    """The run with the best figure: accuracy if all have one, else loss."""
+    accurate = all("held_out_accuracy" in each.method.final for each in compared)
+    key = "held_out_accuracy" if accurate else "average_loss"
+    label = "best held-out accuracy" if accurate else "least average loss"
+    form = percent if accurate else "{:.4g}".format
+    there = {each.name: each.method.final[key] for each in compared if key in each.method.final}
     if not there:
-        return {"value": "–", "label": "no run has a final figure", "spread": "", "beside": [], "run": None}
-    winner, figure = min(there, key=lambda pair: sign * pair[1]["mean"])
-    percent = sign < 0
-
-    def form(value: float) -> str:
-        return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
-
-    return {
-        "value": form(figure["mean"]),
-        "label": f"{label}, {winner.name}",
-        "spread": f"± {form(figure['std'])}",
-        "beside": [{"label": each.name, "value": form(found["mean"])} for each, found in there if each is not winner][
-            :4
-        ],
-        "run": winner.name,
+        return None, {"value": "–", "label": "no run has a final figure", "beside": []}
+    best = (max if accurate else min)(there, key=lambda name: there[name].mean)
+    others = [(name, form(figure.mean)) for name, figure in there.items() if name != best]
+    return best, {
+        "value": form(there[best].mean),
+        "label": f"{label}, {best}, ± {form(there[best].std)}",
+        "beside": facts(others[:4]),
     }
-
-
-def _promise(each: Compared) -> str:
-    promise = each.facts["guarantee"]
-    return f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "nothing"
-
-
-def _cell(value: dict[str, Any] | None) -> str:
-    return "–" if value is None else f"{value['mean']:.4f} ± {value['std']:.4f}"

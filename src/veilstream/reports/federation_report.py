@@ -1,21 +1,39 @@
-"""What the report of a federation says: nothing that its server does not know already."""
+"""The report of a federation: nothing on it that its server does not know already."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from veilstream.reports.charts import pack, thinned
-from veilstream.reports.page_kit import REPORT, SCHEMA, write_page
+from veilstream.reports.charts import chart
+from veilstream.reports.page_kit import REPORT, Chart, Headline, PageState, facts, page_state, write_page
 from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of, provenance_of
 from veilstream.reports.telemetry import latest_estimate, telemetry_charts
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedRound, read_rounds
 
-_MOST_POINTS = 500
+ROUND_CHARTS = {
+    "answered": ("Learners that answered", "learners", "In each round.", {"answered": "Learners that answered"}),
+    "seconds": (
+        "Duration of a round",
+        "seconds",
+        "From announcing a model to publishing the next.",
+        {"seconds": "Duration of a round"},
+    ),
+    "bytes": (
+        "Bytes of messages",
+        "bytes",
+        "All learners together, in each round; since this server’s last start.",
+        {"sent": "to learners", "received": "from learners"},
+    ),
+}
+"""By id: title, axis, text, and the names of its columns."""
 
 
 def write_federation_report(run: Run) -> Path:
@@ -28,78 +46,59 @@ def write_federation_report(run: Run) -> Path:
     return write_page(run.path / REPORT, federation_state(run), shared=False)
 
 
-def federation_state(run: Run) -> dict[str, Any]:
-    """The page of a server's folder; of what it has so far where the run goes on."""
-    plan = run.plan
-    listed = read_rounds(run.path)
+def federation_state(run: Run) -> PageState:
+    """The page of a server's folder; what there is so far where the run goes on."""
+    plan, listed = run.plan, read_rounds(run.path)
     rounds = listed.rounds
-    finished = (run.path / "summary.json").exists()
-    learners: dict[str, Any] = run.summary["learners"] if finished else {}
-    telemetry = telemetry_charts(run)
-    wanted = plan.learning.rounds
-    notices = []
-    if not finished and not plan.learning.unbounded:
-        notices.append(f"Not complete: {len(rounds)} of {wanted} rounds are done.")
-    if listed.remark:
-        notices.append(listed.remark)
-    missing = [row for row in rounds if row.missing]
-    return {
-        "schema": SCHEMA,
-        "kind": "federation",
-        "title": plan.name,
-        "subtitle": plan.description,
-        "notices": notices,
-        "headline": _headline(rounds, telemetry, plan.learning.learners),
-        "promise": promise_of(run.guarantees, simulated=False),
-        "methods": [],
-        "groups": [],
-        "main": None,
-        "seeds": [],
-        "charts": {"telemetry": telemetry, "rounds": _round_charts(rounds)},
-        "results": {
+    learners = run.federation.learners if run.finished else {}
+    notices = [listed.remark] if listed.remark else []
+    if not run.finished and not plan.learning.unbounded:
+        notices.insert(0, f"Not complete: {len(rounds)} of {plan.learning.rounds} rounds are done.")
+    incomplete = sum(bool(row.missing) for row in rounds)
+    columns = {name: [float(getattr(row, name)) for row in rounds] for name in ("answered", "seconds")}
+    return page_state(
+        "federation",
+        plan.name,
+        _headline(run, rounds),
+        subtitle=plan.description,
+        notices=notices,
+        promise=promise_of(run.guarantee, simulated=False),
+        charts={"telemetry": telemetry_charts(run), "rounds": round_charts([row.round + 1 for row in rounds], columns)},
+        results={
             "columns": ["learner", "epoch", "rounds taken part"],
-            "rows": [[name, str(seat["epoch"]), str(seat["rounds"])] for name, seat in learners.items()],
-            "note": f"{len(rounds)} rounds; in {len(missing)} of them someone was missing.",
+            "rows": [[name, str(each.epoch), str(each.rounds)] for name, each in learners.items()],
+            "note": f"{len(rounds)} rounds; at least one learner was missing in {incomplete} of them.",
             "main": None,
         },
-        "audit": audit_of(run),
-        "provenance": provenance_of(run),
-    }
-
-
-def _round_charts(rounds: list[ListedRound]) -> list[dict[str, Any]]:
-    if not rounds:
-        return []
-    kept = [rounds[i] for i in thinned(len(rounds), _MOST_POINTS)]
-    columns = (
-        ("answered", "Learners that answered", "learners", "In each round."),
-        ("seconds", "Time of a round", "seconds", "From announcing a model to moving it."),
+        audit=audit_of(run),
+        provenance=provenance_of(run),
     )
+
+
+def round_charts(
+    rounds: Sequence[int] | NDArray[Any], columns: Mapping[str, Sequence[float] | NDArray[Any]]
+) -> list[Chart]:
+    """The charts whose columns are there; none before the first round."""
+    if not len(rounds):
+        return []
     return [
-        {
-            "id": key,
-            "title": title,
-            "about": about,
-            "x_label": "round",
-            "y_label": label,
-            "logarithmic": False,
-            "share": False,
-            "from_zero": True,
-            "whole": key == "answered",
-            "x": [row.round + 1 for row in kept],
-            "series": {title: pack(np.array([[float(getattr(row, key)) for row in kept]]))},
-            "lines": [],
-        }
-        for key, title, label, about in columns
+        chart(
+            key,
+            title,
+            about,
+            label,
+            rounds,
+            {name: np.asarray(columns[column])[None] for column, name in series.items()},
+            from_zero=True,
+            whole=key == "answered",
+        )
+        for key, (title, label, about, series) in ROUND_CHARTS.items()
+        if set(series) <= set(columns)
     ]
 
 
-def _headline(rounds: list[ListedRound], telemetry: list[dict[str, Any]], learners: int) -> dict[str, Any]:
-    times = sorted(row.seconds for row in rounds)
-    beside = [{"label": "learners", "value": str(learners)}]
-    if times:
-        beside.append({"label": "median round", "value": f"{times[len(times) // 2]:.2f} s"})
-    newest = latest_estimate(telemetry)
-    if newest is not None:
-        beside.append(newest)
-    return {"value": f"{len(rounds):,}", "label": "rounds under the promise", "spread": "", "beside": beside}
+def _headline(run: Run, rounds: list[ListedRound]) -> Headline:
+    beside = facts([("learners", run.plan.learning.learners)])
+    if rounds:
+        beside += facts([("median round", f"{statistics.median(row.seconds for row in rounds):.2f} s")])
+    return {"value": f"{len(rounds):,}", "label": "rounds under the promise", "beside": beside + latest_estimate(run)}

@@ -3,11 +3,10 @@
     page = LiveFederation(coordinator, metrics, folder, "/live", named=False)
     page.standing(now)        from the coordinator's own thread, as often as it likes
 
-Nothing is on it that the server does not know anyway, and less: no reason that a learner gave, no
-path and no version of this machine, of the plan its numbers alone (no data source, column or
-label), and no learner's name unless the operator asks for names (a
-learner's absence may say something of the place it stands in). What it holds is bounded, however
-long the run is and however many learners there are.
+It shows less than the server knows: no reason that a learner gave, no path and no version of this
+machine, of the plan only numbers (no data source, column or label), and no learner's name unless
+the operator asks for names (an absence may say something about the place). Its memory is bounded,
+however long the run and however many the learners.
 """
 
 from __future__ import annotations
@@ -15,23 +14,25 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+import tomllib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
+from numpy.typing import NDArray
 
 from veilstream.errors import VeilstreamError
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import ServerMetrics
-from veilstream.reports.charts import chart
-from veilstream.reports.federation_report import federation_state
+from veilstream.plans.plan import Plan
+from veilstream.reports.federation_report import ROUND_CHARTS, federation_state, round_charts
 from veilstream.reports.live_state import LiveState
-from veilstream.reports.public_plan import public_plan
+from veilstream.reports.page_kit import Chart, Headline, Table, facts
 from veilstream.reports.telemetry import telemetry_charts
-from veilstream.reports.thinned_rounds import ThinnedRounds
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import read_rounds
 
@@ -43,28 +44,18 @@ _REDRAW_AFTER = 1000  # rounds that are appended to a chart before it is thinned
 _MOST_ROWS = 200
 _RECENT = 100
 _COLUMNS = ("seconds", "answered", "sent", "received")
-_CHARTS = {
-    "answered": ("Learners that answered", "learners", "In each round.", {"answered": "Learners that answered"}),
-    "seconds": ("Time of a round", "seconds", "From announcing a model to moving it.", {"seconds": "Time of a round"}),
-    "bytes": (
-        "Bytes of messages",
-        "bytes",
-        "Of all learners together, in each round; since this server's last start.",
-        {"sent": "to learners", "received": "from learners"},
-    ),
-}
 _TROUBLE = ("cannot take part", "left out", "void", "late", "away", "not enrolled")
 
 
 class LiveFederation(LiveState):
-    """What a coordinator's live page shows.
+    """A coordinator's live page.
 
     Args:
-        coordinator: whose run; looked at in the thread that calls `standing`, and here.
+        coordinator: read here, and in the thread that calls `standing`.
         metrics: the server's counts, for bytes.
-        folder: the run's, with what was before this start.
+        folder: the run's, with the rounds before this start.
         path: where the page is served.
-        named: whether learners are called by their names, else by numbers.
+        named: whether the page shows learners' names, or numbers instead.
         clock: seconds.
 
     """
@@ -97,14 +88,15 @@ class LiveFederation(LiveState):
         self._bytes = (0, 0)
         self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
         state = federation_state(self._run)
-        state["provenance"] = {"facts": [["Run", coordinator.run]], "command": "", "plan": public_plan(self._run.plan)}
-        state["charts"] = {"telemetry": state["charts"]["telemetry"], "rounds": self._charts()}
-        super().__init__(state | {"audit": None} | self._parts(), path)
-
-    # --- what happens ----------------------------------------------------------------------------
+        plan = public_plan(self._run.plan)
+        state["provenance"] = {"facts": facts([("Run", coordinator.run)]), "command": "", "plan": plan}
+        state["charts"]["rounds"] = self._charts()
+        state["audit"] = None
+        super().__init__(state, path)
+        self._state |= self._parts()
 
     def standing(self, now: Standing) -> None:
-        """The coordinator moved, or still waits; readers are told twice a second at most."""
+        """The coordinator moved, or still waits; readers hear at most twice a second."""
         moment = self._clock()
         self._follow_epochs()
         if now.closed is not None:
@@ -147,14 +139,14 @@ class LiveFederation(LiveState):
             charts["telemetry"] = telemetry
         if whole:
             self._appended = 0
-            # Points that were appended are in no chart that a reader has: all of them go along.
+            # A reader's charts may lack appended points, so all charts are sent.
             told = {**patch, "charts": {**self._state["charts"], **charts}}
         else:
             told = {**patch, "append": _points(pending)}
         self.change({**patch, "charts": charts}, told)
 
-    def _new_telemetry(self, moment: float, last: bool) -> list[dict[str, Any]] | None:
-        """Charts of the run's private telemetry, if its file has grown since they were drawn."""
+    def _new_telemetry(self, moment: float, last: bool) -> list[Chart] | None:
+        """Charts of private telemetry, if its file has grown since they were drawn."""
         if moment - self._looked_at < _TELEMETRY_EVERY_S and not last:
             return None
         self._looked_at = moment
@@ -168,8 +160,6 @@ class LiveFederation(LiveState):
         except (OSError, VeilstreamError) as error:
             _log.warning("no private telemetry on the live page: %s", error)
             return None
-
-    # --- what is shown ---------------------------------------------------------------------------
 
     def _parts(self) -> dict[str, Any]:
         """Headline, table and notices, as they stand now."""
@@ -203,7 +193,7 @@ class LiveFederation(LiveState):
                 states[name] = "late" if overdue or name in self._missed else "asked"
         return states
 
-    def _headline(self, counts: Mapping[str, int]) -> dict[str, Any]:
+    def _headline(self, counts: Mapping[str, int]) -> Headline:
         here, plan = self._coordinator, self._run.plan
         done, rounds, learners = here.round, here.terms.rounds, here.terms.learners
         unbounded = plan.learning.unbounded
@@ -223,14 +213,9 @@ class LiveFederation(LiveState):
             beside.append(("received", _amount(self._bytes[1])))
             beside.append(("sent", _amount(self._bytes[0])))
         of = "rounds" if unbounded else f"of {rounds:,} rounds"
-        return {
-            "value": f"{done:,}",
-            "label": f"{of} under the promise",
-            "spread": "",
-            "beside": [{"label": label, "value": value} for label, value in beside],
-        }
+        return {"value": f"{done:,}", "label": f"{of} under the promise", "beside": facts(beside)}
 
-    def _table(self, states: Mapping[str, str]) -> dict[str, Any]:
+    def _table(self, states: Mapping[str, str]) -> Table:
         fold, terms = self._coordinator.fold, self._coordinator.terms
         shown = list(states)
         if len(shown) > _MOST_ROWS:
@@ -244,11 +229,11 @@ class LiveFederation(LiveState):
             rows.append([self._names[name], states[name], epoch, taken, left])
         left_out = len(states) - len(rows)
         note = (
-            "Every client who took part has spent the whole promise, once; noise that is left is "
-            "for clients who have not. A learner's count is of its epoch."
+            "Every client who took part has spent the whole promise, once; the noise that is left is "
+            "for clients who have not. Rounds are counted within a learner’s epoch."
         )
         if left_out:
-            note += f" {left_out:,} learners of whom nothing is to be told are not listed."
+            note += f" {left_out:,} learners without trouble are not listed."
         return {
             "columns": ["learner", "now", "epoch", "rounds taken part", "rounds left"],
             "rows": rows,
@@ -258,29 +243,22 @@ class LiveFederation(LiveState):
 
     def _notices(self, states: Mapping[str, str]) -> list[str]:
         if self._coordinator.finished:
-            return ["All rounds are done; the server goes on serving models."]
+            return ["All rounds are done; the server keeps serving models."]
         stopped = [n for n, word in states.items() if word in ("cannot take part", "left out")]
         if not stopped:
             return []
         who = ", ".join(self._names[name] for name in sorted(stopped)[:8])
         more = f" and {len(stopped) - 8} more" if len(stopped) > 8 else ""
-        return [f"Not taking part: {who}{more}. The server's log says why, and what to do."]
+        return [f"Not taking part: {who}{more}. The server’s log says why, and what to do."]
 
-    def _charts(self) -> list[dict[str, Any]]:
-        if not len(self._rounds):
-            return []
-        x, table = self._rounds.table()
-        charts = []
-        for key, (title, label, about, series) in _CHARTS.items():
-            values = {name: table[column][None] for column, name in series.items()}
-            charts.append(chart(key, title, about, label, x, values))
-        return charts
+    def _charts(self) -> list[Chart]:
+        return round_charts(*self._rounds.table())
 
 
 def _points(rows: list[tuple[int, list[float]]]) -> dict[str, Any]:
     """New rounds for the end of each chart."""
     added: dict[str, Any] = {}
-    for key, (_, _, _, series) in _CHARTS.items():
+    for key, (_, _, _, series) in ROUND_CHARTS.items():
         places = {name: _COLUMNS.index(column) for column, name in series.items()}
         added[key] = {
             "x": [round_ for round_, _ in rows],
@@ -294,3 +272,70 @@ def _amount(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+_MOST = 4096
+_NEWEST = 128
+
+
+class ThinnedRounds:
+    """Rows of numbers by round, for charts, in bounded memory.
+
+    Guarantees: at most ``most`` rows are held, evenly spread over the run, and the newest 128.
+
+    Args:
+        columns: the names of a row's numbers.
+        most: how many rows are held.
+
+    """
+
+    def __init__(self, columns: Sequence[str], most: int = _MOST) -> None:
+        self._columns, self._most, self._every, self._seen = tuple(columns), most, 1, 0
+        self._rows: list[tuple[int, tuple[float, ...]]] = []
+        self._newest: deque[tuple[int, tuple[float, ...]]] = deque(maxlen=_NEWEST)
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def add(self, round_: int, values: Sequence[float]) -> None:
+        """Add the next round's numbers."""
+        row = (round_, tuple(values))
+        self._newest.append(row)
+        if self._seen % self._every == 0:
+            self._rows.append(row)
+        self._seen += 1
+        if len(self._rows) > self._most:
+            self._rows, self._every = self._rows[::2], 2 * self._every
+
+    def recent(self, column: str, count: int) -> list[float]:
+        """The newest values of a column."""
+        at = self._columns.index(column)
+        return [values[at] for _, values in list(self._newest)[-count:]]
+
+    def table(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """Rounds, and the columns at them."""
+        rows = dict([*self._rows, *list(self._newest)[-1:]])
+        values = np.array(list(rows.values()), np.float64).reshape(-1, len(self._columns))
+        by_column = {name: values[:, i] for i, name in enumerate(self._columns)}
+        return np.array(list(rows), np.int64), by_column
+
+
+_TABLES = ("learning", "privacy", "telemetry", "federation", "methods")
+_WORDS = ("mechanism", "accounting", "neighbours", "objective", "metrics")
+"""Keys whose values are names of ours: an operator cannot write anything else there."""
+
+
+def public_plan(plan: Plan) -> str:
+    """The plan as TOML without anything that an operator wrote in their own words.
+
+    Guarantees: it holds no path, address, column, label, task or method name of the plan, and
+    nothing about data. A key that is added to plans later stays out unless it is a number.
+    """
+    tables = tomllib.loads(plan.to_toml())
+    return tomli_w.dumps({name: _public(tables[name]) for name in _TABLES if name in tables})
+
+
+def _public(table: Any) -> Any:
+    if isinstance(table, list):
+        return [_public(entry) for entry in table]
+    return {key: content for key, content in table.items() if isinstance(content, int | float) or key in _WORDS}

@@ -3,7 +3,7 @@
 page = LiveSimulation(plan, "/live")
 page.prepared(methods)        the calibrated methods, before anything runs
 page.progressed(progress)     after every block
-page.written(run)             the folder is there: the page is its report now, and ends
+page.written(run)             the folder is there: the page becomes its report, and ends
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from numpy.typing import NDArray
 
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
-from veilstream.reports.charts import chart, held_out_chart, running_mean
+from veilstream.reports.charts import held_out_chart, loss_chart, running_mean
 from veilstream.reports.live_state import LiveState
-from veilstream.reports.page_kit import SCHEMA
+from veilstream.reports.page_kit import Chart, Headline, facts, page_state, percent
 from veilstream.reports.promise import promise_of
-from veilstream.reports.report import listed_methods, report_state
+from veilstream.reports.report import legend_entry, report_state
 from veilstream.runs.folder import Run
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.seed_batches import Measured, RunProgress
 
 _EVERY_S = 1.0
-_MOST_CELLS = 1 << 22  # losses that are held for the page: 16 MiB; beyond that, fewer seeds
+_MOST_CELLS = 1 << 22  # losses held for the page: 16 MiB; beyond that, fewer seeds
 _NOTICE = (
-    "Simulation, still running: its noise comes from seeds and protects no one. What is promised "
-    "here is what a deployed learner with these settings gives."
+    "Simulation, still running: its noise comes from seeds and protects no one. The promise below is what a "
+    "deployed learner with these settings keeps."
 )
 
 
 class LiveSimulation(LiveState):
-    """What a running simulation's page shows.
+    """The page of a running simulation.
 
     Args:
         plan: what is run.
@@ -54,27 +54,19 @@ class LiveSimulation(LiveState):
         empty = np.empty((0, 0, 0), np.float32)
         self._loss: NDArray[np.float32] = empty
         self._held_out: NDArray[np.float32] = empty
-        state: dict[str, Any] = {
-            "schema": SCHEMA,
-            "kind": "simulation",
-            "title": plan.name,
-            "subtitle": plan.description,
-            "notices": [_NOTICE],
-            "headline": self._headline(0, 0, None),
-            "promise": None,
-            "methods": [],
-            "groups": [],
-            "main": None,
-            "seeds": self._seeds,
-            "charts": {},
-            "results": None,
-            "audit": None,
-            "provenance": {"facts": [], "command": "", "plan": plan.to_toml()},
-        }
+        state = page_state(
+            "simulation",
+            plan.name,
+            self._headline(0, 0, None),
+            subtitle=plan.description,
+            notices=[_NOTICE],
+            seeds=self._seeds,
+            provenance={"facts": [], "command": "", "plan": plan.to_toml()},
+        )
         super().__init__(state, path)
 
     def prepared(self, methods: list[Prepared]) -> None:
-        """The methods are calibrated: who is shown, and what is promised."""
+        """Take the calibrated methods: legend and promise."""
         self._names = [p.plan.name for p in methods]
         rounds = self._plan.learning.rounds
         fits = max(1, min(len(self._seeds), _MOST_CELLS // max(1, len(methods) * rounds)))
@@ -82,27 +74,19 @@ class LiveSimulation(LiveState):
         self._loss = np.full((len(methods), fits, rounds), np.nan, np.float32)
         self._held_out = np.full((len(methods), fits, len(self._looks)), np.nan, np.float32)
         main = methods[main_method(methods)]
-        listed = listed_methods(
-            {
-                p.plan.name: {
-                    "guarantee": p.guarantee.as_dict() if p.guarantee else None,
-                    "mechanism": p.plan.mechanism_name if p.factorization else None,
-                }
-                for p in methods
-            }
-        )
-        promise = main.guarantee.as_dict() if main.guarantee else None
         self.change(
             {
-                "methods": listed,
-                "groups": list(dict.fromkeys(m["group"] for m in listed if m["group"])),
+                "methods": [
+                    legend_entry(p.plan.name, p.plan.mechanism_name if p.factorization else None, p.guarantee)
+                    for p in methods
+                ],
                 "main": main.plan.name,
-                "promise": promise_of(promise, simulated=True),
+                "promise": promise_of(main.guarantee, simulated=True),
             }
         )
 
     def progressed(self, progress: RunProgress) -> None:
-        """A block of rounds is done; readers are told once a second at most, and of the last."""
+        """A block of rounds is done; readers hear at most once a second, and of the last block."""
         if progress.measured is not None:
             self._take(progress.measured)
         moment = self._clock()
@@ -113,14 +97,14 @@ class LiveSimulation(LiveState):
         self.change({"headline": headline, "charts": {"learning": self._charts()}})
 
     def solved(self, seeds: int) -> None:
-        """The regret of so many more seeds has been worked out, after the last round."""
+        """The regret of so many more seeds is known, after the last round."""
         self._solved += seeds
-        told = f"All rounds are done; regret of {self._solved} of {self._plan.run.seeds} seeds."
+        told = f"All rounds are done; regret is known for {self._solved} of {self._plan.run.seeds} seeds."
         self.change({"notices": [_NOTICE, told]})
 
     def written(self, run: Run) -> None:
         """The folder is complete, or as complete as an interrupted run leaves it."""
-        self.change(report_state(run))
+        self.change(dict(report_state(run)))
         self.feed.end()
 
     def _take(self, news: Measured) -> None:
@@ -131,7 +115,7 @@ class LiveSimulation(LiveState):
             self._loss[:, seed, span] = news.loss[:, own]
             self._held_out[:, seed, columns] = news.held_out_accuracy[:, own]
 
-    def _charts(self) -> list[dict[str, Any]]:
+    def _charts(self) -> list[Chart]:
         charts = []
         looked = np.flatnonzero(np.isfinite(self._held_out).any(axis=(0, 1)))
         if looked.size:
@@ -139,36 +123,23 @@ class LiveSimulation(LiveState):
             charts.append(held_out_chart(at, self._by_name(self._held_out[..., looked])))
         done = np.flatnonzero(~np.isnan(self._loss).all(axis=(0, 1)))
         if done.size:
-            so_far = self._loss[..., : done[-1] + 1].astype(np.float64)
+            so_far = self._loss[..., : done[-1] + 1]
+            # Seeds that have not come so far end where they are.
             means = np.where(np.isnan(so_far), np.nan, running_mean(so_far))
-            charts.append(
-                chart(
-                    "loss",
-                    "Average loss so far",
-                    "Prequential: the loss of each round's clients at the model published before it.",
-                    "average loss",
-                    np.arange(1, so_far.shape[-1] + 1),
-                    self._by_name(means),
-                    logarithmic=True,
-                )
-            )
+            charts.append(loss_chart(self._by_name(means)))
         return charts
 
     def _by_name(self, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
         return dict(zip(self._names, values, strict=True))
 
-    def _headline(self, done: int, total: int, accuracy: float | None) -> dict[str, Any]:
+    def _headline(self, done: int, total: int, accuracy: float | None) -> Headline:
         share = done / total if total else 0.0
         beside = [("rounds", f"{done:,} of {total:,}")] if total else []
         if accuracy is not None:
-            beside.append(("accuracy lately", f"{100 * accuracy:.1f} %"))
+            beside.append(("recent accuracy", percent(accuracy)))
         if done:
             seconds = (self._clock() - self._began) * (1 - share) / share
             beside.append(("time left, about", f"{seconds:.0f} s"))
         seeds = len(self._seeds)
-        return {
-            "value": f"{100 * share:.0f} %",
-            "label": f"done, {seeds} seed{'s' * (seeds != 1)}",
-            "spread": "",
-            "beside": [{"label": label, "value": value} for label, value in beside],
-        }
+        label = f"done, {seeds} seed{'s' * (seeds != 1)}"
+        return {"value": f"{100 * share:.0f} %", "label": label, "beside": facts(beside)}

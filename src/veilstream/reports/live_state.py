@@ -1,31 +1,27 @@
-"""A page that shows a state and goes on by itself: report.html, fed by events.
-
-The page, its style and its charts are those of `page_kit`; live.js beside them reads events and
-hands them to `veilstream.update`. It may connect to where it came from and nowhere else.
-"""
+"""A page that goes on by itself: a `PageState`, and events that change it."""
 
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from typing import Any
 
 from veilstream.federation.http.event_feed import EventFeed
-from veilstream.reports.page_kit import page_html
+from veilstream.reports.page_kit import PageState, page_html
 
 
 class LiveState:
     """The state of one live page; subclasses change it.
 
     Args:
-        state: what a page begins with (the keys of `report_state`).
+        state: what the page begins with.
         path: where the page is served; its events are below it.
 
     """
 
-    def __init__(self, state: dict[str, Any], path: str) -> None:
+    def __init__(self, state: PageState, path: str) -> None:
         self.feed = EventFeed()
-        self._state, self._events = state, f"{path.rstrip('/')}/events"
+        self._state: dict[str, Any] = dict(state)
+        self._events = f"{path.rstrip('/')}/events"
 
     def change(self, patch: dict[str, Any], told: dict[str, Any] | None = None) -> None:
         """Replace these keys, and tell every reader.
@@ -36,7 +32,7 @@ class LiveState:
 
         """
         with self.feed.changing:
-            charts = {**self._state.get("charts", {}), **patch.get("charts", {})}
+            charts = {**self._state["charts"], **patch.get("charts", {})}
             self._state = {**self._state, **patch, "charts": charts}
             self.feed.publish(patch if told is None else told)
 
@@ -53,5 +49,4 @@ class LiveState:
     def html(self) -> tuple[str, bytes]:
         """The last event's id, and the whole page at that event."""
         last, state = self._now()
-        script = (files("veilstream.reports") / "page" / "live.js").read_text(encoding="utf-8")
-        return last, page_html(state, extra_script=script, connect="'self'").encode()
+        return last, page_html(state, live=True).encode()

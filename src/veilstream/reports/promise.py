@@ -3,105 +3,115 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
-from veilstream.mechanisms.program import ENDLESS
+from veilstream.privacy.guarantee import Accounting, Guarantee, Neighbours
 
 
-def promise_of(guarantee: Mapping[str, Any] | None, *, simulated: bool) -> dict[str, Any]:
-    """What a page or a statement says about a guarantee (`Guarantee.as_dict`).
+class Promise(TypedDict):
+    """What a page or a statement says about a guarantee."""
+
+    symbols: str
+    words: str
+    formula: str
+    rests: list[str]
+    leaves: list[str]
+    """All that leaves a learner."""
+    uncovered: list[str]
+    """What a reader might take for promised, and is not."""
+    remarks: list[str]
+
+
+_NOTHING: Promise = {
+    "symbols": "no promise",
+    "words": "This run adds no noise, or noise that protects no one: nothing is promised.",
+    "formula": "",
+    "rests": [],
+    "leaves": [],
+    "uncovered": [],
+    "remarks": [],
+}
+
+
+def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
+    """A guarantee in words.
 
     Args:
-        guarantee: as the run folder holds it; None where nothing protects anyone.
-        simulated: whether it is what deployed learners would give.
-
-    Returns:
-        ``symbols``, ``words``, ``rests`` and ``remarks``; where something is promised, ``formula``,
-        ``leaves`` (all that leaves a learner) and ``uncovered`` (what is not promised).
+        guarantee: None where nothing protects anyone.
+        simulated: whether seeds made the noise, so that only a deployed learner would keep the promise.
 
     """
     if guarantee is None:
-        return {
-            "symbols": "no promise",
-            "words": "This run adds no noise, or noise that protects no one: nothing is promised.",
-            "rests": [],
-            "leaves": [],
-            "uncovered": [],
-            "remarks": [],
-        }
+        return _NOTHING
     g = guarantee
-    epsilon, delta = g["epsilon"], g["delta"]
-    often = g["participation"]["times"]
-    apart = g["participation"]["min_separation"]
-    takes_part = "takes part once" if often == 1 else f"takes part at most {often} times, at least {apart} steps apart"
-    endless = g["horizon"] >= ENDLESS
-    steps = "however many steps" if endless else f"all {g['horizon']:,} steps"
-    swapped = "any other" if g["neighbours"] == "replace-one" else "one that says nothing"
-    clients = g.get("clients_per_step", 1)
+    epsilon, delta = f"{g.epsilon:g}", _power(g.delta)
+    steps = "any number of steps" if g.endless else f"all {g.horizon:,} steps"
+    swapped = "anyone else’s" if g.neighbours is Neighbours.REPLACE_ONE else "an empty one"
     return {
-        "symbols": f"ε = {epsilon:g}, δ = {_power(delta)}",
+        "symbols": f"ε = {epsilon}, δ = {delta}",
         "words": (
-            f"Whoever reads everything that leaves a learner in {steps}, and even chooses every "
-            f"next model, gains only so much on whether a client’s record was theirs or {swapped}: "
-            f"no conclusion becomes more than e^ε = {_factor(epsilon)} times as likely by it, "
-            f"except with probability δ = {_power(delta)}. The server need not be trusted."
+            f"Someone who reads everything that leaves a learner in {steps}, and even chooses every next model, "
+            f"can hardly tell your record from {swapped}: reading it makes no conclusion more than "
+            f"e^ε = {_factor(g.epsilon)} times as likely, except with probability δ = {delta}. "
+            "You need not trust the server."
         ),
         "formula": (
-            f"P[M(D) ∈ S] ≤ e^{epsilon:g} · P[M(D′) ∈ S] + {_power(delta)}   for all S, and all "
-            f"D, D′ that differ in {g['unit']} ({g['neighbours']})"
+            f"P[M(D) ∈ S] ≤ e^{epsilon} · P[M(D′) ∈ S] + {delta}   for all S, and all "
+            f"D, D′ that differ in {g.unit} ({g.neighbours.value})"
         ),
-        "rests": [
-            f"Every client’s gradient is clipped to norm {g['clip_norm']:g}"
-            + (f", and {clients} are averaged in a step" if clients > 1 else "")
-            + ".",
-            *_telemetry_bound(g),
-            f"A client {takes_part}.",
-            f"{g['mechanism'].capitalize()} noise of standard deviation V = {g['noise_std']:.6g}, "
-            "known to the learner alone; it is drawn by the operating system and used once.",
-            f"Sensitivity Δ = {_sensitivity(g)} = {g['sensitivity']:.6g}, computed from "
-            "the noise that runs"
-            + ("." if g.get("sensitivity_exact", True) else " (a safe upper bound).")
-            + f" μ = Δ/V = {g['mu']:.4f}.",
-            f"Accounting: {_accounting(g)}.",
-            f"Against {g['adversary']}: one Gaussian mechanism C·G + ξ under adaptive continual "
-            "release (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing.",
-            *(
-                [
-                    f"Rounding and floating point are counted in: {g['arithmetic_mu']:.2g} of μ, "
-                    f"{g['arithmetic_delta']:.2g} of δ."
-                ]
-                if g.get("arithmetic_mu")
-                else []
-            ),
-            *(["Here seeds made the noise, so this run itself protected no one."] if simulated else []),
-        ],
+        "rests": _rests(g, simulated),
         "leaves": _leaves(g),
-        "uncovered": _uncovered(g),
-        "remarks": [text[:1].upper() + text[1:] + "." for text in g.get("remarks", ())],
+        "uncovered": [
+            "That someone came at all: the promise protects what a record says. In which rounds a learner answers, "
+            "and so that somebody was there, can be seen.",
+            "The learner’s own machine: its administrator can see records, gradients and noise.",
+            "A person who is a client of several learners: the promise is about one learner’s messages. "
+            f"With records at m learners, μ = {g.curve.mu:.4f} becomes √m times as large (1.41 times at "
+            "two), and ε grows with it.",
+        ],
+        "remarks": [text[:1].upper() + text[1:] + "." for text in g.remarks],
     }
 
 
-def _sensitivity(g: Mapping[str, Any]) -> str:
-    """Δ as a formula, by what the guarantee counts in (`Guarantee.sensitivity`)."""
-    reach = "2" if g["neighbours"] == "replace-one" else "1"
-    norm = "R" if g.get("telemetry") else "clip norm"
-    clients = g.get("clients_per_step", 1)
-    return f"{reach} · {norm}" + (f" / {clients}" if clients > 1 else "") + " · ‖C‖"
-
-
-def _telemetry_bound(g: Mapping[str, Any]) -> list[str]:
-    told = g.get("telemetry")
-    if not told:
-        return []
-    count = len(told["metrics"])
-    return [
-        f"Beside it each client contributes telemetry ({', '.join(told['metrics'])}): a coordinate "
-        f"of width w = {told['width']:g} for each metric, held within ±w/2. All that a client "
-        f"contributes has norm at most R = √(clip norm² + {count} · (w/2)²) = "
-        f"{g['release_norm']:.6g}, and the noise is calibrated to R "
-        f"({100.0 * told['noise_price']:.1f}% more than without telemetry)."
+def _rests(g: Guarantee, simulated: bool) -> list[str]:
+    times, apart = g.participation.times, g.participation.min_separation
+    visits = "once" if times == 1 else f"at most {times} times, at least {apart} steps apart"
+    averaged = f", and {g.clients_per_step} are averaged in a step" if g.clients_per_step > 1 else ""
+    exact = "." if g.sensitivity_exact else " (a safe upper bound)."
+    rests = [f"Every client’s gradient is clipped to norm {g.clip_norm:g}{averaged}."]
+    if g.telemetry:
+        told = g.telemetry
+        rests.append(
+            f"Each client also contributes telemetry ({', '.join(told.metrics)}): one coordinate "
+            f"of width w = {told.width:g} per metric, held within ±w/2. All that a client "
+            f"contributes has norm at most R = √(clip norm² + {len(told.metrics)} · (w/2)²) = "
+            f"{g.release_norm:.6g}, and the noise is calibrated to R "
+            f"({100.0 * told.price(g.clip_norm):.1f}% more than without telemetry)."
+        )
+    rests += [
+        f"A client takes part {visits}.",
+        f"{g.mechanism.capitalize()} noise of standard deviation V = {g.noise_std:.6g}, "
+        "which only the learner knows; the operating system draws it, and it is used once.",
+        f"Sensitivity Δ = {_sensitivity(g)} = {g.sensitivity:.6g}, computed from the noise that runs{exact} "
+        f"μ = Δ/V = {g.curve.mu:.4f}.",
+        f"Accounting: {_accounting(g)}.",
+        f"Against {g.adversary}: one Gaussian mechanism C·G + ξ under adaptive continual "
+        "release (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing.",
     ]
+    if g.arithmetic_mu:
+        rests.append(
+            f"Rounding and floating point are included: {g.arithmetic_mu:.2g} of μ, {g.arithmetic_delta:.2g} of δ."
+        )
+    if simulated:
+        rests.append("Here seeds made the noise, so this run itself protected no one.")
+    return rests
+
+
+def _sensitivity(g: Guarantee) -> str:
+    """Δ as a formula."""
+    norm = "R" if g.telemetry else "clip norm"
+    clients = f" / {g.clients_per_step}" if g.clients_per_step > 1 else ""
+    return f"{g.neighbours.reach} · {norm}{clients} · ‖C‖"
 
 
 _METRICS = {
@@ -112,41 +122,26 @@ _METRICS = {
 }
 
 
-def _leaves(g: Mapping[str, Any]) -> list[str]:
-    """All that leaves a learner."""
-    told = g.get("telemetry")
-    if told:
-        named = [f"{name} ({_METRICS[name]})" for name in told["metrics"]]
+def _leaves(g: Guarantee) -> list[str]:
+    sums = "Noisy sums of clipped gradients."
+    if g.telemetry:
+        named = ", ".join(f"{name} ({_METRICS[name]})" for name in g.telemetry.metrics)
         sums = (
-            "Noisy sums of clipped gradients and, as further coordinates of the same sums under "
-            f"the same noise and the same promise, of telemetry: {', '.join(named)}."
+            "Noisy sums of clipped gradients and of telemetry, as further coordinates of the same sums under "
+            f"the same noise and the same promise: {named}."
         )
-    else:
-        sums = "Noisy sums of clipped gradients."
     return [
-        f"{sums} Nothing else of any client: no record and no name.",
+        f"{sums} Nothing else about any client: no record and no name.",
         "Records stay at the learner; gradients are discarded after one step.",
         "The server sees in which rounds a learner answers, and when.",
     ]
 
 
-def _uncovered(g: Mapping[str, Any]) -> list[str]:
-    """What a reader might take for promised, and is not."""
-    return [
-        "That a client came at all: what a client’s record says is protected; in which rounds a "
-        "learner answers, and so that somebody was there, is seen.",
-        "The learner’s own machine: whoever controls it sees records, gradients and noise.",
-        "A person who is a client of several learners: the promise is for the messages of one. "
-        f"With records at m learners, μ = {g['mu']:.4f} becomes √m times as large (1.41 times at "
-        "two), and ε grows with it.",
-    ]
-
-
-def _accounting(g: Mapping[str, Any]) -> str:
-    if g["accounting"] == "zcdp":
+def _accounting(g: Guarantee) -> str:
+    if g.accounting is Accounting.ZCDP:
         return (
             "the paper’s, by zero-concentrated privacy, which is loose (exactly, this noise gives "
-            f"ε = {g['epsilon_exact']:.3f})"
+            f"ε = {g.epsilon_at(g.delta):.3f})"
         )
     return "exact, by the Gaussian mechanism’s own curve"
 

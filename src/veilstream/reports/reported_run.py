@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, cast
 from veilstream.reports.page_kit import REPORT
 from veilstream.reports.report import write_report
 from veilstream.runs.folder import Run
-from veilstream.simulation.runner import run as simulate
+from veilstream.simulation.runner import simulate
 
 P = ParamSpec("P")
 

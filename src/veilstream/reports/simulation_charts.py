@@ -1,15 +1,15 @@
-"""The charts of a simulation's report: which curves, thinned out and packed."""
+"""The charts of a simulation's report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.reports.charts import chart, held_out_chart, running_mean, window_means
+from veilstream.privacy.guarantee import Guarantee
+from veilstream.reports.charts import chart, held_out_chart, loss_chart, running_mean, window_means
+from veilstream.reports.page_kit import Chart
 from veilstream.runs.folder import Run
 
 Floats = NDArray[np.float64]
@@ -17,109 +17,77 @@ Floats = NDArray[np.float64]
 _WINDOWS = 200
 
 
-def learning_charts(run: Run) -> list[dict[str, Any]]:
+def learning_charts(run: Run) -> list[Chart]:
     """Accuracy, loss and regret over rounds, with every seed."""
-    summary, charts = run.summary, []
-    if (run.path / "accuracy.csv").exists():
-        rounds, held = run.held_out_accuracy()
-        charts.append(held_out_chart(np.array(rounds), held))
-    measured = {name: _plain(values) for name, values in run.history("loss").items()}
-    right = {n: _plain(v) for n, v in run.history("prequential_accuracy").items()}
+    summary, charts = run.simulation, []
+    if run.has_held_out:
+        charts.append(held_out_chart(*run.held_out_accuracy()))
+    right = _history(run, "prequential_accuracy")
     if any(np.isfinite(values).any() for values in right.values()):
-        windows = {name: window_means(values, _WINDOWS) for name, values in right.items()}
-        ends = next(iter(windows.values()))[0]
-        charts.append(
-            chart(
-                "prequential",
-                "Prequential accuracy",
-                "Each client is predicted before it is learned from; means over stretches of "
-                f"{max(1, round(summary['rounds'] / len(ends)))} rounds.",
-                "accuracy",
-                ends,
-                {name: values for name, (_, values) in windows.items()},
-                share=True,
-            )
-        )
-    so_far = np.arange(1, summary["rounds"] + 1)
-    charts.append(
-        chart(
-            "loss",
-            "Average loss so far",
-            "Prequential: the loss of each round's clients at the model published before it.",
-            "average loss",
-            so_far,
-            {name: running_mean(values) for name, values in measured.items()},
-            logarithmic=True,
-        )
-    )
-    if summary.get("comparators"):
-        best = {name: _plain(values) for name, values in run.history("optimum").items()}
+        ends, windows = _in_windows(right)
+        stretch = max(1, round(summary.rounds / len(ends)))
+        about = f"Each client is predicted before the model learns from it; means over {stretch} rounds."
+        charts.append(chart("prequential", "Prequential accuracy", about, "accuracy", ends, windows, share=True))
+    loss = _history(run, "loss")
+    charts.append(loss_chart({name: running_mean(values) for name, values in loss.items()}))
+    if summary.comparators is not None:
+        best = _history(run, "optimum")
+        about = "Loss above the least that any model could have in the same round, averaged so far."
         charts.append(
             chart(
                 "regret",
                 "Dynamic regret per step",
-                "Loss above the least that any model could have had in that very round, averaged "
-                "so far. " + " ".join(_sentence(r) for r in summary["comparators"]["remarks"]),
+                " ".join([about, *map(_sentence, summary.comparators)]),
                 "regret per step",
-                so_far,
-                {name: running_mean(values - best[name]) for name, values in measured.items()},
+                np.arange(1, summary.rounds + 1),
+                {name: running_mean(values - best[name]) for name, values in loss.items()},
                 logarithmic=True,
             )
         )
     return charts
 
 
-def noise_charts(run: Run) -> list[dict[str, Any]]:
-    """Noise against signal, and the mechanisms' own error with the theory's bound."""
-    summary, plan, charts = run.summary, run.plan, []
-    noisy = {n for n, method in summary["methods"].items() if method["mechanism"]}
-    sent = {n: _plain(v) for n, v in run.history("noise").items() if n in noisy}
-    rounds = np.arange(1, summary["rounds"] + 1)
-    clip = plan.learning.clip_norm
-    if sent:
-        windows = {name: window_means(values, _WINDOWS) for name, values in sent.items()}
-        ends = next(iter(windows.values()))[0]
+def noise_charts(run: Run) -> list[Chart]:
+    """Noise against signal, and the mechanisms' own error with the paper's bound."""
+    summary, learning, charts = run.simulation, run.plan.learning, []
+    noisy = {name for name, method in summary.methods.items() if method.mechanism}
+    if noisy:
+        ends, sent = _in_windows({n: v for n, v in _history(run, "noise").items() if n in noisy})
         charts.append(
             chart(
                 "noise",
                 "In a message",
-                "Norm of the noise in the learners' averaged message. The line is the clip norm, "
-                "the most that the gradients in the same message can have.",
+                "Norm of the noise in the learners’ averaged message. The line is the clip norm, "
+                "the largest norm that the gradients in the same message can have.",
                 "norm",
                 ends,
-                {name: values for name, (_, values) in windows.items()},
+                sent,
                 logarithmic=True,
-                lines=[{"label": f"most signal: clip norm {clip:g}", "value": clip}],
+                lines=[{"label": f"most signal: clip norm {learning.clip_norm:g}", "value": learning.clip_norm}],
             )
         )
-        far = {n: _plain(v) for n, v in run.history("distance").items() if n in noisy}
         charts.append(
             chart(
                 "distance",
                 "What noise did to the model",
-                "Distance of the model to that of the same method without noise, on the same clients.",
+                "Distance from the model of the same method without noise, on the same clients.",
                 "distance",
-                rounds,
-                far,
+                np.arange(1, summary.rounds + 1),
+                {n: v for n, v in _history(run, "distance").items() if n in noisy},
                 logarithmic=True,
             )
         )
-    errors = {name: _plain(values)[None] for name, values in run.noise().items()}
+    errors = {name: values[None] for name, values in run.noise().items()}
     if errors:
         lines = []
-        main = summary["methods"][summary["main_method"]]
-        if main["guarantee"]:
-            lines.append(
-                {
-                    "label": "the paper's bound at this budget",
-                    "value": printed_bound(main["guarantee"], plan.learning.learners),
-                }
-            )
+        if promise := summary.main.guarantee:
+            bound = printed_bound(promise, learning.learners)
+            lines = [{"label": "the paper's bound at this budget", "value": bound}]
         charts.append(
             chart(
                 "error",
                 "Error of the mechanisms",
-                "Standard deviation, a coordinate, of the noise in the learners' averaged sum "
+                "Standard deviation, per coordinate, of the noise in the learners’ averaged sum "
                 "after each round, computed from the noise that runs. The line is what the paper "
                 "prints for its own factorizations (eq-bc-logR), as far as log2(T) goes.",
                 "standard deviation",
@@ -132,20 +100,26 @@ def noise_charts(run: Run) -> list[dict[str, Any]]:
     return charts
 
 
-def printed_bound(guarantee: Mapping[str, Any], learners: int) -> float:
+def printed_bound(guarantee: Guarantee, learners: int) -> float:
     """Largest standard deviation by the norms that eq-bc-logR prints, at a guarantee's budget.
 
     The paper prints ‖c‖² <= log2(T) + 1 and ‖b‖² <= log2(T); the noise multiplier is the guarantee's.
     """
-    row = math.log2(guarantee["horizon"])
-    reach = 2.0 if guarantee["neighbours"] == "replace-one" else 1.0
-    one_step = reach * guarantee["clip_norm"] / guarantee.get("clients_per_step", 1)
-    multiplier = guarantee["noise_std"] / guarantee["sensitivity"]
-    return float(multiplier * one_step * math.sqrt((row + 1) * row / learners))
+    row = math.log2(guarantee.horizon)
+    one_step = guarantee.neighbours.reach * guarantee.clip_norm / guarantee.clients_per_step
+    multiplier = guarantee.noise_std / guarantee.sensitivity
+    return multiplier * one_step * math.sqrt((row + 1) * row / learners)
 
 
-def _plain(values: NDArray[Any]) -> Floats:
-    return np.asarray(values, np.float64)
+def _history(run: Run, column: str) -> dict[str, Floats]:
+    return {name: np.asarray(values, np.float64) for name, values in run.history(column).items()}
+
+
+def _in_windows(curves: dict[str, Floats]) -> tuple[NDArray[np.intp], dict[str, Floats]]:
+    """Means over windows, and the rounds that end them."""
+    windows = {name: window_means(values, _WINDOWS) for name, values in curves.items()}
+    ends = next(iter(windows.values()))[0]
+    return ends, {name: values for name, (_, values) in windows.items()}
 
 
 def _sentence(text: str) -> str:

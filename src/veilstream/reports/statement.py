@@ -1,13 +1,13 @@
 """A privacy statement: one page for data-protection officers, signed with the server's key.
 
-It says what a federation promised, with what, to whom, until when, how far learners' ledgers have
-come by the server's account, and what the last audit measured. The text is what is signed; the HTML
-page shows the same text. Whoever has the server's public key (`server.pub` in every learner's
-folder of keys) can check it without this machine.
+It says what a federation promised and what that rests on, how far learners' ledgers have come by
+the server's account, and what the last audit measured. The text is signed; the HTML page shows the
+same text. Anyone with the server's public key (`server.pub` in every learner's folder of keys) can
+check it on another machine.
 
-What a signature proves: the holder of the server's key states this. That the promise holds does
-not rest on the server at all: learners enforce it, and whoever doubts it reads their ledgers
-(`veilstream ledger verify`) and audits the code (`veilstream audit`).
+The signature proves that the holder of the server's key states this. The promise itself does not
+rest on the server: learners enforce it. To check that, read their ledgers (`veilstream ledger
+verify`) and audit the code (`veilstream audit`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from veilstream.federation.keys.identity import PublicKey, ServerKeys
 from veilstream.federation.server.checkpoint import RunHead
 from veilstream.files import write_file
 from veilstream.reports.promise import promise_of
-from veilstream.reports.provenance import audit_digest, audit_of
+from veilstream.reports.provenance import audit_of
 from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
-from veilstream.runs.tables import damaged_table, table_rows
+from veilstream.runs.tables import damaged, table_rows
 
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
@@ -43,7 +43,7 @@ Parts = list[tuple[str, list[str]]]
 
 @dataclass(frozen=True)
 class Statement:
-    """What is stated, by whom, and the signature."""
+    """A signed text."""
 
     text: str
     key: str
@@ -54,7 +54,7 @@ class Statement:
 
     @property
     def signed_text(self) -> str:
-        """As statement.txt holds it."""
+        """The content of statement.txt."""
         return _signed_text(self.text, self.key, self.signature)
 
 
@@ -65,8 +65,8 @@ def _signed_text(text: str, key: str, signature: str) -> str:
 def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> Statement:
     """State what a federation's folder says, and sign it.
 
-    Guarantees: the promise that is stated is what the plan gives, worked out anew; run and ledger
-    heads are those of the server's checkpoint, and the list of releases has them too.
+    Guarantees: the stated promise is computed again from the plan; run and ledger heads are those
+    of the server's checkpoint, and the list of releases has them too.
 
     Args:
         run: a server's run folder.
@@ -83,7 +83,7 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
             "run",
             str(run.path),
             "a federation's run folder",
-            "a simulation protects no one, so there is nothing to state; deploy its plan",
+            "a simulation protects no one, so there is nothing to state: deploy its plan",
         )
     head = RunHead.load(run.path)
     _check_folder(run, head)
@@ -91,9 +91,8 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
         raise InputError(
             "keys",
             str(keys.path),
-            "the keys that this run's server has; they know none of its "
-            f"learners ({', '.join(seat.name for seat in head.seats[:8])})",
-            "name the folder that the server was started with",
+            f"the keys of this run's server, with its learners ({', '.join(seat.name for seat in head.seats[:8])})",
+            "none of them is there: name the folder that the server was started with",
         )
     key = keys.identity
     parts = _parts(run, head, time.time() if now is None else now)
@@ -139,14 +138,14 @@ def write_statement(run: Run, keys: ServerKeys) -> list[Path]:
 
 
 def _parts(run: Run, head: RunHead, now: float) -> Parts:
-    guarantee, plan = run.guarantees, run.plan
+    guarantee, plan = run.guarantee, run.plan
     promise = promise_of(guarantee, simulated=False)
     versions = run.versions
     day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     parts = [
         (
             "What is promised",
-            [f"{promise['symbols']}: {guarantee['unit']}, {guarantee['neighbours']} neighbours.", promise["words"]],
+            [f"{promise['symbols']}: {guarantee.unit}, {guarantee.neighbours.value} neighbours.", promise["words"]],
         ),
         ("What it rests on", [f"- {line}" for line in promise["rests"]]),
         ("What leaves a learner", [" ".join(promise["leaves"])]),
@@ -154,10 +153,10 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
         ("How far it has come, by the server's account", _heads(run, head)),
         ("The last audit", _audit(run)),
         (
-            "What this is about",
+            "Plan and run",
             [
                 f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
-                f"Run {head.run}, begun {versions.get('began', 'at an unknown time')}, veilstream "
+                f"Run {head.run}, started {versions.get('began', 'at an unknown time')}, veilstream "
                 f"{versions.get('veilstream', 'of an unknown version')}, commit "
                 f"{versions.get('commit', 'unknown')}.",
                 f"Stated {day}.",
@@ -170,7 +169,7 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
 
 
 def _check_folder(run: Run, head: RunHead) -> None:
-    """Refuse a folder whose files do not belong together: they would be signed as one story."""
+    """Refuse a folder whose files do not belong together."""
     if not Terms.promises(run.plan, head.dim, run.guarantees):
         raise InputError(
             "run",
@@ -178,11 +177,10 @@ def _check_folder(run: Run, head: RunHead) -> None:
             "the guarantee that plan.toml gives",
             "one of the two was changed, or another version wrote them: restore them, or state it with that version",
         )
-    if not (run.path / "summary.json").exists():
+    if not run.finished:
         return
-    summary = run.summary
-    said = summary.get("run"), summary.get("rounds"), summary.get("guarantee")
-    if said != (head.run, head.round, run.guarantees):
+    summary = run.federation
+    if (summary.run, summary.rounds, summary.guarantee) != (head.run, head.round, run.guarantee):
         raise InputError(
             "run",
             str(run.path / "summary.json"),
@@ -192,16 +190,16 @@ def _check_folder(run: Run, head: RunHead) -> None:
 
 
 def _heads(run: Run, head: RunHead) -> list[str]:
-    """The last message of each learner that the server took, by its hash-chain link.
+    """Each learner's last accepted message, by its hash-chain link.
 
-    The checkpoint says which; the list of releases must have them.
+    They are in the checkpoint; the list of releases must have them too.
     """
     listed = _listed_releases(run.path / "releases.csv")
     lines = [f"{head.round:,} rounds are done."]
     for seat in sorted(head.seats, key=lambda seat: seat.name):
         if seat.accepted is None:
             sent_before = any(name == seat.name for name, _, _, _ in listed)
-            new_epoch = f"epoch {seat.epoch}, nothing taken in it yet"
+            new_epoch = f"epoch {seat.epoch}, no message in it yet"
             lines.append(f"{seat.name}: {new_epoch if sent_before else 'has never sent anything'}.")
             continue
         round_, link = seat.accepted
@@ -209,7 +207,7 @@ def _heads(run: Run, head: RunHead) -> list[str]:
             raise InputError(
                 "run",
                 str(run.path / "releases.csv"),
-                f"{seat.name}'s round {round_} of epoch {seat.epoch}, which checkpoint.bin has as taken",
+                f"{seat.name}'s round {round_} of epoch {seat.epoch}, which checkpoint.bin has as accepted",
                 "restore the whole folder from one copy",
             )
         excluded = {"held": "; left out for now", "void": "; left out for good"}
@@ -223,16 +221,16 @@ _Releases = set[tuple[str, int, int, str]]
 
 
 def _listed_releases(path: Path) -> _Releases:
-    """Learner, epoch, its own round, and hash of every message that a round was made of."""
+    """Learner, epoch, its own round, and hash of every accepted message."""
     found: _Releases = set()
     for line, row in table_rows(path, ["learner", "epoch", "learner_round", "hash"]):
         numbers = row["epoch"].isdecimal() and row["learner_round"].isdecimal()
         if not (numbers and _LINK.fullmatch(row["hash"])):
-            raise damaged_table(
+            raise damaged(
                 path,
                 line,
                 "an epoch, a round and a whole hash in every row",
-                "a server that is started again removes a last line that a kill cut short",
+                "if a kill cut the last line short, starting the server again removes it",
             )
         found.add((row["learner"], int(row["epoch"]), int(row["learner_round"]), row["hash"]))
     return found
@@ -242,19 +240,19 @@ def _audit(run: Run) -> list[str]:
     audit = audit_of(run)
     again = "`veilstream audit --plan plan.toml --out audit` in the run's folder makes one."
     if audit is None:
-        return [f"None lies in the run's folder. {again}"]
+        return [f"There is none in the run's folder. {again}"]
     if not audit["of_this_plan"]:
         digest = audit["plan_sha256"]
-        whose = "that does not say of which plan" if digest is None else f"of another plan ({digest})"
-        return [f"One lies in the run's folder {whose}, so it says nothing of this run. {again}"]
+        whose = f"is for another plan ({digest})" if digest else "does not say which plan it is for"
+        return [f"The one in the run's folder {whose}, so it says nothing about this run. {again}"]
     return [
         f"{audit['verdict']}.",
-        f"Made {audit['made']}, of this plan, from {audit['runs']:,} runs with a canary; its "
-        f"bounds hold with probability {audit['confidence']:.0%} each. It ran the code of learners "
-        "on the machine that it was made on, not the learners themselves.",
+        f"Made {audit['made']}, for this plan, from {audit['runs']:,} runs with a canary; each "
+        f"bound holds with probability {audit['confidence']:.0%}. It ran the learners' code "
+        "on the auditor's machine, not the learners themselves.",
         "It cannot see:",
         *(f"- {line}" for line in audit["cannot_see"]),
-        f"SHA-256 of audit.json: {audit_digest(run)}.",
+        f"SHA-256 of audit.json: {audit['file_sha256']}.",
     ]
 
 
@@ -275,7 +273,7 @@ margin-top: 2rem; padding-top: .75rem; overflow-wrap: anywhere; }
 
 
 def _page(statement: Statement, name: str) -> str:
-    """The same text for people."""
+    """The same text as HTML."""
     body = [
         f"<h2>{html.escape(title)}</h2>\n" + "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
         for title, lines in statement.parts
@@ -289,17 +287,17 @@ def _page(statement: Statement, name: str) -> str:
         f'<body><main><h1>Privacy statement</h1><p class="of">{html.escape(name)}</p>\n'
         + "\n".join(body)
         + '\n<p class="signature">Signed with the server’s key (Ed25519)<br>key '
-        f"{statement.key}<br>signature {statement.signature}<br>The signature is of "
+        f"{statement.key}<br>signature {statement.signature}<br>It signs "
         "statement.txt beside this page: veilstream report statement.txt --verify server.pub"
         "</p></main></body></html>\n"
     )
 
 
 def public_key(path: Path) -> PublicKey:
-    """A server's public key: `server.pub`, or a folder of keys that has it.
+    """A server's public key: `server.pub`, or a folder of keys with it.
 
     Raises:
-        InputError: it is not there, or is no key.
+        InputError: the file is missing, or is no key.
 
     """
     found = path / "server.pub" if path.is_dir() else path

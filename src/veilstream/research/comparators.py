@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pkgutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.files import write_file
+from veilstream.learning.task_registry import task_kind
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.research import optima
@@ -71,42 +73,70 @@ class Comparators:
 
 def has_comparators(plan: Plan) -> bool:
     """Whether the least loss of a round can be computed for this task on these data."""
-    known = plan.learning.task in ("logistic", "least_squares", "ripple")
-    return known and plan.data.kind in ("synthetic", "ripple")
+    kind = task_kind(plan.learning.task)
+    return kind is not None and kind.comparator is not None and plan.data.kind in ("synthetic", "ripple")
 
 
 def comparators(plan: Plan, seed: int) -> Comparators:
     """Solve a seed's comparators; they are the same for every method."""
-    if plan.learning.task == "ripple":
-        R = plan.learning.rounds
-        return Comparators(np.zeros(R), 0.0, None, None, "the minimum of each round is known: 0")
-    logistic = plan.learning.task == "logistic"
+    kind = task_kind(plan.learning.task)
+    assert kind is not None
+    assert kind.comparator is not None
+    solved: Comparators = pkgutil.resolve_name(kind.comparator)(plan, seed)
+    return solved
+
+
+def ripple(plan: Plan, seed: int) -> Comparators:
+    """The clients of a round share the minimiser, whose loss is 0."""
+    return Comparators(np.zeros(plan.learning.rounds), 0.0, None, None, "the minimum of each round is known: 0")
+
+
+def logistic(plan: Plan, seed: int) -> Comparators:
+    """Of `learning.linear_tasks.Logistic`."""
+
+    def losses(scores: Floats, targets: Floats) -> Floats:
+        return np.asarray(np.logaddexp(0.0, -targets * scores), np.float64)
+
+    return _solved(plan, seed, optima.logistic_optimum, optima.offline_logistic_optimum, losses)
+
+
+def least_squares(plan: Plan, seed: int) -> Comparators:
+    """Of `learning.linear_tasks.LeastSquares`."""
+
+    def losses(scores: Floats, targets: Floats) -> Floats:
+        return 0.5 * (scores - targets) ** 2
+
+    return _solved(plan, seed, optima.least_squares_optimum, optima.offline_least_squares_optimum, losses)
+
+
+def _solved(
+    plan: Plan,
+    seed: int,
+    of_rounds: Callable[[Floats, Floats, float], optima.RoundOptimum],
+    of_all: Callable[[Callable[[], Iterator[tuple[Floats, Floats]]], int, float], optima.OfflineOptimum],
+    losses: Callable[[Floats, Floats], Floats],
+) -> Comparators:
+    """The best model of each round, and of all rounds, for a loss that is linear in the features."""
     ridge = plan.learning.ridge
     problems = _problems_of(plan, seed)
-    values, minimisers, separable = [], [], []
-    for features, targets in problems():
-        if logistic:
-            best = optima.logistic_optimum(features, targets, ridge)
-        else:
-            best = optima.least_squares_optimum(features, targets, ridge)
-        values.append(best.value)
-        minimisers.append(best.minimiser)
-        separable.append(best.separable)
+    best = [of_rounds(features, targets, ridge) for features, targets in problems()]
+    values = np.concatenate([each.value for each in best])
+    separable = float(np.concatenate([each.separable for each in best]).mean())
 
     def chunks() -> Iterator[tuple[Floats, Floats]]:
         for features, targets in problems():
             yield features.reshape(-1, features.shape[-1]), targets.reshape(-1)
 
-    solve = optima.offline_logistic_optimum if logistic else optima.offline_least_squares_optimum
-    offline = solve(chunks, plan.data.dim, ridge)
-    share = float(np.concatenate(separable).mean())
+    offline = of_all(chunks, plan.data.dim, ridge)
     if not offline.attained:
         remark = "no single model attains the least loss over all rounds: static regret is undefined"
-        return Comparators(np.concatenate(values), share, None, None, remark)
-    losses = np.concatenate([_losses(offline.minimiser, f, t, ridge, logistic) for f, t in problems()])
-    varied = path_variation(np.concatenate(minimisers), offline.minimiser)
-    known = None if np.isnan(varied.value) else varied.value
-    return Comparators(np.concatenate(values), share, losses, known, varied.reason)
+        return Comparators(values, separable, None, None, remark)
+    x = offline.minimiser
+    penalty = 0.5 * ridge * float(x @ x)
+    of_offline = [losses(features @ x, targets).mean(axis=1) + penalty for features, targets in problems()]
+    varied, remark = path_variation(np.concatenate([each.minimiser for each in best]), x)
+    known = None if np.isnan(varied) else varied
+    return Comparators(values, separable, np.concatenate(of_offline), known, remark)
 
 
 def _round_problems(plan: Plan, seed: int) -> Iterator[tuple[Floats, Floats]]:
@@ -132,11 +162,3 @@ def _problems_of(plan: Plan, seed: int) -> Callable[[], Iterable[tuple[Floats, F
         return lambda: _round_problems(plan, seed)
     kept = list(_round_problems(plan, seed))
     return lambda: kept
-
-
-def _losses(x: Floats, features: Floats, targets: Floats, ridge: float, logistic: bool) -> Floats:
-    """Mean loss of one model in each round."""
-    scores = features @ x
-    each = np.logaddexp(0.0, -targets * scores) if logistic else 0.5 * (scores - targets) ** 2
-    losses: Floats = each.mean(axis=1) + 0.5 * ridge * float(x @ x)
-    return losses

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from veilstream.errors import InputError, SolverError
-from veilstream.mechanisms.checks import positive_number
 
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -92,8 +91,7 @@ def logistic_optimum(
       excludes separation; with a ridge, separation does not matter and is not looked for;
     - `SolverError` if neither can be reached.
     """
-    a, y = _problems("features", features, "labels", labels)
-    ridge, tolerance = _settings(ridge, tolerance)
+    a, y = np.asarray(features), np.asarray(labels)
     count, _, dim = a.shape
     value, gradient_norm = np.zeros(count), np.zeros(count)
     minimiser = np.full((count, dim), np.nan)
@@ -135,8 +133,7 @@ def least_squares_optimum(features: ArrayLike, targets: ArrayLike, ridge: float 
     ``features`` (P, N, d), ``targets`` (P, N). A minimiser always exists; where many do, the one
     of least norm is given.
     """
-    a, y = _problems("features", features, "targets", targets)
-    ridge, _ = _settings(ridge)
+    a, y = np.asarray(features), np.asarray(targets)
     count, samples, dim = a.shape
     value, minimiser, gradient_norm = np.zeros(count), np.zeros((count, dim)), np.zeros(count)
     for part in _batches(a.shape):
@@ -161,9 +158,8 @@ def offline_logistic_optimum(chunks: Chunks, dim: int, ridge: float = 0.0, toler
     ``chunks()`` yields (features (N, d), labels (N,)) and is called once per Newton pass: it must
     give the same samples each time. Some 10 passes; about 30 if the data is quasi-separable.
     """
-    ridge, tolerance = _settings(ridge, tolerance)
     triangle, samples = np.zeros((0, dim)), 0
-    for a, y in _stream(chunks, dim, "labels"):
+    for a, y in _stream(chunks):
         _labels(y)
         triangle = _triangle(triangle, a)
         samples += len(a)
@@ -174,7 +170,7 @@ def offline_logistic_optimum(chunks: Chunks, dim: int, ridge: float = 0.0, toler
 
     def signed() -> Iterator[Array]:
         seen = 0
-        for a, y in _stream(chunks, dim, "labels"):
+        for a, y in _stream(chunks):
             seen += len(a)
             yield a * y[:, None]
         if seen != samples:
@@ -241,9 +237,8 @@ def offline_logistic_optimum(chunks: Chunks, dim: int, ridge: float = 0.0, toler
 
 def offline_least_squares_optimum(chunks: Chunks, dim: int, ridge: float = 0.0) -> OfflineOptimum:
     """The x* of static regret: `least_squares_optimum` over a stream, in one pass by QR."""
-    ridge, _ = _settings(ridge)
     triangle, samples = np.zeros((0, dim + 1)), 0
-    for a, y in _stream(chunks, dim, "targets"):
+    for a, y in _stream(chunks):
         triangle = _triangle(triangle, np.hstack([a, y[:, None]]))
         samples += len(a)
     if not samples:
@@ -472,25 +467,9 @@ def _batches(shape: tuple[int, ...]) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def _problems(
-    field: str, features: ArrayLike, other_field: str, other: ArrayLike
-) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-    a, y = np.asarray(features), np.asarray(other)
-    if a.ndim != 3 or not a.shape[1] or not a.shape[2]:
-        raise InputError(field, f"shape {a.shape}", "(P, N, d) with N, d >= 1", "add an axis")
-    if y.shape != a.shape[:2]:
-        raise InputError(other_field, f"shape {y.shape}", f"shape {a.shape[:2]}", "one per sample")
-    return a, y
-
-
-def _stream(chunks: Chunks, dim: int, other_field: str) -> Iterator[tuple[Array, Array]]:
+def _stream(chunks: Chunks) -> Iterator[tuple[Array, Array]]:
     for features, other in chunks():
-        a, y = _finite("features", features), _finite(other_field, other)
-        if a.ndim != 2 or a.shape[1] != dim:
-            raise InputError("features", f"shape {a.shape}", f"(N, {dim})", "check dim")
-        if y.shape != a.shape[:1]:
-            rule = f"shape {a.shape[:1]}"
-            raise InputError(other_field, f"shape {y.shape}", rule, "one per sample")
+        a, y = _finite("features", features), _finite("targets", other)
         if len(a):
             yield a, y
 
@@ -509,9 +488,3 @@ def _labels(values: ArrayLike) -> Array:
         example = float(array[wrong][0])
         raise InputError("labels", example, "-1 or +1", "map 0/1 labels with 2 * labels - 1")
     return array
-
-
-def _settings(ridge: float, tolerance: float = 1.0) -> tuple[float, float]:
-    if not 0.0 <= ridge < np.inf:
-        raise InputError("ridge", ridge, "a finite number >= 0", "0 is no ridge")
-    return float(ridge), positive_number("tolerance", tolerance, "try 1e-8")

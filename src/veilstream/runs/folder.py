@@ -1,20 +1,17 @@
-"""A run is a folder: plan, guarantees, history, summary, versions. Figures are drawn from it alone.
+"""A run is a folder: plan, guarantees, history, summary, versions.
 
-docs/run-folder.md lists its files and their columns. `accuracy` alone names nothing in them:
-`prequential_accuracy` is of a round's own clients before they are learned from, and
-`held_out_accuracy` of clients who are never learned from. Folders of before that rule are read too.
+Simulation and server write it; reports and figures are made from it alone. docs/runs-and-reports.md lists
+the files and their columns. `prequential_accuracy` is measured on a round's own clients before the
+model learns from them, `held_out_accuracy` on clients it never learns from.
 
-Files are written whole or not at all; those of a simulation are as open as the umask lets them be.
+Every file is written whole or not at all. The umask decides who may read a simulation's files.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import json
-import math
 import platform
 import re
 import subprocess
@@ -22,28 +19,34 @@ import sys
 import time
 import tomllib
 import zipfile
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
-from veilstream.runs.tables import cell_number, damaged_table, numbered_rows, table_rows
+from veilstream.privacy.guarantee import Guarantee
+from veilstream.runs.summary import FederationSummary, SimulationSummary
+from veilstream.runs.tables import ListedEstimate, cell_number, damaged, read_history, read_telemetry, table_rows
 
 Float32s = NDArray[np.float32]
 
+FORMAT = 1
+"""Version of run folders, in versions.json."""
 SERVER_CHECKPOINT = "checkpoint.bin"
-"""What a server goes on from; a simulation writes no file of this name."""
+"""A server's checkpoint; a simulation writes no file of this name."""
+
+T = TypeVar("T")
 
 
 def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
-    """Keys of a plan that differ and change a run's numbers, with both values.
+    """Keys that differ and change a run's numbers, with both values.
 
-    Memory changes no number; regret may be left out of a run that was begun with it.
+    Memory changes no number, and regret may be dropped from a run that was started with it.
     """
     free = {"run.memory_mib"} | (set() if asked.run.regret else {"run.regret"})
     before, now = flat_keys(stored), flat_keys(asked)
@@ -71,18 +74,14 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def new_folder(name: str, base: Path = Path("runs")) -> Path:
-    """A folder that no run has: runs/NAME, or runs/NAME-2 and so on."""
+    """The first free folder: runs/NAME, runs/NAME-2 and so on."""
     return next(path for path in _numbered(name, base) if not path.exists())
 
 
 def latest_folder(name: str, base: Path = Path("runs")) -> Path:
-    """The folder that `new_folder` gave out last; runs/NAME where there is none."""
-    folders = [base / name]
-    for path in _numbered(name, base):
-        if not path.exists():
-            return folders[-1]
-        folders.append(path)
-    raise AssertionError("there is no end of numbers")
+    """The folder that `new_folder` gave last; runs/NAME where there is none."""
+    taken = list(itertools.takewhile(Path.exists, _numbered(name, base)))
+    return taken[-1] if taken else base / name
 
 
 def _numbered(name: str, base: Path) -> Iterator[Path]:
@@ -91,8 +90,34 @@ def _numbered(name: str, base: Path) -> Iterator[Path]:
         yield base / f"{name}-{number}"
 
 
+def check_version(path: Path) -> None:
+    """Refuse a run folder of another version of the format.
+
+    Raises:
+        InputError: for a folder whose versions.json names another format, or none.
+
+    """
+    file = path / "versions.json"
+    if file.exists() and (found := _json_object(file).get("format")) != FORMAT:
+        raise InputError(
+            "run",
+            str(file),
+            f"format {FORMAT}, not {found}",
+            "another version of veilstream wrote this folder: read it with that one, or run the plan again",
+        )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, 0, "a file that the run wrote", error) from error
+    if not isinstance(content, dict):
+        raise damaged(path, 0, "an object", "it holds something else")
+    return content
+
+
 def _stored_plan(path: Path) -> Plan:
-    """The plan of a run folder; one that is damaged is refused by its name."""
     try:
         return Plan.load(path)
     except InputError as error:
@@ -105,22 +130,28 @@ def _stored_plan(path: Path) -> Plan:
 
 
 def check_folder(path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()) -> None:
-    """Refuse a folder that holds another run, or anything else; or this run, unless resumed.
+    """Refuse a folder that holds another run or other files; or this run, unless it is resumed.
 
     Files named in ``besides`` may be there.
     """
     stored = path / "plan.toml"
     if stored.exists():
+        check_version(path)
         changed = _changed_keys(_stored_plan(stored), plan)
         if changed:
             raise InputError(
                 "out",
                 str(path),
-                "a folder without another run",
-                f"{'; '.join(changed[:5])}: set it back to resume, or name a new folder",
+                "a folder of the same plan",
+                f"it was started with other settings: {'; '.join(changed[:5])}; set them back, or name a new folder",
             )
         if not resume:
-            raise InputError("out", str(path), "a folder without a run", "--resume continues it; or name another")
+            raise InputError(
+                "out",
+                str(path),
+                "a new or empty folder",
+                "it holds this run: --resume continues it, or name another folder",
+            )
     elif path.exists() and (not path.is_dir() or any(found.name not in besides for found in path.iterdir())):
         raise InputError("out", str(path), "a new or empty folder", "name another folder")
 
@@ -149,7 +180,7 @@ _OWN_FILES = frozenset(
 
 
 def clear_earlier(path: Path, plan: Plan) -> None:
-    """Remove an earlier run of this very plan (seeds aside) that nobody has added files to."""
+    """Remove an earlier run of the same plan (seeds aside), if there are no other files in the folder."""
     stored = path / "plan.toml"
     names = {p.name for p in path.iterdir()} if stored.exists() else set()
     others = {n for n in names - _OWN_FILES if not re.fullmatch(r"(checkpoint|regret)-\d+\.npz", n)}
@@ -168,7 +199,7 @@ class Run:
         path: the folder.
 
     Raises:
-        InputError: for a folder without a plan.toml, and later for files that are damaged.
+        InputError: for a folder without a plan.toml or of another version, and later for files that are damaged.
 
     """
 
@@ -177,35 +208,42 @@ class Run:
         self._tables: dict[str, tuple[int, dict[str, dict[str, Float32s]]]] = {}
         if not (self.path / "plan.toml").exists():
             raise InputError("run", str(path), "a folder with a plan.toml", "veilstream run makes one")
+        check_version(self.path)
 
     @property
     def plan(self) -> Plan:
-        """What was asked."""
+        """The plan of the run."""
         return _stored_plan(self.path / "plan.toml")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Per method, and at the top the recommended method's own figures."""
-        content = self._json("summary.json")
-        if "learners" in content:
-            self._check_entries("learners", content, _SEAT_KEYS)
-            return content
-        self._check_keys("summary.json", content, _SUMMARY_KEYS)
-        self._check_entries("methods", content, _METHOD_KEYS)
-        self._check_keys("summary.json, methods", content["methods"], (content["main_method"],))
-        return content
+        """summary.json as it is: per method, and at the top the recommended method's own figures."""
+        return self._json("summary.json")
+
+    @property
+    def simulation(self) -> SimulationSummary:
+        """A simulation's summary, typed."""
+        return self._typed("summary.json", SimulationSummary.of)
+
+    @property
+    def federation(self) -> FederationSummary:
+        """A federation's summary, typed; a server writes it after the last round."""
+        return self._typed("summary.json", FederationSummary.of)
 
     @property
     def guarantees(self) -> dict[str, Any]:
-        """What each method would promise if it were deployed, beside ``simulated``: true."""
-        content = self._json("guarantee.json")
-        by_method = any(isinstance(v, dict) and "guarantee" in v for v in content.values())
-        if not by_method:  # a federation has one
-            needed = [*_GUARANTEE_KEYS]
-            needed += ["arithmetic_delta"] if "arithmetic_mu" in content else []
-            needed += ["epsilon_exact"] if content.get("accounting") == "zcdp" else []
-            self._check_keys("guarantee.json", content, needed)
-        return content
+        """guarantee.json as it is: by method in a simulation; a federation has one guarantee."""
+        return self._json("guarantee.json")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of a federation."""
+        return self._typed("guarantee.json", Guarantee.from_dict)
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """What ran, when and where."""
+        return self._json("versions.json")
 
     @property
     def simulated(self) -> bool:
@@ -213,44 +251,34 @@ class Run:
         return bool(self.summary.get("simulated", False))
 
     @property
-    def is_federation(self) -> bool:
-        """Whether a server's run is here, under whose promise real clients may have been.
+    def finished(self) -> bool:
+        """Whether there is a summary."""
+        return (self.path / "summary.json").exists()
 
-        Its checkpoint says so; in a copy without it, a summary that names the run. A summary of a
-        simulation says that it is none, whatever else lies beside it. No name that a plan gives,
-        of a method or of the run, plays a part.
+    @property
+    def is_federation(self) -> bool:
+        """Whether this is a server's run, under whose promise real clients may have been.
+
+        Its checkpoint says so; in a copy without it, a summary that names the run. A simulation's
+        summary says that it is none, whatever lies beside it. No name in a plan plays a part.
         """
         begun = (self.path / SERVER_CHECKPOINT).exists()
-        if not (self.path / "summary.json").exists():
+        if not self.finished:
             return begun
         summary = self.summary
         return "simulated" not in summary and (begun or "run" in summary)
 
     def _json(self, name: str) -> dict[str, Any]:
+        return _json_object(self.path / name)
+
+    def _typed(self, name: str, read: Callable[[dict[str, Any]], T]) -> T:
+        content = self._json(name)
         try:
-            content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(
-                "run",
-                str(self.path / name),
-                "a file that the run wrote",
-                f"{error}; --resume an unfinished run, or run it again",
-            ) from error
-        self._check_keys(name, content, ())
-        return content
-
-    def _check_entries(self, key: str, content: dict[str, Any], keys: Iterable[str]) -> None:
-        """Refuse a summary whose entries under a key are not those that a run writes."""
-        self._check_keys(f"summary.json, {key}", content[key], ())
-        for name, entry in content[key].items():
-            self._check_keys(f"summary.json, {key}.{name}", entry, keys)
-
-    def _check_keys(self, where: str, content: Any, keys: Iterable[str]) -> None:
-        if not isinstance(content, dict):
-            raise damaged_table(self.path / where, 0, "an object", "it holds something else")
-        absent = [key for key in keys if key not in content]
-        if absent:
-            raise damaged_table(self.path / where, 0, "every key that the run wrote", f"{', '.join(absent)} missing")
+            return read(content)
+        except KeyError as error:
+            raise damaged(self.path / name, 0, "every key that the run wrote", f"{error} is missing") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise damaged(self.path / name, 0, "values that the run wrote", "one is of another kind") from error
 
     def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
         """The model that a method published last, as a flat vector.
@@ -266,220 +294,93 @@ class Run:
             InputError: for a method or seed that was not run, or a run that keeps no models.
 
         """
-        summary = self.summary
-        method = summary["main_method"] if method is None else method
-        if method not in summary["methods"]:
-            raise UnknownName("method", method, summary["methods"])
-        seeds = summary["seeds"]
-        seed = seeds[0] if seed is None else seed
-        if seed not in seeds:
-            raise InputError("seed", seed, f"one of {seeds}", "see summary['seeds']")
+        summary = self.simulation
+        method = summary.main.name if method is None else method
+        if method not in summary.methods:
+            raise UnknownName("method", method, summary.methods)
+        seed = summary.seeds[0] if seed is None else seed
+        if seed not in summary.seeds:
+            raise InputError("seed", seed, f"one of {summary.seeds}", "see summary['seeds']")
         path = self.path / "models.npz"
         if not path.exists():
-            raise InputError(
-                "run",
-                str(self.path),
-                "a run that keeps its models",
-                "models of more than 64 MiB are not kept; run fewer methods and seeds",
-            )
+            why = "models of more than 64 MiB are not kept; run fewer methods and seeds"
+            raise InputError("run", str(self.path), "a run that keeps its models", why)
         try:
             with np.load(path) as stored:
-                chosen: Float32s = stored[method][seeds.index(seed)]
+                chosen: Float32s = stored[method][summary.seeds.index(seed)]
         except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-            raise InputError("run", str(path), "the models that the run wrote", f"{error}; run it again") from error
+            raise damaged(path, 0, "the models that the run wrote", error) from error
         return chosen
-
-    @property
-    def versions(self) -> dict[str, Any]:
-        """What ran, when and where."""
-        return self._json("versions.json")
 
     def history(self, column: str) -> dict[str, Float32s]:
         """One column of the history: an array (seeds, rounds) per method.
 
         Args:
-            column: "loss", "prequential_accuracy" (or "accuracy", as it was called), "noise",
-                "distance" or "optimum".
+            column: "loss", "prequential_accuracy", "noise", "distance" or "optimum".
 
         Raises:
             InputError: for a column that the run did not write.
 
         """
-        found = self._table("history.csv", column)
-        self._check_seeds(self.path / "history.csv", found, self.summary.get("rounds"))
-        return found
+        return self._column("history.csv", column, self.simulation.rounds)
 
     def baselines(self, column: str) -> dict[str, Float32s]:
-        """Likewise of predictions that need no learning, in runs that have them."""
-        return self._table("baselines.csv", column)
+        """The same for predictions that need no learning, in runs that have them."""
+        return self._column("baselines.csv", column, None)
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether the run measured accuracy on clients who are never learned from."""
+        return (self.path / "accuracy.csv").exists()
 
     def held_out_accuracy(self) -> tuple[list[int], dict[str, Float32s]]:
-        """Rounds that were looked at, and an array (seeds, those rounds) per method."""
+        """Rounds at which accuracy was measured, and an array (seeds, those rounds) per method."""
         path = self.path / "accuracy.csv"
         looked = {cell_number(path, n, row["round"]) for n, row in table_rows(path, ["round"])}
         if not all(round_.is_integer() for round_ in looked):
-            raise damaged_table(path, 0, "whole numbers as rounds", "there are others")
+            raise damaged(path, 0, "whole numbers as rounds", "there are others")
         rounds = sorted(int(round_) for round_ in looked)
-        found = self._table("accuracy.csv", "held_out_accuracy")
-        self._check_seeds(path, found, len(rounds))
-        return rounds, found
+        return rounds, self._column("accuracy.csv", "held_out_accuracy", len(rounds))
 
     def noise(self) -> dict[str, Float32s]:
-        """Noise in the learners' averaged sums after each round, as it was calibrated.
-
-        Standard deviations, a coordinate; no methods where the run did not write them.
-        """
+        """Standard deviation, per coordinate, of the noise in the learners' averaged sums after each round."""
         path = self.path / "noise.csv"
-        if not path.exists():
-            return {}
         found: dict[str, list[float]] = {}
-        for line, row in table_rows(path, ["method", "std"]):
-            found.setdefault(row["method"], []).append(cell_number(path, line, row["std"]))
+        if path.exists():
+            for line, row in table_rows(path, ["method", "std"]):
+                found.setdefault(row["method"], []).append(cell_number(path, line, row["std"]))
         return {name: np.array(values, np.float32) for name, values in found.items()}
 
-    def telemetry(self) -> list[dict[str, str | float]]:
-        """Rows of telemetry.csv, numbers as numbers; none where the plan has no telemetry."""
-        path = self.path / "telemetry.csv"
-        if not path.exists():
-            return []
-        words = ("method", "metric", "average")
-        found: list[dict[str, str | float]] = []
-        needed = ["round", "metric", "estimate", "low", "high", "window"]
-        for line, row in table_rows(path, needed):
-            read: dict[str, str | float] = {
-                key: cell if key in words else cell_number(path, line, cell) for key, cell in row.items()
-            }
-            if not math.isfinite(float(read["round"])):
-                raise damaged_table(path, line, "a round in every row", "here is none")
-            found.append(read)
-        return found
+    def telemetry(self) -> list[ListedEstimate]:
+        """Private estimates; none where the plan has no telemetry."""
+        return read_telemetry(self.path / "telemetry.csv")
 
-    def _table(self, name: str, column: str) -> dict[str, Float32s]:
-        path = self.path / name
-        table = self._read_table(name)
-        own = _column(column, list(table))
-        if own is None:
-            raise damaged_table(
-                path, 1, f"a column {column}", f"no column {column}; there are {', '.join(table) or 'no others'}"
-            )
-        return dict(table[own])
-
-    def _check_seeds(self, path: Path, found: dict[str, Float32s], rounds: int | None) -> None:
-        """Refuse a table from which rows of methods, seeds or rounds are missing."""
-        summary = self.summary
-        whole = (len(summary["seeds"]), rounds)
-        for method in summary["methods"]:
-            there = found[method].shape if method in found else (0, 0)
-            if there != whole:
-                raise damaged_table(
-                    path,
-                    0,
-                    f"{whole[0]} seeds of {whole[1]} rows for every method",
-                    f"{method} has {there[0]} of {there[1]}",
-                )
-
-    def _read_table(self, name: str) -> dict[str, dict[str, Float32s]]:
-        """By column and method, an array (seeds, rounds); read once as long as it stays the same.
-
-        Rows of a method and seed must follow each other, as `history_csv` writes them.
-        """
+    def _column(self, name: str, column: str, rounds: int | None) -> dict[str, Float32s]:
+        """One column; with ``rounds`` every method must have so many rows for each seed."""
         path = self.path / name
         state = path.stat().st_mtime_ns if path.exists() else 0
-        if self._tables.get(name, (None, {}))[0] != state:
-            numbers, length = array("f"), dict[str, dict[str, int]]()
-            columns: list[str] = []
-            before = ("", "")
-            for line, cells in numbered_rows(path, ["method", "seed", "round"]):
-                if line == 1:
-                    if cells[:3] != ["method", "seed", "round"]:
-                        raise damaged_table(path, 1, "method, seed and round first", "they stand elsewhere")
-                    columns = cells[3:]
-                    continue
-                method, seed = cells[0], cells[1]
-                seeds = length.setdefault(method, {})
-                if (method, seed) != before and (seed in seeds or (seeds and method != before[0])):
-                    raise damaged_table(
-                        path,
-                        line,
-                        "rows of a method and seed together",
-                        f"rows of {method}, seed {seed}, are not together",
-                    )
-                before = method, seed
-                seeds[seed] = seeds.get(seed, 0) + 1
-                numbers.extend([cell_number(path, line, cell) for cell in cells[3:]])
-            count = sum(sum(seeds.values()) for seeds in length.values())
-            table = np.array(numbers, np.float32).reshape(count, len(columns))
-            read: dict[str, dict[str, Float32s]] = {column: {} for column in columns}
-            first = 0
-            for method, seeds in length.items():
-                last = first + sum(seeds.values())
-                if len(set(seeds.values())) > 1:
-                    raise damaged_table(
-                        path,
-                        0,
-                        "as many rows for every seed of a method",
-                        f"{method} has {min(seeds.values())} to {max(seeds.values())}",
-                    )
-                rows = (last - first) // len(seeds)
-                values = table[first:last].reshape(len(seeds), rows, len(columns))
-                for place, column in enumerate(columns):
-                    read[column][method] = values[..., place]
-                first = last
-            self._tables[name] = state, read
-        return self._tables[name][1]
+        if name not in self._tables or self._tables[name][0] != state:
+            self._tables[name] = state, read_history(path)
+        table = self._tables[name][1]
+        if column not in table:
+            why = f"no column {column}; there are {', '.join(table) or 'no others'}"
+            raise damaged(path, 1, f"a column {column}", why)
+        found = table[column]
+        if rounds is not None:
+            summary = self.simulation
+            whole = (len(summary.seeds), rounds)
+            for method in summary.methods:
+                there = found[method].shape if method in found else (0, 0)
+                if there != whole:
+                    rule = f"{whole[0]} seeds of {whole[1]} rows for every method"
+                    raise damaged(path, 0, rule, f"{method} has {there[0]} of {there[1]}")
+        return dict(found)
 
 
-_SUMMARY_KEYS = ("name", "complete", "rounds", "seeds", "main_method", "comparators", "data", "methods")
-_METHOD_KEYS = ("mechanism", "guarantee", "noise_std", "final")
-_SEAT_KEYS = ("epoch", "rounds")
-_GUARANTEE_KEYS = (
-    "epsilon",
-    "delta",
-    "unit",
-    "neighbours",
-    "participation",
-    "horizon",
-    "accounting",
-    "mechanism",
-    "clip_norm",
-    "sensitivity",
-    "noise_std",
-    "mu",
-    "adversary",
-)
-"""What pages and figures read of a run's JSON files."""
-
-
-_OLD_NAMES = {"prequential_accuracy": "accuracy", "held_out_accuracy": "accuracy"}
-"""What columns were called in folders of earlier versions."""
-
-
-def _column(asked: str, there: Sequence[str]) -> str | None:
-    """The column of this name, or of the name that it had or has; None where there is none."""
-    names = {asked, _OLD_NAMES.get(asked, asked)}
-    names |= {new for new, old in _OLD_NAMES.items() if old == asked}
-    return next((name for name in there if name in names), None)
-
-
-def history_csv(names: list[str], seeds: list[int], columns: dict[str, NDArray[Any]], rounds: list[int]) -> str:
-    """CSV of arrays (methods, seeds, rounds); NaN becomes an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seed", "round", *columns])
-    stacked = np.stack([np.asarray(values, np.float64) for values in columns.values()], axis=-1)
-    for m, name in enumerate(names):
-        for s, seed in enumerate(seeds):
-            for r, round_ in enumerate(rounds):
-                cells = ["" if np.isnan(v) else f"{v:.7g}" for v in stacked[m, s, r]]
-                writer.writerow([name, seed, round_, *cells])
-    return out.getvalue()
-
-
-def versions() -> dict[str, str]:
-    """What ran."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {
+def versions() -> dict[str, str | int]:
+    """Format, time, commit and packages, for versions.json."""
+    found: dict[str, str | int] = {
+        "format": FORMAT,
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "python": sys.version.split()[0],
@@ -494,7 +395,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Which state of the source ran, where it is a git checkout."""
+    """The git commit of the source, if it is a checkout."""
     source = Path(__file__).resolve().parents[3]
     if not (source / ".git").exists():
         return "not a checkout"

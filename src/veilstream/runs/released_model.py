@@ -32,6 +32,11 @@ _TEXTS = ("run", "plan", "guarantee")
 _WAY_OUT = "`veilstream model fetch` writes one"
 
 
+def model_sha256(model: NDArray[np.float32]) -> str:
+    """SHA-256 of a model's little-endian float32 numbers: how start.json, a pin and an ETag name it."""
+    return hashlib.sha256(model.astype("<f4", copy=False).tobytes()).hexdigest()
+
+
 def plan_digest(plan: Plan) -> str:
     """SHA-256 of a plan as text; spacing, order and comments of its file do not matter."""
     return hashlib.sha256(plan.to_toml().encode()).hexdigest()

@@ -13,11 +13,8 @@ is resumed starts from what is kept there, whatever the plan's place holds by th
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import io
 import json
-import ssl
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,16 +25,18 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, VeilstreamError
 from veilstream.files import write_file
+from veilstream.http_client import send_request
 from veilstream.plans.plan import Plan
 from veilstream.runs.folder import Run
+from veilstream.runs.released_model import model_sha256
 
 Float32s = NDArray[np.float32]
 
 _WAIT_S = 30.0
 _FACTS, _MODEL = "start.json", "start.f32"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_RAW = "application/octet-stream"
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,6 @@ class StartingModel:
         """Write it into a run's folder, for the run itself and for whoever resumes it."""
         write_file(folder / _MODEL, self.model.astype("<f4").tobytes(), shared=True)
         write_file(folder / _FACTS, json.dumps(self.as_dict(), indent=2) + "\n", shared=True)
-
-
-def model_sha256(model: Float32s) -> str:
-    """By which start.json and `learning.start_sha256` name a model: of its float32 numbers."""
-    return hashlib.sha256(model.astype("<f4").tobytes()).hexdigest()
 
 
 def kept_start(folder: Path) -> Float32s | None:
@@ -200,53 +194,32 @@ def _from_npz(data: bytes, source: str) -> StartingModel:
 
 
 def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
-    """One request, to one place: nothing is followed elsewhere, no more is read than fits."""
-    parts = urlsplit(text)
-    local = parts.hostname in _LOOPBACK
-    if not parts.hostname or parts.scheme not in (("https", "http") if local else ("https",)):
-        raise _refused(
-            text, "an https address (http on this machine only)", "try https://fl.example.org:8480/model/latest"
-        )
+    """One request, to one place; no more is read than a model of this size needs."""
+    url = text.rstrip("/") if urlsplit(text).path not in ("", "/") else f"{text.rstrip('/')}/model/latest"
     try:
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=ca)
-            client: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=_WAIT_S, context=context
-            )
-        else:
-            client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_WAIT_S)
-        try:
-            client.request(
-                "GET",
-                parts.path if parts.path not in ("", "/") else "/model/latest",
-                headers={"Accept": "application/octet-stream"},
-            )
-            answer = client.getresponse()
-            data = answer.read(4 * dim + 1)
-            status, kind = answer.status, answer.getheader("Content-Type", "")
-            said = {name: answer.getheader(f"Veilstream-{name}") for name in ("run", "round")}
-        finally:
-            client.close()
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        ways = "is the server there? a CA of your own: learning.start_ca, or SSL_CERT_FILE"
-        raise _refused(text, "a model API that answers", f"{error}; {ways}") from error
-    if status != 200 or not kind.startswith("application/octet-stream"):
+        answer = send_request(url, most_bytes=4 * dim, headers={"Accept": _RAW}, ca=ca, timeout_s=_WAIT_S)
+    except InputError as error:
+        raise _refused(text, f"an https address ({error.rule})", error.way_out) from error
+    except VeilstreamError as error:
+        raise _refused(text, "a model API that answers", f"{error}; your own CA: learning.start_ca") from error
+    kind = answer.headers.get("content-type", "")
+    if answer.status != 200 or not kind.startswith(_RAW):
         raise _refused(
             text,
-            f"a model as raw float32 (it answered {status} with {kind[:60]!a})",
+            f"a model as raw float32 (it answered {answer.status} with {kind[:60]!a})",
             "name /model/latest or /model/ROUND of a veilstream server",
         )
-    if len(data) != 4 * dim:
-        size = f"more than {4 * dim}" if len(data) > 4 * dim else str(len(data))
+    if len(answer.body) != 4 * dim:
         raise _refused(
             text,
-            f"a model of {dim} numbers, {4 * dim} bytes (it sent {size})",
+            f"a model of {dim} numbers, {4 * dim} bytes (it sent {len(answer.body)})",
             "it must come from a run with the same task and data.dim",
         )
-    model = np.frombuffer(data, "<f4").astype(np.float32)
+    model = np.frombuffer(answer.body, "<f4").astype(np.float32)
     facts: dict[str, Any] = {}
-    if said["run"]:
-        facts["run"] = ascii(said["run"][:200])[1:-1]
-    if (round_ := said["round"] or "").isascii() and round_.isdecimal() and len(round_) < 10:
+    if run := answer.headers.get("veilstream-run"):
+        facts["run"] = ascii(run[:200])[1:-1]
+    round_ = answer.headers.get("veilstream-round", "")
+    if round_.isascii() and round_.isdecimal() and len(round_) < 10:
         facts["round"] = int(round_)
     return StartingModel(model, text, facts)

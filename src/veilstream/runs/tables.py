@@ -9,20 +9,28 @@ counted, so that a page can say how many are missing.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.files import write_file
 
+Float32s = NDArray[np.float32]
 
-def damaged_table(path: Path, line: int, rule: str, why: object) -> InputError:
-    """The error for a table of a run folder that is not as it was written.
 
-    It names the file, the line (0: the table as a whole) and the rule, never the line's content.
+def damaged(path: Path, line: int, rule: str, why: object) -> InputError:
+    """The error for a file of a run folder that is not as it was written.
+
+    It names the file, the line (0: the whole file) and the rule, never the file's content.
     """
     where = f"{path}, line {line}" if line else str(path)
     return InputError("run", where, rule, f"{why}; restore the file, --resume an unfinished run, or run it again")
@@ -47,16 +55,16 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, lis
             header = next(rows, [])
             absent = [name for name in columns if name not in header]
             if absent:
-                raise damaged_table(path, 1, f"the columns {', '.join(columns)}", f"{', '.join(absent)} missing")
+                raise damaged(path, 1, f"the columns {', '.join(columns)}", f"{', '.join(absent)} missing")
             yield 1, header
             for cells in rows:
                 line = rows.line_num
                 if len(cells) != len(header):
-                    raise damaged_table(path, line, f"{len(header)} cells in every row", f"here are {len(cells)}")
+                    raise damaged(path, line, f"{len(header)} cells in every row", f"here are {len(cells)}")
                 yield line, cells
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = _reason(error)
-        raise damaged_table(path, line, "a table in UTF-8 from here on", reason) from error
+        raise damaged(path, line, "a table in UTF-8 from here on", reason) from error
 
 
 def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -77,7 +85,7 @@ def cell_number(path: Path, line: int, cell: str) -> float:
     try:
         return float(cell or "nan")
     except ValueError:
-        raise damaged_table(path, line, "a number", "a cell holds something else") from None
+        raise damaged(path, line, "a number", "a cell holds something else") from None
 
 
 def _reason(error: Exception) -> str:
@@ -85,6 +93,93 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
+
+
+def read_history(path: Path) -> dict[str, dict[str, Float32s]]:
+    """Columns of a table that `history_csv` wrote: for each method an array (seeds, rounds).
+
+    Raises:
+        InputError: for a table with rows missing, or not in the order in which they were written.
+
+    """
+    numbers, counts = array("f"), dict[str, dict[str, int]]()
+    rows = numbered_rows(path, ["method", "seed", "round"])
+    _, header = next(rows)
+    if header[:3] != ["method", "seed", "round"]:
+        raise damaged(path, 1, "method, seed and round as first columns", "the order was changed")
+    columns = header[3:]
+    before = ("", "")
+    for line, (method, seed, _, *cells) in rows:
+        seeds = counts.setdefault(method, {})
+        if (method, seed) != before and (seed in seeds or (seeds and method != before[0])):
+            why = f"rows of {method}, seed {seed}, are not together"
+            raise damaged(path, line, "rows of a method and seed together", why)
+        before = method, seed
+        seeds[seed] = seeds.get(seed, 0) + 1
+        numbers.extend([cell_number(path, line, cell) for cell in cells])
+    table = np.array(numbers, np.float32).reshape(-1, len(columns)) if columns else np.empty((0, 0), np.float32)
+    history: dict[str, dict[str, Float32s]] = {column: {} for column in columns}
+    first = 0
+    for method, seeds in counts.items():
+        lengths = set(seeds.values())
+        if len(lengths) > 1:
+            why = f"{method} has {min(lengths)} to {max(lengths)}"
+            raise damaged(path, 0, "as many rows for every seed of a method", why)
+        last = first + sum(seeds.values())
+        values = table[first:last].reshape(len(seeds), lengths.pop(), len(columns))
+        for place, column in enumerate(columns):
+            history[column][method] = values[..., place]
+        first = last
+    return history
+
+
+def history_csv(names: list[str], seeds: list[int], columns: dict[str, NDArray[Any]], rounds: list[int]) -> str:
+    """CSV of arrays (methods, seeds, rounds); NaN becomes an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seed", "round", *columns])
+    stacked = np.stack([np.asarray(values, np.float64) for values in columns.values()], axis=-1)
+    for m, name in enumerate(names):
+        for s, seed in enumerate(seeds):
+            for r, round_ in enumerate(rounds):
+                cells = ["" if np.isnan(v) else f"{v:.7g}" for v in stacked[m, s, r]]
+                writer.writerow([name, seed, round_, *cells])
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class ListedEstimate:
+    """A line of telemetry.csv: a private estimate of one metric after a round."""
+
+    round: int
+    metric: str
+    estimate: float
+    low: float
+    high: float
+    window: str
+    average: str
+    method: str
+    """Empty in a federation, which has one."""
+    seed: str
+
+
+def read_telemetry(path: Path) -> list[ListedEstimate]:
+    """Rows of telemetry.csv; none where there is no file.
+
+    Raises:
+        InputError: for a row that no run writes.
+
+    """
+    if not path.exists():
+        return []
+    found = []
+    for line, row in table_rows(path, ["round", "metric", "estimate", "low", "high", "window"]):
+        if not row["round"].isdecimal():
+            raise damaged(path, line, "a round in every row", "here is none")
+        estimate, low, high = (cell_number(path, line, row[name]) for name in ("estimate", "low", "high"))
+        words = (row.get(name, "") for name in ("window", "average", "method", "seed"))
+        found.append(ListedEstimate(int(row["round"]), row["metric"], estimate, low, high, *words))
+    return found
 
 
 class ListedRound(NamedTuple):
@@ -125,7 +220,7 @@ def read_rounds(folder: Path) -> ListedRounds:
     try:
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise damaged_table(path, 0, "a file that can be read", _reason(error)) from error
+        raise damaged(path, 0, "a file that can be read", _reason(error)) from error
     *lines, rest = content.decode("utf-8", errors="replace").split("\n")
     found: dict[int, ListedRound] = {}
     unreadable = int(bool(rest))

@@ -5,9 +5,8 @@ step, and its noise stays where it was, so that its next release goes on from th
 it would have met are not asked later. They still count where a model is measured: it is
 published for them too.
 
-With constant weights, 1/n of the enrolled learners, each learner's noise cancels as if
-rounds without it had not been. Weights that follow who answered scale neighbouring
-increments of one learner differently, so that nothing cancels any more: for comparison only.
+Weights are constant, 1/n of the enrolled learners, so each learner's noise cancels as if rounds
+without it had not been.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ class Attendance:
     missing: float
     late: float = 0.0
     leaving: float = 0.0
-    by_answers: bool = False
-    """Whether weights are 1/(who answered) instead of 1/n."""
 
     @classmethod
     def of(cls, plan: Plan) -> Attendance | None:
@@ -56,7 +53,6 @@ class Attendance:
             missing=data.missing,
             late=data.late,
             leaving=data.leaving,
-            by_answers=data.missing_weights == "answered",
         )
 
     @lru_cache(maxsize=1024)  # noqa: B019 - frozen, few, and asked for every round
@@ -92,9 +88,4 @@ class Attendance:
 
     def weights(self, seeds: Sequence[int], first: int, count: int) -> Float32s:
         """What each learner's release counts, in units of 1/n, (count, seeds, n)."""
-        present = self.taking_part(seeds, first, count)
-        weights: Float32s = present.astype(np.float32)
-        if self.by_answers:
-            answers = present.sum(axis=-1, keepdims=True)
-            weights *= np.float32(self.learners) / np.maximum(1, answers).astype(np.float32)
-        return weights
+        return self.taking_part(seeds, first, count).astype(np.float32)

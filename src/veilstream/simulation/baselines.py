@@ -27,7 +27,9 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
-from veilstream.runs.folder import Run, history_csv
+from veilstream.records.baselines import LabelBaselines
+from veilstream.runs.folder import Run
+from veilstream.runs.tables import history_csv
 from veilstream.simulation.engine import Simulation
 from veilstream.streams.pool import PoolStream
 
@@ -65,10 +67,15 @@ def prequential_baselines(plan: Plan, task: Task, stream: PoolStream) -> dict[st
     labels = np.searchsorted(classes, stream.targets)
     found = {name: _Cells(places.shape) for name in BASELINES}
     for learner in range(stream.learners):
-        met = [(r, p, int(labels[i])) for r, p, i in _in_order(places[:, learner])]
-        for name, predict in (("majority", _majority), ("no change", _no_change)):
-            for (r, p, _), (right, loss) in zip(met, predict([label for *_, label in met], len(classes)), strict=True):
-                found[name].put((r, learner, p), right, loss)
+        baselines, repeats, seen = LabelBaselines({str(c): 1 for c in range(len(classes))}, "0"), 1, 2
+        for r, p, record in _in_order(places[:, learner]):
+            label, share = str(labels[record]), repeats / seen
+            majority_loss = -math.log(baselines.counts[label] / sum(baselines.counts.values()))
+            right = baselines.take(label)
+            found["majority"].put((r, learner, p), right.majority, majority_loss)
+            repeat_loss = -math.log(share if right.no_change else (1 - share) / (len(classes) - 1))
+            found["no change"].put((r, learner, p), right.no_change, repeat_loss)
+            repeats, seen = repeats + right.no_change, seen + 1
     _freeze(plan, task, stream, places, found["frozen"])
     return {name: cells.by_round() for name, cells in found.items()}
 
@@ -100,22 +107,6 @@ def _in_order(places: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
         for p, record in enumerate(row):
             if record >= 0:
                 yield r, p, int(record)
-
-
-def _majority(labels: list[int], classes: int) -> Iterator[tuple[bool, float]]:
-    counts = [1] * classes
-    for label in labels:
-        yield counts.index(max(counts)) == label, -math.log(counts[label] / sum(counts))
-        counts[label] += 1
-
-
-def _no_change(labels: list[int], classes: int) -> Iterator[tuple[bool, float]]:
-    repeats, seen, last = 1, 2, 0
-    for label in labels:
-        same = label == last
-        share = repeats / seen
-        yield same, -math.log(share if same else (1 - share) / (classes - 1))
-        repeats, seen, last = repeats + same, seen + 1, label
 
 
 def _freeze(plan: Plan, task: Task, stream: PoolStream, places: NDArray[np.int32], into: _Cells) -> None:

@@ -30,8 +30,6 @@ class ModelArrays(NamedTuple):
     """x^r, that learners start from."""
     average: Any
     """What a method publishes: x^r, or a weighted average of x¹..x^r."""
-    velocity: Any
-    """m of methods with momentum; else (methods, seeds, 0)."""
     start: Any
     """x⁰ of methods that forget; else (methods, seeds, 0)."""
 
@@ -69,8 +67,6 @@ class Block:
     """Which of the mechanisms each method takes its noise from."""
     keep: int
     """How many published models of a block are kept at most."""
-    momentum: tuple[float, ...] = ()
-    """Of each method, where they have any."""
     forgetting: tuple[float, ...] = ()
     """Of each method, where they forget."""
     telemetry: tuple[Telemetry, ...] = ()
@@ -150,7 +146,7 @@ class Block:
         if schedule.weights is not None:
             releases = schedule.weights[:, :, None] * releases
         releases, told = releases[..., : x.shape[-1]], releases[..., x.shape[-1] :]
-        after, velocity = self._update(models, releases, size)
+        after = self._update(models, releases, size)
         apart = [jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j] for i, j in enumerate(self.twin)]
         measured = {
             "loss": loss,
@@ -162,28 +158,24 @@ class Block:
             measured["telemetry"] = told.mean(axis=2)
         blend = schedule.blend[:, None, None]
         average = (1.0 - blend) * models.average + blend * after
-        return ModelArrays(after, average, velocity, models.start), measured
+        return ModelArrays(after, average, models.start), measured
 
-    def _update(self, models: ModelArrays, releases: Array, size: Array) -> tuple[Array, Array]:
-        """x^{r+1} of all methods and seeds, and the velocity where there is one."""
+    def _update(self, models: ModelArrays, releases: Array, size: Array) -> Array:
+        """x^{r+1} of all methods and seeds."""
         import jax
         import jax.numpy as jnp
 
         rule, x = StepRule(1.0, self.projection_radius), models.current
         memory, constants = {}, {}
-        if self.momentum:
-            memory["velocity"] = models.velocity
-            constants["momentum"] = jnp.array(self.momentum, x.dtype)
         if self.forgetting:
             memory["start"] = models.start
             constants["forgetting"] = jnp.array(self.forgetting, x.dtype)
 
-        def one(x: Array, releases: Array, size: Array, memory: Any, constants: Any) -> Any:
-            after, velocity = server_update(rule, x, releases, size, **memory, **constants)
-            return after, x[:0] if velocity is None else velocity
+        def one(x: Array, releases: Array, size: Array, memory: Any, constants: Any) -> Array:
+            return server_update(rule, x, releases, size, **memory, **constants)
 
         seeds = jax.vmap(one, in_axes=(0, 0, None, 0, None))
-        moved: tuple[Array, Array] = jax.vmap(seeds)(x, releases, size, memory, constants)
+        moved: Array = jax.vmap(seeds)(x, releases, size, memory, constants)
         return moved
 
     def _by_step(self, clients: Sample) -> Sample:

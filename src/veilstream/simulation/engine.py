@@ -30,8 +30,7 @@ from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.telemetry import SimulatedTelemetry
-from veilstream.streams.pool import PoolStream
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import PoolStream, Stream
 
 Float32s = NDArray[np.float32]
 
@@ -199,7 +198,7 @@ class Simulation:
         import jax
 
         members = [self._prepared[i] for i in indices]
-        steps, clients, unit_steps, gamma, (momentum, forgets) = members[0].shape
+        steps, clients, unit_steps, gamma, forgets = members[0].shape
         learners = self.plan.learning.learners
         mechanisms, used = _mechanisms(members)
         block = Block(
@@ -213,7 +212,6 @@ class Simulation:
             twin=_twins(members),
             mechanism_of=used,
             keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
-            momentum=tuple(p.plan.momentum for p in members) if momentum else (),
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
             telemetry=tuple(t for p in members if (t := self.plan.telemetry_of(p.plan))),
         )
@@ -247,8 +245,7 @@ class Simulation:
         models, noise = [], []
         for group in self._groups:
             x = jnp.broadcast_to(drawn, (len(group.methods), *drawn.shape))
-            velocity = jnp.zeros_like(x) if group.block.momentum else x[..., :0]
-            models.append(ModelArrays(x, x, velocity, x if group.block.forgetting else x[..., :0]))
+            models.append(ModelArrays(x, x, x if group.block.forgetting else x[..., :0]))
             source = group.noise
             noise.append(source.initial_state() if isinstance(source, DeviceNoise) else ())
         return _Position(0, tuple(models), tuple(noise), ())
@@ -497,13 +494,7 @@ class Simulation:
                 "resume with the memory and processes that the run was begun with",
             )
         models = tuple(
-            began._replace(
-                **{
-                    name: jnp.asarray(state[f"{name}{i}"])
-                    for name in ModelArrays._fields
-                    if f"{name}{i}" in state  # checkpoints of old have no velocity and start
-                }
-            )
+            began._replace(**{name: jnp.asarray(state[f"{name}{i}"]) for name in ModelArrays._fields})
             for i, began in enumerate(self._start().models)
         )
         noise = tuple(
@@ -540,7 +531,7 @@ def _twins(members: Sequence[Prepared]) -> tuple[int | None, ...]:
     def steps(p: Prepared) -> object:
         plan = p.plan
         sizes = plan.step_size, plan.server_step_size, plan.step_decay
-        return *sizes, plan.momentum, plan.forgetting, p.rule
+        return *sizes, plan.forgetting, p.rule
 
     free = {steps(p): i for i, p in reversed(list(enumerate(members))) if p.factorization is None}
     return tuple(free.get(steps(p)) for p in members)

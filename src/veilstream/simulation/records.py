@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample, Task, TaskDetails
 from veilstream.plans.plan import Plan
-from veilstream.streams.pool import PoolStream
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import PoolStream, Stream
 
 
 @dataclass(frozen=True)

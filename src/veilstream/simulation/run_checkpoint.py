@@ -97,8 +97,7 @@ def _check(state: dict[str, Any], methods: int, seeds: int, rounds: int, looks: 
     if sorted(int(m) for group in groups for m in group) != list(range(methods)):
         raise ValueError("its methods are not the run's")
     for i, group in enumerate(groups):
-        later = [name for name in ("velocity", "start") if f"{name}{i}" in state]
-        for name in ("current", "average", *later):
+        for name in ("current", "average", "start"):
             found = state[f"{name}{i}"].shape
             if len(found) != 3 or found[:2] != (len(group), seeds):
                 raise ValueError(f"{name}{i} has shape {found}")

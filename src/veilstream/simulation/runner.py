@@ -27,9 +27,10 @@ from veilstream.plans.prepare import Prepared, main_method, prepare
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
 from veilstream.research.comparators import Comparators, comparators, has_comparators
-from veilstream.research.regret import dynamic_regret, static_regret
-from veilstream.runs.folder import Run, check_folder, history_csv, latest_folder, new_folder, versions
+from veilstream.research.regret import average_regret
+from veilstream.runs.folder import Run, check_folder, latest_folder, new_folder, versions
 from veilstream.runs.start import kept_start, starting_model
+from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
 from veilstream.simulation.records import check_stream, check_task
@@ -43,7 +44,7 @@ from veilstream.simulation.seed_batches import (
     together,
 )
 from veilstream.simulation.telemetry import telemetry_csv
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 from veilstream.streams.table_stream import TableStream
 
 COLUMNS = {"accuracy": "prequential_accuracy"}
@@ -59,7 +60,7 @@ def _log_notices(notices: list[str]) -> None:
         _log.warning("%s", notice)
 
 
-def run(
+def simulate(
     plan: Plan | Path | str,
     out: Path | str | None = None,
     *,
@@ -329,7 +330,7 @@ def _finish(
 def _method_summary(
     look: _Look, prepared: Prepared, results: Results, index: int, solved: list[Comparators], looked: list[int]
 ) -> dict[str, Any]:
-    plan, done = look.plan, results.rounds
+    done = results.rounds
     losses = results.history["loss"][index, :, :done].astype(np.float64)
     nobody = _nobody(results)
     figures: dict[str, Any] = {
@@ -355,12 +356,11 @@ def _method_summary(
     if len(diverged):
         figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
     if solved and not len(diverged):
-        tau = plan.learning.local_steps
-        each = [dynamic_regret(losses[s], c.round_values, local_steps=tau).per_step[-1] for s, c in enumerate(solved)]
+        each = [average_regret(losses[s], c.round_values)[-1] for s, c in enumerate(solved)]
         figures["dynamic_regret"] = _spread(np.array(each))
         if all(c.offline_losses is not None for c in solved):
             each = [
-                static_regret(losses[s], c.offline_losses, local_steps=tau).per_step[-1]
+                average_regret(losses[s], c.offline_losses)[-1]
                 for s, c in enumerate(solved)
                 if c.offline_losses is not None
             ]

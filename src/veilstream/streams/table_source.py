@@ -6,13 +6,14 @@
     source.ready(1, 10, learner.may_take)    whether a round is worth beginning
     source.serve(r, learner.observe_many, ...)
 
-A row becomes a sample by the plan's schema, or is refused for a reason that is counted here and
-nowhere else. Rows are looked at ahead of the round that uses them, and stay in memory till then;
-each is handed over together with the bookmark behind it.
+A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only.
+Rows are read ahead of the round that uses them and stay in memory till then; each is handed over
+together with the bookmark behind it.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,35 +21,48 @@ from dataclasses import dataclass, field
 from veilstream.errors import InputError
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
 from veilstream.records.schema import Encoded, RecordSchema, Refusal
-from veilstream.streams.bookmarks import Bookmark, Row, SeenBefore
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
-from veilstream.streams.tables import TableReader, check_columns
+from veilstream.streams.table import Bookmark, Cells, Table
+from veilstream.streams.tables import check_columns
 
 _HELD = 10_000
 """Rows that are held at most, if a round does not need more."""
+_LOW = (1 << 64) - 1
+_BY_CHANCE = 10
+"""Fewer rows than this may be alike in two files by chance; they count at its beginning only."""
 
 
 @dataclass
 class RowCounts:
-    """What became of the rows that were passed: counts only."""
+    """What became of this learner's rows that were passed: counts only."""
 
     rows: int = 0
-    """Of this learner."""
     refused: Counter[Refusal] = field(default_factory=Counter)
     clamped: Counter[str] = field(default_factory=Counter)
     """Numbers that were moved to the end of their range, by column."""
     other_learners: int = 0
     not_again: int = 0
-    """Of people who may not take the next step, and were passed between rounds."""
+    """Of people who may not take the next step, passed between rounds."""
+
+    def add(self, record: Encoded | Refusal | None) -> None:
+        """Count a record that was passed; None for another learner's."""
+        if record is None:
+            self.other_learners += 1
+            return
+        self.rows += 1
+        if isinstance(record, Refusal):
+            self.refused[record] += 1
+        else:
+            self.clamped.update(record.clamped)
 
 
 @dataclass(frozen=True)
 class LookAhead:
-    """What the next rows would be."""
+    """What the next rows would be; nothing of them is used."""
 
     counts: RowCounts
     labels: Counter[str]
-    """Those of the plan that were seen; empty where the label is a number."""
+    """Empty where the label is a number."""
     whole: bool
     """Whether these are all the rows there are."""
 
@@ -79,12 +93,12 @@ class TableSource:
 
     """
 
-    def __init__(self, table: TableReader, schema: RecordSchema, learner: str | None = None) -> None:
+    def __init__(self, table: Table, schema: RecordSchema, learner: str | None = None) -> None:
         check_columns(table, schema.columns)
         self.table, self.schema = table, schema
         self._learner = learner if schema.learner in (table.columns or (schema.learner,)) else None
         self._held: deque[_Item] = deque()
-        self._rows: Iterator[Row] | None = None
+        self._rows: Iterator[tuple[int, Cells | None]] | None = None
         self._passed = table.bookmark
         self.counts = RowCounts()
         self.exhausted = False
@@ -122,7 +136,7 @@ class TableSource:
             own += not whole and self._held[-1].record is not None
         seen = LookAhead(RowCounts(), Counter(), whole)
         for item in self._held:
-            count_record(seen.counts, item.record)
+            seen.counts.add(item.record)
             if isinstance(item.record, Encoded) and self.schema.label.classes is not None:
                 target = float(item.record.sample.target)
                 seen.labels[str(self.schema.label.in_units(target))] += 1
@@ -169,7 +183,7 @@ class TableSource:
     def _pass(self) -> _Item:
         """The row at the front; from here on it counts as read."""
         item = self._held.popleft()
-        count_record(self.counts, item.record)
+        self.counts.add(item.record)
         self._passed = item.bookmark
         return item
 
@@ -180,11 +194,10 @@ class TableSource:
         if row is None:  # what is appended later is found by another look
             return False
         self._rows = rows
-        self._held.append(_Item(self._encoded(row), self.table.bookmark))
+        self._held.append(_Item(self._encoded(*row), self.table.bookmark))
         return True
 
-    def _encoded(self, row: Row) -> Encoded | Refusal | None:
-        number, cells = row
+    def _encoded(self, number: int, cells: Cells | None) -> Encoded | Refusal | None:
         if cells is None:
             return Refusal("not readable")
         if self._learner is not None and self.schema.learner is not None:
@@ -196,15 +209,15 @@ class TableSource:
         return self.schema.encode(cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma)
 
 
-def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -> bool:
+def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:
     """Refuse a table that holds rows which were read under another name; reads all of it.
 
-    With several visits per person its records would count as further visits. Compared is what rows
-    say (`veilstream.streams.bookmarks`): a copy with other newlines, delimiters or columns in
-    another order is found, also behind new rows. One in which rows were changed is not.
+    With several visits per person its records would count as further visits. What rows say is
+    compared (`veilstream.streams.table`): a copy with other newlines, delimiters or order of columns
+    is found, also behind new rows. A copy in which rows were changed is not.
 
     Returns:
-        Whether rows were read under other names, so that a copy which is not found is possible.
+        Whether rows were read under other names, so that an undetected copy is possible.
 
     Raises:
         InputError: naming the other.
@@ -216,8 +229,7 @@ def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -
         return False
     if own is not None:
         table.skip_to(own)
-    begins = int(table.bookmark.digest or "0", 16)
-    seen = SeenBefore(stands, begins)
+    seen = _SeenBefore(stands, int(table.bookmark.digest or "0", 16))
     for number, _ in table.rows():
         if (known := seen.look(table.bookmark.digest)) is not None:
             name, rows = known
@@ -231,15 +243,35 @@ def check_not_read_before(table: TableReader, bookmarks: list[SourceBookmark]) -
     return own is None
 
 
-def rows_out_of_order(table: TableReader, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
-    """How many of this learner's rows lie behind a later one, by the schema's time; reads all.
+class _SeenBefore:
+    """Finds rows that were read under other names, by the digest of each bookmark.
+
+    They are found as a whole, in any order among themselves, behind any number of other rows.
+    """
+
+    def __init__(self, bookmarks: Mapping[str, Bookmark], begins: int) -> None:
+        """``begins`` is the digest of this table before the first row that is looked at."""
+        self._marks = {name: (mark.rows, int(mark.digest, 16) & _LOW) for name, mark in bookmarks.items() if mark.rows}
+        self._sums = array("Q", [begins & _LOW])
+
+    def look(self, digest: str) -> tuple[str, int] | None:
+        """The digest behind the next row; name and number of the rows that end here, if any do."""
+        low = int(digest, 16) & _LOW
+        self._sums.append(low)
+        row = len(self._sums) - 1
+        for name, (rows, wanted) in self._marks.items():
+            first = row - rows
+            counts = first == 0 or (first > 0 and rows >= _BY_CHANCE)
+            if counts and (low - self._sums[first]) & _LOW == wanted:
+                return name, rows
+        return None
+
+
+def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
+    """How many of this learner's rows come after a later one, and how many have a time; reads all.
 
     A deployed learner takes rows in the order of the file, since more may be appended; a simulation
     sorts them.
-
-    Returns:
-        So many, of how many with a time.
-
     """
     if schema.time is None or schema.time not in (table.columns or (schema.time,)):
         return 0, 0
@@ -254,20 +286,8 @@ def rows_out_of_order(table: TableReader, schema: RecordSchema, learner: str | N
     return order.unordered, rows
 
 
-def _is_of(cells: Mapping[str, object], schema: RecordSchema, learner: str | None) -> bool:
+def _is_of(cells: Cells, schema: RecordSchema, learner: str | None) -> bool:
     """Whether a row is this learner's; one that names nobody is."""
     if learner is None or schema.learner is None:
         return True
     return as_text(cells.get(schema.learner, learner)) == learner
-
-
-def count_record(counts: RowCounts, record: Encoded | Refusal | None) -> None:
-    """Add one record that was passed; None for another learner's."""
-    if record is None:
-        counts.other_learners += 1
-        return
-    counts.rows += 1
-    if isinstance(record, Refusal):
-        counts.refused[record] += 1
-    else:
-        counts.clamped.update(record.clamped)

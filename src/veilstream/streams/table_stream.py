@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,12 @@ from veilstream.records.cells import TimeOrder, as_text, time_of, with_decimal_p
 from veilstream.records.participation import VisitsInMemory
 from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
 from veilstream.streams.pool import PoolStream
-from veilstream.streams.tables import TableReader, check_columns
+from veilstream.streams.table import Cells, Table
+from veilstream.streams.tables import check_columns
 from veilstream.wording import counted
 
 _HELD_OUT_OF = 1 << 20
-Tables = Sequence[tuple[str, TableReader]]
+Tables = Sequence[tuple[str, Table]]
 """Pairs of a learner's name and its table; the name counts where the schema has no column of learners."""
 
 
@@ -154,7 +155,7 @@ def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> 
 
 
 def _record(
-    schema: RecordSchema, table: TableReader, learner: str, number: int, cells: Mapping[str, object] | None
+    schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None
 ) -> ClientRecord | Refusal:
     if cells is None:
         return Refusal("not readable")

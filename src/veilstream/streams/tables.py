@@ -1,57 +1,30 @@
-"""Tables of records, read row by row: JSON lines and Python's rows here, other formats beside.
+"""Tables by their file's name: CSV, JSON lines, Parquet and Arrow (pyarrow), SQLite by a query.
 
-    table = open_table("stations.csv")
-    for number, cells in table.rows():      cells is None for a row that cannot be read
-        ...
-    table.bookmark                          where it stands; `skip_to` goes on from there
-
-`rows` ends where the file ends now; called again, it goes on with what was appended since. A
-bookmark holds a digest of all that was read, so a file that was rewritten or rotated is noticed and
-not read as if it were the old one.
+One parser per format serves simulations and deployed learners, so a cell has one meaning. CSV is
+read by Python's `csv`: it makes rows faster than pyarrow or DuckDB hand them to Python, and neither
+can stop at a bookmark in a growing file or tell an unclosed quote from a long cell.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from veilstream.errors import InputError
-from veilstream.streams.bookmarks import Bookmark, Row, RowDigest, skip_rows
+from veilstream.errors import InputError, MissingExtra
+from veilstream.streams.csv_table import CsvTable
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
+from veilstream.streams.table import Cells, Table, check_names
 from veilstream.wording import counted
 
 _SHOWN = 40
 """Names of columns that an error lists at most."""
+_SQLITE = (".db", ".sqlite", ".sqlite3")
 
 
-class TableReader(Protocol):
-    """A table that is read once, from top to bottom."""
-
-    name: str
-    columns: tuple[str, ...]
-    """By the header; () where rows name their own."""
-    decimal_comma: bool
-    """Whether 3,5 is a number."""
-    notices: list[str]
-    """What the person beside it should know of how it is read."""
-
-    bookmark: Bookmark
-    """Behind the last row that was given out."""
-
-    @property
-    def rows_left(self) -> int | None:
-        """About how many follow; None where nobody knows."""
-
-    def rows(self) -> Iterator[Row]:
-        """Those from here to the end as it is now."""
-
-    def skip_to(self, bookmark: Bookmark) -> None:
-        """Go on behind a bookmark; an error if what lies before it has changed."""
-
-
-def open_table(path: Path | str, *, whole: bool = True, query: str | None = None) -> TableReader:
+def open_table(path: Path | str, *, whole: bool = True, query: str | None = None) -> Table:
     """A table by its file's name.
 
     Args:
@@ -60,23 +33,21 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
         query: of a SQLite file: which rows, in order.
 
     Raises:
-        InputError: for a file that is missing, of another kind, or without a usable header.
+        InputError: the file is missing, of another kind, or has no usable header.
 
     """
     path = Path(path)
     check_plain_file(path)
     suffix = path.suffix.lower()
-    if suffix in (".parquet", ".arrow", ".feather", ".db", ".sqlite", ".sqlite3"):
-        from veilstream.streams.binary_tables import open_binary_table
-
-        return open_binary_table(path, query)
+    if suffix in _SQLITE:
+        return _sqlite_table(path, query)
     if query is not None:
         raise InputError("data.query", query, "nothing unless the source is SQLite", "remove it")
+    if suffix in (".parquet", ".arrow", ".feather"):
+        return _arrow_table(path)
     if suffix in (".jsonl", ".ndjson", ".json"):
         return JsonLinesTable(path, whole=whole)
     if suffix in (".csv", ".tsv", ".txt", ".data", ""):
-        from veilstream.streams.csv_table import CsvTable
-
         return CsvTable(path, whole=whole)
     raise InputError(
         "data",
@@ -86,7 +57,7 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
     )
 
 
-def check_columns(table: TableReader, wanted: tuple[str, ...], *, show: bool = False) -> None:
+def check_columns(table: Table, wanted: tuple[str, ...], *, show: bool = False) -> None:
     """Refuse a table that lacks columns.
 
     Args:
@@ -99,10 +70,8 @@ def check_columns(table: TableReader, wanted: tuple[str, ...], *, show: bool = F
         InputError: naming those that are missing.
 
     """
-    if not table.columns:
-        return  # every row is looked at by itself
     missing = [column for column in wanted if column not in table.columns]
-    if not missing:
+    if not missing or not table.columns:  # without a header, each row is checked by itself
         return
     if show:
         way_out = f"it has {_listed(table.columns)}; rename them in the file or in the plan"
@@ -112,8 +81,7 @@ def check_columns(table: TableReader, wanted: tuple[str, ...], *, show: bool = F
             f"it has {there}, and {len(set(wanted)) - len(missing)} of the {len(set(wanted))} that "
             "the plan names: is its first line a header? `veilstream data check FILE` shows it"
         )
-    rule = f"columns {_listed(tuple(missing))}, which the plan names"
-    raise InputError("data", table.name, rule, way_out)
+    raise InputError("data", table.name, f"columns {_listed(tuple(missing))}, which the plan names", way_out)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -121,13 +89,11 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-class JsonLinesTable:
+class JsonLinesTable(Table):
     """One JSON object a line."""
 
-    decimal_comma = False
-
     def __init__(self, path: Path, *, whole: bool = True) -> None:
-        self.name, self.columns = path.name, ()
+        super().__init__(path.name)
         self._lines = GrowingLines(path, whole=whole)
         first = self._lines.sample.strip().partition("\n")[0].strip()
         if first == "{" or first.startswith("["):
@@ -137,68 +103,95 @@ class JsonLinesTable:
                 "one JSON object a line",
                 "its first line is no whole object: `jq -c '.[]'` (of a list) or `jq -c .` writes JSON lines",
             )
-        self.notices = [self._lines.notice] if self._lines.notice else []
-        self.bookmark = Bookmark()
-        self._digest = RowDigest()
+        self.notices += [self._lines.notice] if self._lines.notice else []
 
-    columns: tuple[str, ...]
-
-    def rows(self) -> Iterator[Row]:
-        """Those from here to the end as it is now."""
-        for line in self._lines:
-            if not line.strip():
-                continue
-            number, cells = self.bookmark.rows, self._row(line)
-            self.bookmark = Bookmark(number + 1, self._digest.add(cells))
-            yield number, cells
+    def _read(self) -> Iterator[Cells | None]:
+        return (_json_object(line) for line in self._lines if line.strip())
 
     @property
     def rows_left(self) -> int | None:
-        """About how many follow."""
+        """About how many rows follow."""
         return self._lines.rows_left(self.bookmark.rows)
 
-    def _row(self, line: str) -> Mapping[str, object] | None:
-        try:
-            held = None if is_broken_text(line) else json.loads(line, object_pairs_hook=_once)
-        except (ValueError, RecursionError):
-            return None
-        return held if isinstance(held, dict) else None
 
-    def skip_to(self, bookmark: Bookmark) -> None:
-        """Go on behind a bookmark; an error if what lies before it has changed."""
-        skip_rows(self, bookmark)
+def _json_object(line: str) -> Cells | None:
+    try:
+        held = None if is_broken_text(line) else json.loads(line, object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) else None
 
 
-class RowsTable:
-    """Rows of a Python iterator, each a mapping: for sources of your own, and for tests."""
-
-    decimal_comma = False
-
-    def __init__(self, rows: Iterator[Mapping[str, object]], name: str = "rows") -> None:
-        self.name, self.columns, self.notices = name, (), []
-        self._rows = iter(rows)
-        self._digest = RowDigest()
-        self.bookmark = Bookmark()
-
-    columns: tuple[str, ...]
-    notices: list[str]
-    rows_left: int | None = None
-
-    def rows(self) -> Iterator[Row]:
-        """Those from here to the end as it is now."""
-        for cells in self._rows:
-            number = self.bookmark.rows
-            self.bookmark = Bookmark(number + 1, self._digest.add(cells))
-            yield number, cells
-
-    def skip_to(self, bookmark: Bookmark) -> None:
-        """Go on behind a bookmark; an error if what lies before it has changed."""
-        skip_rows(self, bookmark)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are there once: of two nobody knows which one counts."""
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a key is there twice")
     return made
+
+
+class RowsTable(Table):
+    """Rows of a Python iterator, each a mapping: for sources of your own, and for tests."""
+
+    def __init__(self, rows: Iterator[Cells], name: str = "rows", columns: tuple[str, ...] = ()) -> None:
+        super().__init__(name, columns)
+        self._rows = iter(rows)
+
+    def _read(self) -> Iterator[Cells | None]:
+        return self._rows
+
+
+def _sqlite_table(path: Path, query: str | None) -> Table:
+    if query is None:
+        raise InputError(
+            "data.query",
+            None,
+            "which records of the SQLite file, in order",
+            'query = "SELECT * FROM visits ORDER BY time"',
+        )
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    connection.text_factory = lambda held: held.decode("utf-8", "surrogateescape")
+    return query_table(connection, query, path.name)
+
+
+def query_table(connection: Any, query: str, name: str = "query") -> Table:
+    """The rows of a query over any DB-API connection; the query must order them."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(query)
+    except Exception as error:  # drivers raise their own kinds
+        raise InputError("data.query", query, "a query that can be run", str(error)) from error
+    columns = tuple(str(column[0]) for column in cursor.description or ())
+    if not columns:
+        raise InputError("data.query", query, "a query that returns rows", "SELECT ... FROM ...")
+    check_names(name, columns)
+    rows = (dict(zip(columns, row, strict=True)) for row in iter(cursor.fetchone, None))
+    return RowsTable(_without_quoting(rows, name), name, columns)
+
+
+def _arrow_table(path: Path) -> Table:
+    try:
+        import pyarrow.dataset as datasets
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "tables", f"reading {path.suffix} files") from error
+    kind = "parquet" if path.suffix.lower() == ".parquet" else "ipc"
+    try:
+        dataset = datasets.dataset(str(path), format=kind)
+        columns = tuple(dataset.schema.names)
+    except Exception as error:  # Arrow raises many kinds
+        raise InputError("data", path.name, f"a file of kind {kind}", str(error)) from error
+    check_names(path.name, columns)
+    rows = (row for batch in dataset.to_batches(batch_size=4096) for row in batch.to_pylist())
+    return RowsTable(_without_quoting(rows, path.name), path.name, columns)
+
+
+def _without_quoting(rows: Iterator[Cells], name: str) -> Iterator[Cells]:
+    """Rows; a driver's own error may quote a person's cells, so it is not shown."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise InputError(
+            "data",
+            name,
+            f"rows that can be read to the end ({type(error).__name__})",
+            "the file is damaged or busy: copy it again",
+        ) from None

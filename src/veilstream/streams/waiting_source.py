@@ -1,8 +1,8 @@
 """Records that wait in memory, in a bounded queue, for a round to take them.
 
-The queue stays open between rounds. A round is begun when at least the minimum of people wait, and
-takes records until it is full or its window ends; the window runs from when the round was asked
-for, so that neither the wait for the minimum nor who comes shows in how long it takes.
+The queue stays open between rounds. A round begins when at least the minimum of people wait, and
+takes records until it is full or its window ends. The window starts when the server asks for the
+round, so the reply's time shows neither the wait for the minimum nor who comes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from veilstream.records.admission import Answer
+from veilstream.records.sample import Sample
 from veilstream.streams.intake import MayTake, Observe, Offered, Wanted
 
 CAPACITY = 4096
@@ -21,18 +22,18 @@ _AT_ONCE = 256
 
 
 class WaitingRecord:
-    """A record in the queue, and who is told what became of it."""
+    """A record in the queue, and a callback for its answer."""
 
     __slots__ = ("answered", "offered")
 
     def __init__(self, offered: Offered, answered: Callable[[Answer | None], None] = lambda _: None) -> None:
         self.offered = offered
         self.answered = answered
-        """Called once: with the answer when it is stored, or with None if it was not taken."""
+        """Called once: with the answer when the record is stored, or with None if it was not taken."""
 
 
 class WaitingSource:
-    """A queue of records that outlives rounds; who fills it is the subclasses' affair.
+    """A queue of records that outlives rounds; subclasses fill it.
 
     Args:
         patience_s: how long a round waits for people, from when it was asked for.
@@ -42,14 +43,14 @@ class WaitingSource:
 
     def __init__(self, patience_s: float, capacity: int = CAPACITY) -> None:
         self.window_s = patience_s
-        """While it has people, a learner's reply leaves at a time that does not tell of them."""
+        """The learner's reply waits for its end, so that its time says nothing of the people."""
         self._capacity = capacity
         self._changed = threading.Condition()
         self._queue: deque[WaitingRecord] = deque()
         self._until: float | None = None
         self._open = self._no_more = self._closed = False
         self.told_without_a_round = 0
-        """Records of people who may not take part again that were answered before a round."""
+        """Records of people who may not take part again, answered before a round."""
 
     @property
     def is_open(self) -> bool:
@@ -61,10 +62,8 @@ class WaitingSource:
         """How many records wait."""
         return len(self._queue)
 
-    # --- filling it ------------------------------------------------------------------------------
-
     def put(self, records: list[WaitingRecord]) -> bool:
-        """Have all of these wait, in order; False, and none of them, where there is no room."""
+        """Queue all of these, in order; False, and none of them, if there is no room."""
         with self._changed:
             if self._closed or len(self._queue) + len(records) > self._capacity:
                 return False
@@ -73,7 +72,7 @@ class WaitingSource:
         return True
 
     def withdraw(self, records: Iterable[WaitingRecord]) -> None:
-        """Take out those that still wait: they are answered with None."""
+        """Take out those that still wait, and answer them with None."""
         asked = set(map(id, records))
         with self._changed:
             gone = [record for record in self._queue if id(record) in asked]
@@ -82,7 +81,7 @@ class WaitingSource:
         _answer_none(gone)
 
     def release(self) -> None:
-        """Nobody who waits now is going to be taken."""
+        """Answer everyone who waits with None."""
         with self._changed:
             gone, self._queue = self._queue, deque()
             self._changed.notify_all()
@@ -94,13 +93,11 @@ class WaitingSource:
             self._closed = True
         self.release()
 
-    # --- what a daemon asks ----------------------------------------------------------------------
-
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
         """Whether at least so many people wait who can be taken; waits for them in the window.
 
-        Somebody who cannot be taken is told "taken" where one more person would have begun the
-        round: what a caller hears then does not say whether that person took part before.
+        Somebody who cannot be taken is told "taken" if one more person would have begun the round:
+        the answer then does not say whether that person took part before.
         """
         self._until = time.monotonic() + self.window_s
         if minimum <= 0:
@@ -115,7 +112,7 @@ class WaitingSource:
                 fresh = [r for r in self._queue if r not in can]
             for record in fresh:  # outside: it asks the learner, and callers must not wait for that
                 can[record] = may_take(record.offered.tag)
-            with self._changed:  # whoever has left meanwhile does not count
+            with self._changed:  # those who have left meanwhile do not count
                 people = {r.offered.tag for r in self._queue if can.get(r)}
                 if len(people) >= minimum:
                     return True
@@ -131,7 +128,7 @@ class WaitingSource:
                 return False
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
-        """Whoever waits, and whoever comes while the window is open."""
+        """Take those who wait, and those who come while the window is open."""
         until, self._until = self._until, None
         until = time.monotonic() + self.window_s if until is None else until
         self._open = True
@@ -160,6 +157,32 @@ class WaitingSource:
     @property
     def _over(self) -> bool:
         return self._closed or self._no_more
+
+
+class LiveSource(WaitingSource):
+    """People who call. A restart forgets those who wait; none of them was told "taken"."""
+
+    def offer(self, tag: str | bytes, sample: Sample, timeout_s: float = 10.0) -> Answer | None:
+        """Wait for the answer to one record.
+
+        Returns:
+            None where it was not taken: there was no room, or no round in that time.
+
+        """
+        done = threading.Event()
+        found: list[Answer | None] = []
+
+        def answered(answer: Answer | None) -> None:
+            found.append(answer)
+            done.set()
+
+        record = WaitingRecord(Offered(tag, sample), answered)
+        if not self.put([record]):
+            return None
+        if not done.wait(timeout_s):
+            self.withdraw([record])
+            done.wait()  # a round that has it just now answers soon
+        return found[0]
 
 
 def _answer_none(records: Iterable[WaitingRecord]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pages import blocks_in
 from veilstream.errors import InputError
 from veilstream.learning.models.linear_dicts import DictEncoder, DictLogistic, DictRegression
 from veilstream.learning.tasks import Sample
@@ -224,12 +223,3 @@ def test_labels_are_true_and_false_or_plus_and_minus_one():
             task.encode_targets([True, wrong])
     with pytest.raises(InputError, match=r"targets\[0\] = 'a str': expected a number"):
         DictRegression(8).encode_targets(["high"])
-
-
-def test_the_page_on_river_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    blocks = blocks_in("docs/models-river.md", "python")
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "models-river.md", "exec"), namespace)

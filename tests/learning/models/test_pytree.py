@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.pages import blocks_in
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.models.pytree import PytreeTask, check_per_sample, made_up
 from veilstream.learning.tasks import Logistic, Sample
@@ -224,12 +223,3 @@ def test_a_pytorch_model_without_torch_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"PyTorch model needs torch.*veilstream\[torch\]"):
         TorchTask(object(), object(), example=EXAMPLE)
-
-
-def test_the_page_on_jax_models_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    blocks = blocks_in("docs/models-jax.md", "python")
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "models-jax.md", "exec"), namespace)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.pages import blocks_in
 from veilstream.errors import InputError
 from veilstream.learning.models.torch_model import TorchTask
 from veilstream.learning.tasks import Sample
@@ -435,12 +434,3 @@ def test_a_layer_that_writes_in_place_does_not_change_the_samples():
     for predict in (task.predict, jax.jit(task.predict)):
         jax.block_until_ready(predict(task.init(), kept))
         np.testing.assert_array_equal(kept, before)
-
-
-def test_the_page_on_pytorch_models_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    blocks = blocks_in("docs/models-pytorch.md", "python")
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "models-pytorch.md", "exec"), namespace)

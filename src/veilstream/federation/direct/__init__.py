@@ -14,7 +14,7 @@ daemon's `handle`. It knows bytes and nothing else of veilstream.
     wire.py           what both ends agree on: names, frames, sizes, keep-alive; the event loop
     certificates.py   validity in words, and why a TLS handshake fails
     client.py         the learner's end: connect, answer, connect again
-    node.py           DirectNode: that client as a learner's side of an engine
+    node.py           DirectNode: that client as a learner's side of the transport
     server.py         DirectServer: a `Transport`
 """
 

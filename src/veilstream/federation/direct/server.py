@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError
-from veilstream.federation.addresses import check_loopback, wait_until_free
+from veilstream.federation.addresses import check_loopback, connections_allowed, wait_until_free
 from veilstream.federation.direct import wire
-from veilstream.federation.direct.branch import Branch
 from veilstream.federation.direct.certificates import expiring, invalid, load
-from veilstream.federation.keys.identity import ServerKeys, aggregator_uri, check_private, learner_uri
-from veilstream.federation.open_files import connections_allowed
+from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
 from veilstream.federation.protocol.transport import Failure, Inbox
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
@@ -46,14 +44,7 @@ class DirectServer:
     """Learners by name, each behind the stream that it holds."""
 
     def __init__(
-        self,
-        keys: Path,
-        address: tuple[str, int],
-        *,
-        dim: int,
-        answer_within_s: float = 600.0,
-        insecure: bool = False,
-        inbox: Inbox | None = None,
+        self, keys: Path, address: tuple[str, int], *, dim: int, answer_within_s: float = 600.0, insecure: bool = False
     ) -> None:
         """The server's side.
 
@@ -64,7 +55,6 @@ class DirectServer:
             answer_within_s: when a request that is not answered is reported as a failure. An
                 answer that comes later is still taken.
             insecure: without TLS, on loopback only.
-            inbox: where replies go, if others put something there as well.
 
         Raises:
             InputError: keys that are not there, or ``insecure`` beyond loopback.
@@ -73,15 +63,11 @@ class DirectServer:
         if insecure:
             check_loopback(address[0])
         self._keys, self._insecure, self._dim = keys, insecure, dim
-        known = ServerKeys.load(keys)
-        self._aggregators = known.aggregators
-        self._behind = {learner: name for name, (_, learners) in known.aggregators.items() for learner in learners}
-        self._known = {name: key for name, key in known.learners.items() if name not in self._behind}
-        self._branches: dict[str, Branch] = {}
+        self._known = ServerKeys.load(keys).learners
         check_private(keys / "tls.key")
         self._host, self.port = address
         self._answer_within_s = answer_within_s
-        self._inbox = Inbox() if inbox is None else inbox
+        self._inbox = Inbox()
         self._links: dict[str, _Link] = {}
         self._posts: deque[tuple[str, _Parts]] = deque()
         self._posting = False
@@ -91,7 +77,7 @@ class DirectServer:
         self._notes: deque[str] = deque(maxlen=100)
         self._warn_at = 0.0
 
-    # --- an engine -------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen.
@@ -116,9 +102,7 @@ class DirectServer:
 
     async def _open(self) -> None:
         largest = 1 + wire.reply_limit(self._dim)
-        if self._behind:
-            largest += 256 * len(self._behind)  # a sum lists its parts
-        most = connections_allowed(len(self._known) + len(self._aggregators))
+        most = connections_allowed(len(self._known))
         server = grpc.aio.server(options=[*wire.options(largest), *wire.server_options(most)])
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
         generic = grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler})
@@ -155,17 +139,15 @@ class DirectServer:
     # --- a transport -----------------------------------------------------------------------------
 
     def nodes(self) -> set[str]:
-        """Learners that are connected, here or to an aggregator that is."""
+        """Learners that are connected."""
         links = self._links.copy()  # at once: the loop changes it meanwhile
-        behind = [branch.present for branch in self._branches.copy().values()]
-        return {name for name, link in links.items() if link.welcomed}.union(*behind)
+        return {name for name, link in links.items() if link.welcomed}
 
-    def send(self, node: str, request: bytes) -> None:
-        """Deliver a request, or the newest of several when the last one has been answered."""
-        self.send_parts(node, request, b"")
+    def send(self, node: str, head: bytes, body: bytes = b"") -> None:
+        """Deliver a request, or the newest of several when the last one has been answered.
 
-    def send_parts(self, node: str, head: bytes, body: bytes) -> None:
-        """As `send`, of a request whose body others share: it is copied when it is written."""
+        The body is copied only when it is written.
+        """
         largest, size = wire.request_limit(self._dim), len(head) + len(body)
         if size > largest:
             self._inbox.put(node, Failure(f"a request of {size} bytes, over {largest}"))
@@ -197,10 +179,6 @@ class DirectServer:
             self._post(*self._posts.popleft())
 
     def _post(self, node: str, request: _Parts) -> None:
-        branch = self._branches.get(self._behind.get(node, ""))
-        if branch is not None and node in branch.present:
-            branch.take(node, *request)
-            return
         link = self._links.get(node)
         if link is None or not link.welcomed:
             self._inbox.put(node, Failure("not connected"))
@@ -211,10 +189,7 @@ class DirectServer:
         self._inbox.put(name, Failure(f"no answer within {self._answer_within_s:g} s"))
 
     async def _carry(self, _: Any, context: Any) -> None:
-        """One learner's stream, or an aggregator's, from first to last."""
-        if any(key == wire.AGGREGATOR for key, _ in context.invocation_metadata()):
-            await self._carry_branch(context)
-            return
+        """One learner's stream, from first to last."""
         name, instance = await self._identify(context)
         link = await self._place(name, instance, context)
         why = "it has ended the connection"
@@ -240,33 +215,6 @@ class DirectServer:
             self._pace.answered(link.outstanding)
             if link.outstanding is not None:
                 self._inbox.put(name, Failure(why))
-
-    async def _carry_branch(self, context: Any) -> None:
-        said = {str(key): str(value) for key, value in context.invocation_metadata()}
-        name, instance = said[wire.AGGREGATOR], said.get(wire.INSTANCE, "")
-        key, learners = self._aggregators.get(name, (None, frozenset[str]()))
-        if key is None or not (self._insecure or aggregator_uri(name, key) in self._uris(context)):
-            self._notes.append(f"a connection as aggregator {name[:64]!a} was refused")
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not known")
-        first = self._branches.get(name)
-        branch = self._branches[name] = Branch(name, instance, learners, self._inbox)
-        if first is not None:
-            if first.instance != instance:
-                self._notes.append(f"aggregator {name} has connected from another process")
-            first.end()
-        writing = asyncio.ensure_future(branch.write_all(context))
-        try:
-            while (frame := await context.read()) is not grpc.aio.EOF:
-                if not branch.hear(frame):
-                    self._notes.append(f"aggregator {name} sent what was not asked for")
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not expected")
-                del frame
-                await branch.wait_for_reader()
-        finally:
-            writing.cancel()
-            branch.lost()
-            if self._branches.get(name) is branch:
-                del self._branches[name]
 
     def _hear(self, link: _Link, frame: bytes) -> bool:
         """Take a frame; whether it was to be expected."""

@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 SERVICE, METHOD = "veilstream.Federation", "Carry"
 PATH = f"/{SERVICE}/{METHOD}"
-LEARNER, AGGREGATOR, INSTANCE = "learner", "aggregator", "instance"
+LEARNER, INSTANCE = "learner", "instance"
 """Metadata of the call: who calls, and a number that a process draws once."""
 
 WELCOME, REQUEST, REPLY, PING = b"W", b"Q", b"R", b"P"

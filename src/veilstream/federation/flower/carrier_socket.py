@@ -1,6 +1,6 @@
-"""The learner's side of an engine that runs elsewhere: a Unix socket, and who may use it.
+"""The learner's side of a transport in another process: a Unix socket, and who may use it.
 
-An engine's process on this machine (a Flower SuperNode, a FLARE site) takes orders from the server.
+A Flower SuperNode on this machine takes orders from the server.
 So it runs under another account, which can read nothing of the learner's, and reaches the daemon by
 this socket alone: one request in, one signed reply out. The kernel says whose process connects; one
 of the daemon's own account could read its files anyway, and is refused unless it is trusted.
@@ -42,7 +42,7 @@ _UNKNOWN = -1
 
 
 class CarrierSocket:
-    """Answers one carrier; a learner's side of an engine.
+    """Answers one carrier; a learner's side of Flower's transport.
 
     At most four connections at a time, all of one account. A request comes whole within a minute or
     its connection is closed, and is not larger than the model allows.
@@ -87,7 +87,7 @@ class CarrierSocket:
             _log.warning(
                 "--socket = %s: no other account can enter its folder, and one of this account is "
                 "refused; use a folder that the carrier's group may enter (mode 2750), or "
-                "--trust-engine",
+                "--trust-carrier",
                 self.path,
             )
         threading.Thread(target=self._accept, name="carrier socket", daemon=True).start()
@@ -134,9 +134,9 @@ class CarrierSocket:
         uid = _peer_uid(connection)
         if not self._trusted:
             if uid == _UNKNOWN:
-                return "this system does not say whose process it is (--trust-engine takes it)"
+                return "this system does not say whose process it is (--trust-carrier takes it)"
             if uid == os.geteuid():
-                return f"{OWN_ACCOUNT}; run it as another account, or start with --trust-engine"
+                return f"{OWN_ACCOUNT}; run it as another account, or start with --trust-carrier"
             if uid == 0 and not self._root_noted:
                 self._root_noted = True
                 self._note("the carrier runs as root, which can read this learner's files anyway")

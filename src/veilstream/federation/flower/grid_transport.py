@@ -76,9 +76,9 @@ class GridTransport:
             self._looked = now
         return set(self._nodes)
 
-    def send(self, node: str, request: bytes) -> None:
+    def send(self, node: str, head: bytes, body: bytes = b"") -> None:
         """Send with the next `receive`, or when the one before is answered."""
-        out = self._out.get(node)
+        request, out = head + body, self._out.get(node)
         if len(request) > self._request_limit:
             why = f"a request of {len(request)} bytes where at most {self._request_limit} go"
             self._found.append((node, Failure(why)))

@@ -273,10 +273,10 @@ class LocalFlower:
             why = str(error)
         if why:
             raise InputError(
-                "--engine",
+                "--transport",
                 "flower",
                 f"an installation and a folder that another account can read ({why})",
-                f"{self._python} and {self._folder} must not lie in a closed folder such as /root; or --trust-engine",
+                f"{self._python} and {self._folder} must not lie in a closed folder such as /root; or --trust-carrier",
             )
 
 

@@ -38,7 +38,6 @@ def main(grid: Grid, context: Context) -> None:
         _path(context, "keys"),
         _path(context, "out"),
         ("localhost", 0),
-        "flower",
         task=task,
         exit_when_done=True,
         transport=transport,

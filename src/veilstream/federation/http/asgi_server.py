@@ -1,9 +1,9 @@
 """The HTTP server under the model API and the learner API: uvicorn in a thread, with limits.
 
-A connection has a deadline at every moment: for its next request to arrive whole, and for its
-answer to be read. Where there are too many of them, a new one takes the place of the one that has
-kept the server waiting longest, at the address that has most. So callers who trickle bytes, or read
-nothing, cost a socket each for some seconds and stop nobody else. Nobody's requests are logged.
+Every connection has a deadline at every moment: for its next request to arrive whole, and for its
+answer to be read. If there are too many, a new connection replaces the one that has kept the server
+waiting longest, at the address that has most. So callers who trickle bytes, or read nothing, cost a
+socket each for some seconds and block nobody else. Requests are not logged.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import ssl
 import struct
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
-from veilstream.federation.open_files import connections_allowed
+from veilstream.federation.addresses import connections_allowed
 
 try:
     import uvicorn
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise MissingExtra("uvicorn", "federation", "an HTTP API") from error
@@ -39,22 +41,17 @@ _ABORT_S = 1.0  # from asking a connection to end until it is cut
 _GRACE_S = 1  # for answers under way when the server is closed
 _HANDSHAKE_S = 10.0
 _LARGEST_HEAD = 16 << 10
+_PIECE = 1 << 16
 _LATE_BODY = b'{"error": "the request came too slowly"}\n'
 _LATE = (
     b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_LATE_BODY), _LATE_BODY)
 )
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 @dataclass(frozen=True)
 class Limits:
-    """What one caller, and all of them together, may take."""
+    """What one caller, and all callers together, may take."""
 
     connections: int = 512
     connections_per_address: int = 64
@@ -66,25 +63,38 @@ class Limits:
     """From there until the answer is read."""
 
 
+class SharedBody(Response):
+    """A large body, sent in pieces as it is read, so that slow callers share one copy of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send each piece when the one before has been taken."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for at in range(0, len(body), _PIECE):
+            await send({"type": "http.response.body", "body": body[at : at + _PIECE], "more_body": True})
+            await asyncio.sleep(0)  # others' turn; and a caller who has left is noticed
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class AsgiServer:
     """Serves one application until `close`; answering when the constructor returns.
 
     Args:
         app: the application.
-        address: host and port; port 0 takes one that is free (`port` says which).
+        address: host and port; port 0 takes a free one (`port` says which).
         option: the command's option that the address came from, for errors.
-        tls: certificate and key; without, plain HTTP.
+        tls: certificate and key; None: plain HTTP.
         limits: what callers may take.
         refused: called with a reason whenever a connection is cut.
 
     Raises:
-        InputError: an address where one cannot listen, or a certificate that cannot be read.
+        InputError: the address cannot be listened at, or the certificate cannot be read.
 
     """
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         address: tuple[str, int],
         *,
         option: str,
@@ -138,17 +148,17 @@ class AsgiServer:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """Number of open connections."""
         return len(self._connections.open)
 
     def close(self) -> None:
-        """Stop answering; callers who are being answered have a second to read it."""
+        """Stop answering; answers under way have a second to be read."""
         self._server.should_exit = True
         self._thread.join(_START_S)
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers do not wait a minute for a TLS handshake."""
+    """An event loop whose servers give a TLS handshake ten seconds, not a minute."""
 
     async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
         if options.get("ssl") is not None:
@@ -160,8 +170,8 @@ def _listen(address: tuple[str, int], option: str) -> socket.socket:
     host, port = address
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # The protocol is named since asyncio sets TCP_NODELAY only on sockets that name it: without
-        # it, every second answer on a connection waits 40 ms for the caller's delayed ACK.
+        # asyncio sets TCP_NODELAY only on sockets that name the protocol. Without it, every second
+        # answer on a connection waits 40 ms for the caller's delayed ACK.
         listening = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,8 +198,8 @@ def _context(tls: tuple[Path, Path]) -> ssl.SSLContext:
     return context
 
 
-def _guarded(app: App) -> App:
-    """An application whose defects are logged by kind alone: their text might quote data."""
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """Log an application's defects by kind alone: their text might quote data."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -205,14 +215,14 @@ def _guarded(app: App) -> App:
 
 
 class _Connections:
-    """All open connections, and who has to leave when there are too many."""
+    """All open connections, and which one leaves when there are too many."""
 
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
         self.limits, self.refused = limits, refused
         self.open: set[_Connection] = set()
 
     def enter(self, new: _Connection) -> None:
-        """Let it in; another that only waits leaves if need be, and it itself if none does."""
+        """Add a connection; if there are too many, one that waits for its caller leaves, or else the new one."""
         self.open.add(new)
         held = Counter(connection.address for connection in self.open)
         if held[new.address] > self.limits.connections_per_address:
@@ -228,7 +238,7 @@ class _Connections:
 
 
 class _Connection(H11Protocol):
-    """One connection with a deadline, from its first moment to its last."""
+    """One connection, with a deadline at every moment."""
 
     guard: _Connections
 
@@ -265,7 +275,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def shutdown(self) -> None:
-        """Who is being answered may read it; others are cut, also in the middle of TLS."""
+        """An answer under way may be read; other connections are cut, also during a TLS handshake."""
         if self.waiting:
             self.cut()
         else:
@@ -278,15 +288,15 @@ class _Connection(H11Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether it is the caller's turn: to send the rest, or to read."""
+        """Whether it is the caller's turn, to send or to read."""
         return self._idle or self.cycle.more_body or self.flow.write_paused
 
     def cut(self) -> None:
-        """End it now, whatever is still to be read."""
+        """Close it now, whatever is unread."""
         self._cut = True
         self.guard.open.discard(self)
         if (raw := self.transport.get_extra_info("socket")) is not None:
-            # By a reset: else the kernel keeps all that is unread until the caller reads it.
+            # By a reset: otherwise the kernel keeps unread bytes until the caller reads them.
             with contextlib.suppress(OSError):
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -298,7 +308,7 @@ class _Connection(H11Protocol):
         self._timer = self.loop.call_later(seconds, self._overdue)
 
     def _overdue(self) -> None:
-        """A request that is too slow is told so; then, and in any other case, the end."""
+        """Tell the caller of a slow request, then close; close any other connection at once."""
         if self._receiving and self.transport.get_write_buffer_size() == 0:
             self.guard.refused("request too slow")
             self._cut = True
@@ -314,7 +324,7 @@ class _Connection(H11Protocol):
             self.cut()
 
     def _say_late(self) -> None:
-        """The application waits for the rest of a body: it is told that nobody is there."""
+        """Tell an application that waits for the rest of a body that its caller is gone."""
         if not self.cycle.response_started:
             self.transport.write(_LATE)
         self.cycle.disconnected = True

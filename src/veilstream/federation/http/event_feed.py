@@ -1,13 +1,13 @@
-"""What has changed since a reader last looked: numbered events, a bounded number of them.
+"""What changed since a reader last looked: numbered events, of which a bounded number is kept.
 
     feed = EventFeed()
-    with feed.changing:                   what is shown and what is told change together
+    with feed.changing:                   the state and its event change together
         feed.publish({"headline": ...})
     feed.since("5f0c-17")                 what follows event 17 of this process, or None
-    feed.end()                            nothing follows any more
+    feed.end()                            nothing follows
 
-A reader who knows no event of this process, or one that is no longer kept, is told so by None, and
-begins with everything. Any thread may publish; nothing here knows sockets.
+A reader that names an event of another process, or one that is no longer kept, gets None and starts
+from the whole state. Any thread may publish.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class EventFeed:
     """The newest events of one process.
 
     Args:
-        kept_events: how many of them are kept for readers who come back.
-        kept_bytes: and how much of them; the newest one always is.
+        kept_events: how many events are kept for readers who come back.
+        kept_bytes: and how many bytes of them; the newest event is always kept.
 
     """
 
     def __init__(self, kept_events: int = _KEPT_EVENTS, kept_bytes: int = _KEPT_BYTES) -> None:
         self.changing = threading.RLock()
-        """Held while what is shown changes and the event for it is published."""
+        """Held while the state changes and its event is published."""
         self._process = secrets.token_hex(4)
         self._most, self._most_bytes = kept_events, kept_bytes
         self._events: deque[Event] = deque()
@@ -52,7 +52,7 @@ class EventFeed:
         self.ended = False
         """Whether nothing follows."""
         self.stopped = False
-        """Whether readers have to leave now, and may come back to another process."""
+        """Whether readers must leave now; they may come back to another process."""
 
     @property
     def last_id(self) -> str:
@@ -60,7 +60,7 @@ class EventFeed:
         return self.id_of(self._number)
 
     def id_of(self, number: int) -> str:
-        """How a reader names an event; other processes use other names."""
+        """How a reader names an event of this process."""
         return f"{self._process}-{number}"
 
     def publish(self, patch: dict[str, Any]) -> None:
@@ -89,17 +89,17 @@ class EventFeed:
             return [event for event in self._events if event.number > after]
 
     def end(self) -> None:
-        """Nothing follows; readers are told what there is, and leave."""
+        """Nothing follows: readers get the last events, and leave."""
         self.ended = True
         self._tell()
 
     def stop(self) -> None:
-        """Readers leave at once: the process ends."""
+        """The process ends: readers leave at once."""
         self.stopped = True
         self._tell()
 
     def on_change(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called, from any thread, after every change; returns what ends that."""
+        """Call ``wake`` from any thread after every change; call the result to stop that."""
         with self.changing:
             self._wake.add(wake)
 

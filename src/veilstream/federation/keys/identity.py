@@ -3,7 +3,6 @@
     KEYS/ca/            ca.pem ca.key             keep offline; needed to add or renew
     KEYS/server/        ca.pem tls.pem tls.key identity.key learners.json
     KEYS/learners/NAME/ ca.pem tls.pem tls.key identity.key name server.pub node.key node.pub
-    KEYS/aggregators/NAME/ ca.pem tls.pem tls.key identity.key name server.pub learners.json
 
 `identity.key` (Ed25519) signs what is said; it is who a learner is, whatever the engine calls the
 machine. `tls.*` (ECDSA P-256) is the certificate of a server or a learner; a learner's names its
@@ -20,7 +19,8 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,27 +103,20 @@ class ServerKeys:
     identity: PrivateKey
     learners: dict[str, PublicKey]
     """Who may take part."""
-    aggregators: dict[str, tuple[PublicKey, frozenset[str]]] = field(default_factory=dict)
-    """Who stands in between, and for whom."""
 
     @classmethod
     def load(cls, path: Path) -> ServerKeys:
-        """Read KEYS/server, or the folder of an aggregator, which is one to its learners."""
+        """Read KEYS/server."""
         known = json.loads(_text(path / "learners.json"))
         learners = {name: PublicKey(bytes.fromhex(key)) for name, key in known.items()}
-        listed = path / "aggregators.json"
-        aggregators = {
-            name: (PublicKey(bytes.fromhex(about["key"])), frozenset(about["learners"]).intersection(learners))
-            for name, about in (json.loads(_text(listed)) if listed.exists() else {}).items()
-        }
-        return cls(path, PrivateKey.load(path / "identity.key"), learners, aggregators)
+        return cls(path, PrivateKey.load(path / "identity.key"), learners)
 
     @classmethod
     def load_signing(cls, path: Path) -> ServerKeys:
         """Read KEYS/server, and no folder of another, to sign what only the server may say.
 
         Raises:
-            InputError: it is the folder of a learner or an aggregator, or none at all.
+            InputError: it is a learner's folder, or none at all.
 
         """
         own = [path / "identity.key", path / "learners.json"]
@@ -132,7 +125,7 @@ class ServerKeys:
                 "keys",
                 str(path),
                 "the server's folder of keys (identity.key, learners.json)",
-                "KEYS/server is it; a learner or an aggregator cannot speak for the server",
+                "KEYS/server is it; a learner cannot speak for the server",
             )
         return cls.load(path)
 
@@ -154,24 +147,6 @@ class LearnerKeys:
         if path.resolve().name != name:
             raise InputError("keys", str(path), f"a folder that is called {name}", "rename it")
         return cls(path, name, identity, PublicKey(_raw(path / "server.pub")))
-
-
-@dataclass(frozen=True)
-class AggregatorKeys:
-    """An aggregator's folder, read."""
-
-    path: Path
-    name: str
-    identity: PrivateKey
-    server: PublicKey
-    learners: dict[str, PublicKey]
-    """Who sits behind it."""
-
-    @classmethod
-    def load(cls, path: Path) -> AggregatorKeys:
-        """Read KEYS/aggregators/NAME."""
-        both = LearnerKeys.load(path)
-        return cls(path, both.name, both.identity, both.server, ServerKeys.load(path).learners)
 
 
 def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 825) -> None:
@@ -201,56 +176,6 @@ def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = 8
 def learner_uri(name: str, identity: PublicKey) -> str:
     """As a learner's certificate names it: its name, and the key that signs its messages."""
     return f"urn:veilstream:learner:{name}:{identity.raw.hex()}"
-
-
-def aggregator_uri(name: str, identity: PublicKey) -> str:
-    """As an aggregator's certificate names it: its name, and the key that signs its sums."""
-    return f"urn:veilstream:aggregator:{name}:{identity.raw.hex()}"
-
-
-def add_aggregator(folder: Path, name: str, hosts: list[str], learners: list[str], days: int = 825) -> Path:
-    """Keys for an aggregator that stands for these learners; returns its folder.
-
-    Learners reach it by ``hosts``, with the keys that they have. Those who stood behind another
-    one move to this.
-    """
-    from cryptography import x509
-
-    _checked(name)
-    where = folder / "aggregators" / name
-    if where.exists():
-        raise InputError("aggregator", name, "one that has no keys yet", "name another")
-    known = json.loads(_text(folder / "server/learners.json"))
-    unknown = sorted(set(learners) - set(known))
-    if unknown or not learners:
-        raise InputError("learner", unknown or None, "learners that have keys", "`veilstream keys add` makes them")
-    if not hosts:
-        raise InputError("host", hosts, "how learners reach it", "try --host 127.0.0.1")
-    ca, ca_key = _load_ca(folder, days)
-    raw, key = os.urandom(32), _new_key("P-256")
-    identity = PrivateKey(raw).public
-    names: list[Any] = [_subject_name(host) for host in hosts]
-    names.append(x509.UniformResourceIdentifier(aggregator_uri(name, identity)))
-    builder = (
-        _builder(f"veilstream aggregator {name}"[:64], key, days)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    )
-    _secret(where / "identity.key", raw.hex().encode())
-    _secret(where / "tls.key", _pem_key(key))
-    write_file(where / "tls.pem", _pem(_signed(builder, ca_key, ca, key)))
-    write_file(where / "ca.pem", _text(folder / "ca/ca.pem"))
-    write_file(where / "name", f"{name}\n")
-    server = PrivateKey.load(folder / "server/identity.key")
-    write_file(where / "server.pub", server.public.raw.hex())
-    listed = folder / "server/aggregators.json"
-    all_ = json.loads(_text(listed)) if listed.exists() else {}
-    for other in all_.values():
-        other["learners"] = sorted(set(other["learners"]) - set(learners))
-    all_[name] = {"key": identity.raw.hex(), "learners": sorted(learners)}
-    _tell_aggregators(folder, all_, known)
-    write_file(listed, json.dumps(all_, indent=2) + "\n")
-    return where
 
 
 def renew_server(folder: Path, hosts: list[str], days: int = 825) -> None:
@@ -333,11 +258,7 @@ def add_learner(folder: Path, name: str, days: int = 825) -> Path:
 
 
 def remove_learner(folder: Path, name: str) -> None:
-    """Have the server no longer know a learner; put aside, its name can be added anew.
-
-    Nor does the aggregator that it stood behind know it, behind which it stands again when it is
-    added: that one's folder has to be copied as well.
-    """
+    """Have the server no longer know a learner; put aside, its name can be added anew."""
 
     def without(known: dict[str, str]) -> dict[str, str]:
         if name not in known:
@@ -354,22 +275,10 @@ def remove_learner(folder: Path, name: str) -> None:
         where.rename(aside)
 
 
-def _know(folder: Path, change: Any) -> None:
-    """Change what the server, and the aggregator that a learner stands behind, know of learners."""
+def _know(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Change which learners the server knows."""
     path = folder / "server/learners.json"
-    known = change(json.loads(_text(path)))
-    write_file(path, json.dumps(known, indent=2) + "\n")
-    listed = folder / "server/aggregators.json"
-    if listed.exists():
-        _tell_aggregators(folder, json.loads(_text(listed)), known)
-
-
-def _tell_aggregators(folder: Path, all_: dict[str, Any], known: dict[str, str]) -> None:
-    """Write which learners, with which keys, stand behind each: no old key may open anything."""
-    for name, about in all_.items():
-        behind = {each: known[each] for each in sorted(about["learners"]) if each in known}
-        path = folder / "aggregators" / name / "learners.json"
-        write_file(path, json.dumps(behind, indent=2) + "\n")
+    write_file(path, json.dumps(change(json.loads(_text(path))), indent=2) + "\n")
 
 
 def _checked(name: str) -> None:

@@ -1,12 +1,12 @@
-"""The learner's long-lived side: ledger, noise, model and data source behind one function.
+"""One learner that answers its server: ledger, noise, model and data source behind one function.
 
-`handle(request bytes) -> reply bytes` is all that the world outside can call: the direct transport
-does so in this process, an engine's carrier over a Unix socket (`carrier_socket`). It does one
-request at a time, and the same request again gets the same release. Only releases leave: no loss,
-no count of refused clients; a release has one size whatever the data, and where people are waited
-for (`WaitingSource`) it leaves at a time that does not depend on who came (`reply_times`). A round
-for which fewer than `federation.min_clients` wait is not begun: the answer is "absent", nothing is
-spent, and the server asks again.
+`handle(request bytes) -> reply bytes` is all that the outside can call: the direct transport from
+this process, a framework's process over a Unix socket (`carrier_socket`). Requests are answered one
+at a time, and a repeated request gets the same release. Only releases leave: no loss, no count of
+refused clients. A release has one size whatever the data, and where people call (`WaitingSource`)
+it leaves at a time that does not depend on who came (`reply_times`). A round with fewer than
+`federation.min_clients` waiting clients is not begun: the reply is "absent", nothing is spent, and
+the server asks again.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Daemon:
         """Ready to answer.
 
         Args:
-            learner: whose rounds these are.
-            keys: its own, and the server's public one.
+            learner: takes the rounds.
+            keys: the learner's, with the server's public key.
             source: where clients come from.
             replies: when releases leave; by default at a fixed time if people call.
-            min_clients: how many must wait for a round to be begun; 0 begins every one.
-            account: what is counted for the person beside it; nothing of it leaves.
+            min_clients: how many must wait for a round to begin; 0 begins every round.
+            account: what is counted on this machine; nothing of it leaves.
 
         """
-        self._learner, self._keys, self._source = learner, keys, source
+        self.learner, self._keys, self._source = learner, keys, source
         self._min_clients, self.account = min_clients, account
         self._said_why = ""
         self._instance = secrets.token_hex(8)
@@ -73,27 +73,22 @@ class Daemon:
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         if replies == "by source":
-            self._replies = reply_times(window_s, None, when_full=False)
+            self._replies = reply_times(window_s, None)
         else:
             self._replies = None if replies == "when done" else replies
         self.rounds_done = 0
         self.dismissed = False
-        """Whether the server has said, since this start, that the epoch's run is over."""
-
-    @property
-    def learner(self) -> Learner:
-        """Whose rounds these are; to look at."""
-        return self._learner
+        """Whether the server has said since this start that the epoch's run is over."""
 
     @property
     def name(self) -> str:
-        """The learner's, by its keys."""
+        """The learner's name, by its keys."""
         return self._keys.name
 
     @property
     def ended(self) -> str | None:
-        """Why nobody is taken any more; None while rounds may come."""
-        learner = self._learner
+        """Why no client is taken any more; None while rounds may come."""
+        learner = self.learner
         if not learner.over:
             return None
         reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
@@ -102,31 +97,32 @@ class Daemon:
     # --- requests --------------------------------------------------------------------------------
 
     def handle(self, data: bytes) -> bytes:
-        """A signed reply to whatever comes; a refusal says why, and never anything about data."""
+        """A signed reply to any bytes; a refusal says why, and nothing about data."""
         try:
             request = Request.read(data, self._keys.server)
-            with self._busy:  # a second request's time runs from when the first was answered
+            with self._busy:  # the time of a second request begins when the first is answered
                 reply = self._answer(request, digest(data), self._now())
         except _Closing:
             raise
         except VeilstreamError as error:
             _log.error("request refused: %s", shown(error, LONGEST_TEXT))
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
-        except Exception as error:  # a defect; its text might hold data, so nobody gets to see it
-            _log.error("%s while answering; this is a defect", _kind(error))
+        except Exception as error:  # a defect; its text might quote data, so it is not shown
+            _log.error("%s while answering; this is a defect", type(error).__name__)
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
     def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
-        if request.kind == "enrol":
-            return self._enrol(request, answers)
-        if request.kind == "end" and request.learner in ("", self._keys.name):
-            return self._end(request, answers)
-        if request.learner != self._keys.name:
+        unnamed = request.kind in ("enrol", "end") and request.learner == ""
+        if request.learner != self._keys.name and not unnamed:
             raise ProtocolError(
                 f"a request to {request.learner!r} at learner {self._keys.name!r}",
                 "check which keys this machine was given",
             )
+        if request.kind == "enrol":
+            return self._enrol(request, answers)
+        if request.kind == "end":
+            return self._end(request, answers)
         self._join(request)
         release = self._release(request, arrived)
         if release is None:
@@ -135,46 +131,41 @@ class Daemon:
         return Reply("release", self._keys.name, answers, {}, release.payload)
 
     def _enrol(self, request: Request, answers: str) -> Reply:
-        if request.learner not in ("", self._keys.name):
-            raise ProtocolError(
-                f"an enrolment of {request.learner!r} at learner {self._keys.name!r}",
-                "check which keys this machine was given",
-            )
-        unlike = differences(request.settings, self._learner.settings)
+        unlike = differences(request.settings, self.learner.settings)
         if unlike:
             both = both_sides(unlike)
             raise ProtocolError(f"server and learner {self._keys.name!r} have different plans ({both})", SAME_TERMS)
         self._check_time(request)
-        if self._learner.follow(request.run, request.follows):
+        if self.learner.follow(request.run, request.follows):
             self.dismissed = False
             _log.info(
                 "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
                 "federation.epochs allows %d more after it",
                 shown(request.run),
-                self._learner.epoch,
-                self._learner.epochs_left,
+                self.learner.epoch,
+                self.learner.epochs_left,
             )
         self._join(request)
         facts = {
-            "epoch": self._learner.epoch,
-            "round": self._learner.round,
+            "epoch": self.learner.epoch,
+            "round": self.learner.round,
             "daemon": self._instance,
-            "settings": self._learner.settings,
+            "settings": self.learner.settings,
             "time": int(time.time()),
         }
         return Reply("enrolled", self._keys.name, answers, facts)
 
     def _end(self, request: Request, answers: str) -> Reply:
-        """Close the epoch of a run that the server says is over; said again, nothing changes.
+        """Close the epoch of a run that the server says is over; repeating it changes nothing.
 
-        A server that says so too early has less to learn from; nobody's promise changes.
+        A server that says so too early learns less; no client's promise changes.
         """
-        learner = self._learner
+        learner = self.learner
         if learner.run != request.run:
             raise ProtocolError(
                 f"the end of run {request.run!r} at a learner whose epoch {learner.epoch} belongs "
                 f"to {'no run yet' if learner.run is None else repr(learner.run)}",
-                "nothing has to be done",
+                "nothing needs to be done",
             )
         if not learner.over:
             _log.info(
@@ -191,28 +182,25 @@ class Daemon:
         return Reply("ended", self._keys.name, answers, facts)
 
     def _join(self, request: Request) -> None:
-        """Give this epoch to a run, once, by a request of now."""
+        """Bind this epoch to a run, once, by a recent request."""
         self._check_time(request)
-        self._learner.join(request.run)
+        self.learner.join(request.run)
 
     def _check_time(self, request: Request) -> None:
-        """Another run than the one that this epoch is for is begun by a request of now.
-
-        One that someone kept could otherwise bind an epoch to a run that is over.
-        """
+        """Only a recent request may bind the epoch to another run: a kept one could name a run that is over."""
         apart = int(time.time()) - request.time
-        if self._learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
+        if self.learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
             raise ProtocolError(
-                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead'}",
-                f"check both clocks (at most {_CLOCKS_APART_S} s apart); or an old one was sent again",
+                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead of time'}",
+                f"check both clocks (at most {_CLOCKS_APART_S} s apart); someone may have sent an old request again",
             )
 
     def _release(self, request: Request, arrived: float) -> Release | None:
-        """Do the round, or say again what is sealed; a round begun with another x is finished.
+        """Do the round, or repeat its sealed release; a round begun with another x is finished.
 
-        None where too few clients wait: then nothing was pinned or spent.
+        None if too few clients wait: then nothing was pinned or spent.
         """
-        learner, r = self._learner, request.round
+        learner, r = self.learner, request.round
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
@@ -224,7 +212,7 @@ class Daemon:
             learner.begin_round(r, x, request.acknowledged)
         try:
             self._take_clients(r)
-            if self._closing.is_set():  # what is left of the round is for the next start
+            if self._closing.is_set():  # the next start does the rest of the round
                 raise _Closing
             if self.account is not None:
                 self.account.round_ends()
@@ -237,15 +225,12 @@ class Daemon:
             self._hold(r, arrived)
 
     def _clients_wait(self) -> bool:
-        """Whether a round is worth beginning; what is wrong with a source is said here, once."""
-        learner = self._learner
+        """Whether enough clients wait to begin a round; why not is logged once."""
+        learner = self.learner
         try:
             ready = self._source.ready(self._min_clients, learner.terms.local_steps, learner.may_take)
-        except InputError as error:  # a file that was cut or replaced
-            self._say(logging.ERROR, f"no round is begun: {error}")
-            return False
-        except Exception as error:
-            self._say(logging.ERROR, f"no round is begun: the data source failed ({_kind(error)})")
+        except Exception as error:  # an InputError: the file was cut or replaced
+            self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
             self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
@@ -256,11 +241,11 @@ class Daemon:
         return ready or self._min_clients == 0
 
     def file_has_ended(self) -> bool:
-        """Whether a table has too few records left for another round; False during a round."""
+        """Whether a table has too few records for another round; False during a round."""
         if not isinstance(self._source, TableSource) or not self._busy.acquire(blocking=False):
             return False
         try:
-            if not self._learner.pinned:
+            if not self.learner.pinned:
                 self._clients_wait()
             return self._source.exhausted
         finally:
@@ -278,7 +263,7 @@ class Daemon:
         return 0.0 if self._replies is None else self._replies.clock()
 
     def _hold(self, r: int, arrived: float) -> None:
-        """Wait until the reply may leave; whoever asks meanwhile waits as well."""
+        """Wait until the reply may leave; requests that come meanwhile wait as well."""
         if self._replies is None:
             return
         done = self._now()
@@ -286,8 +271,8 @@ class Daemon:
         late = due - arrived - self._replies.after_s
         if late > 0:
             _log.warning(
-                "round %d is answered %g s late, and how late may depend on clients: give "
-                "--reply-after more than %g seconds",
+                "round %d is answered %g s late, and how late may depend on clients: set "
+                "--reply-after to more than %g seconds",
                 r,
                 late,
                 self._replies.after_s + late,
@@ -296,12 +281,12 @@ class Daemon:
             raise _Closing
 
     def _wait(self, seconds: float) -> bool:
-        """Whether the daemon was closed meanwhile; then nothing leaves, also not early."""
+        """Wait; True if the daemon was closed meanwhile, so that nothing may leave."""
         return self._closing.wait(max(0.0, seconds))
 
     def _take_clients(self, r: int) -> None:
-        """What goes wrong in a source is the learner's own affair: the round ends without."""
-        learner = self._learner
+        """Offer the source's clients; if the source fails, the round ends without more."""
+        learner = self.learner
         failed: list[Exception] = []
 
         def told(offered: Offered, outcome: Outcome) -> None:
@@ -324,14 +309,13 @@ class Daemon:
         except Exception as error:
             if failed:
                 raise failed[0] from None
-            why = str(error) if isinstance(error, InputError) else _kind(error)
-            _log.error("the data source failed (%s); the round goes on without", why)
+            _log.error("the data source failed (%s); the round goes on without it", _why(error))
         if isinstance(self._source, TableSource):
             learner.note_read(self._source.bookmark)
 
     def _let_callers_go(self) -> None:
-        """Who still waits when the epoch has ended need not wait any longer."""
-        if self._learner.over and isinstance(self._source, WaitingSource):
+        """Let callers who still wait go, if the epoch has ended."""
+        if self.learner.over and isinstance(self._source, WaitingSource):
             self._source.release()
 
     def _model(self, body: bytes) -> np.ndarray[Any, Any]:
@@ -340,24 +324,24 @@ class Daemon:
         return np.frombuffer(body, "<f4")
 
     def predict(self, features: np.ndarray[Any, Any]) -> Any:
-        """What the newest model says; None before the first, or for features of another shape."""
-        return self._learner.predict(features)
+        """The newest model's prediction; None before the first model, or for features of another shape."""
+        return self.learner.predict(features)
 
     def close(self) -> None:
-        """Stop answering; what waits for its time does not leave."""
+        """Stop answering; a reply that waits for its time does not leave."""
         self._closing.set()
         if isinstance(self._source, WaitingSource):
             self._source.close()
         with self._busy:
-            self._learner.close()
+            self.learner.close()
 
 
 class _Closing(Exception):
-    """The daemon is closed while a reply waits for its time."""
+    """The daemon was closed while a reply waited for its time."""
 
 
 class _UntilItFails:
-    """A source's records up to its failure, so that those before it count."""
+    """A source's records up to its failure, so that those before the failure count."""
 
     def __init__(self, clients: Iterable[Offered]) -> None:
         self._clients = clients
@@ -370,13 +354,13 @@ class _UntilItFails:
             self.failure = error
 
 
-def _kind(error: Exception) -> str:
-    """What may be logged of an error that is not ours: its text might quote data."""
-    return type(error).__name__
+def _why(error: Exception) -> str:
+    """What may be logged of an error: our own text, else its kind alone, since its text might quote data."""
+    return str(error) if isinstance(error, InputError) else type(error).__name__
 
 
 def _outside(error: VeilstreamError) -> str:
-    """What the server may know: its own mistakes in full, of the learner's machine nothing."""
+    """What the server may know: its own mistakes in full, and nothing of the learner's machine."""
     if isinstance(error, InputError | ProtocolError):
         return str(error)[:LONGEST_TEXT]
     if isinstance(error, LedgerError):

@@ -1,19 +1,18 @@
-"""What callers of the learner API send: from JSON to one client's sample, or why it is refused.
+"""Records that callers of the learner API send: from JSON to one client's sample, or a refusal.
 
     records = LiveRecords(Admission.of(task), schema_of(plan), learner="north")
     records.observation({"client": "patient 17", "record": {"age": 41, "smokes": "no", "ill": 1}})
     records.observation({"client": 17, "features": [0.2, 0.1, 0.9], "target": 1})
     records.features({"record": {"age": 41, "smokes": "no"}})         to predict
 
-Fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
-is called where the plan has it. Fields that the plan does not name are not looked at. ``features``
-and ``target`` are numbers that the caller has encoded itself. A refusal names the field and the
-rule, and goes to the caller alone; of what a field held it says nothing.
+The fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
+is called if the plan has it. Other fields are ignored. ``features`` and ``target`` are numbers that
+the caller encoded. A refusal names the field and the rule, never the field's value, and goes to the
+caller alone.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ from veilstream.records.client_names import NAME_RULE, client_name
 from veilstream.records.own_records import OwnRecords
 from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Label, Numeric, RecordSchema, Refusal
 
-_FIELDS = frozenset({"client", "tag", "record", "features", "target"})
+_FIELDS = frozenset({"client", "record", "features", "target"})
 _LONGEST_SHOWN = 32
 _MOST_WORDS = 12
 _NUMBER_BYTES = 32
@@ -36,58 +35,38 @@ _RECORD_BYTES = 64 << 10
 
 
 class RefusedRequest(Exception):
-    """Why a request is not what it must be; ``why`` is for its caller.
+    """A request that is not answered.
 
     Attributes:
+        why: the field and the rule, for the caller.
+        record: why the record cannot be used, for the local account; None if the request is wrong.
         status: of the HTTP answer.
-        reason: under which the request is counted.
-        why: field and rule.
-        record: why the record itself cannot be used, for the learner's own account; None where
-            the request is at fault.
+        reason: under which the refusal is counted.
+        headers: of the answer.
 
     """
 
-    def __init__(self, why: str, record: Refusal | None = None, *, status: int = 422, reason: str = "record") -> None:
+    def __init__(
+        self,
+        why: str,
+        record: Refusal | None = None,
+        *,
+        status: int = 422,
+        reason: str = "record",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(why)
         self.why, self.record, self.status, self.reason = why, record, status, reason
-
-
-def read_json(body: bytes) -> object:
-    """One JSON value as RFC 8259 has it, with every field of an object once.
-
-    Raises:
-        RefusedRequest: anything else; a field that stands twice is named.
-
-    """
-    try:
-        return json.loads(body, object_pairs_hook=_each_once, parse_constant=_no_number)
-    except RefusedRequest:
-        raise
-    except (ValueError, RecursionError):
-        raise RefusedRequest("expected one JSON object", status=400, reason="JSON") from None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            why = f"field {_shown(name)} stands twice in one object, and it is not clear which counts"
-            raise RefusedRequest(why, status=400, reason="JSON")
-        found[name] = value
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise RefusedRequest(f"{text} is no number of JSON", status=400, reason="JSON")
+        self.headers = dict(headers or {})
 
 
 class LiveRecords:
-    """From what a caller sends to a sample.
+    """Turns a caller's JSON into a sample.
 
     Args:
         admission: what a sample of the task looks like.
-        schema: the plan's columns; None for a plan that names none.
-        learner: this learner's name; a record that names another one is refused.
+        schema: the plan's columns; None if it names none.
+        learner: this learner's name; a record that names another is refused.
 
     """
 
@@ -96,12 +75,12 @@ class LiveRecords:
 
     @property
     def largest_bytes(self) -> int:
-        """Of one record's request."""
+        """The largest request for one record."""
         encoded = _OTHER_BYTES + _NUMBER_BYTES * int(np.prod(self._admission.shape, dtype=np.int64))
         return encoded if self._schema is None else max(encoded, _RECORD_BYTES)
 
     def observation(self, said: Mapping[str, Any]) -> Encoded:
-        """Who, and the sample that the task admits.
+        """The client, and a sample that the task admits.
 
         Raises:
             RefusedRequest: with the field and the rule.
@@ -111,20 +90,21 @@ class LiveRecords:
             raise RefusedRequest("expected a JSON object for each record")
         if unknown := set(said) - _FIELDS:
             raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
-        if "tag" in said and "client" in said:
-            raise RefusedRequest("tag: expected nothing beside client, which means the same")
-        who = said.get("client", said.get("tag"))
+        who = said.get("client")
         if "record" not in said:
             if self._schema is not None and "features" not in said:
                 why = "record: expected an object of the plan's fields by name"
                 raise RefusedRequest(why, Refusal("not readable"))
-            return self._encoded_by_caller(who, said)
+            name = self._name(who)
+            sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
+            if sample is None:
+                raise self._not_admitted()
+            return Encoded(name, sample)
         if extra := {"features", "target"} & set(said):
             raise RefusedRequest(f"{min(extra)}: expected nothing beside record")
         schema, row = self._row(said["record"])
-        named = {"client", "tag"} & set(said)
-        name = self._name(who) if named or schema.client == EACH_ROW else ""
-        if schema.client != EACH_ROW and named:
+        name = self._name(who) if "client" in said or schema.client == EACH_ROW else ""
+        if schema.client != EACH_ROW and "client" in said:
             if schema.client in row and client_name(row[schema.client]) != name:
                 why = f"record.{schema.client}: expected the same person as client, or left out"
                 raise RefusedRequest(why, Refusal("no client", schema.client))
@@ -138,7 +118,7 @@ class LiveRecords:
         return Encoded(found.client, sample, found.clamped)
 
     def features(self, said: Mapping[str, Any]) -> NDArray[np.float32]:
-        """What to predict from: ``features``, or a ``record``, also without label and client.
+        """The numbers to predict from: ``features``, or a ``record``, which needs no label or client.
 
         Raises:
             RefusedRequest: with the field and the rule.
@@ -154,7 +134,7 @@ class LiveRecords:
             features = found
         else:
             try:
-                with np.errstate(all="ignore"):  # what is too large becomes infinite, and is refused
+                with np.errstate(all="ignore"):  # a number that is too large becomes infinite, and is refused
                     features = np.asarray(said.get("features"), np.float32)
             except (ValueError, TypeError, OverflowError):
                 features = np.zeros(0, np.float32)
@@ -163,7 +143,7 @@ class LiveRecords:
         return features
 
     def in_words(self, prediction: object) -> dict[str, Any]:
-        """A prediction in the plan's own words, where it names a label: ``{"label": "yes"}``."""
+        """A prediction in the plan's own words, if it names a label: ``{"label": "yes"}``."""
         label = None if self._schema is None else self._schema.label
         if label is None or isinstance(prediction, bool) or not isinstance(prediction, int | float):
             return {}
@@ -171,17 +151,10 @@ class LiveRecords:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _encoded_by_caller(self, who: object, said: Mapping[str, Any]) -> Encoded:
-        name = self._name(who)
-        sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
-        if sample is None:
-            raise self._not_admitted()
-        return Encoded(name, sample)
-
     def _name(self, who: object) -> str:
         name = None if is_missing(who) else client_name(who)
         if name is None:
-            why = f"client: expected {NAME_RULE}; words for a missing value (NA, null) name nobody"
+            why = f"client: expected {NAME_RULE}; NA, null and the like name nobody"
             raise RefusedRequest(why, Refusal("no client", "client"))
         return name
 
@@ -223,7 +196,7 @@ class LiveRecords:
 
 
 def _rule(schema: RecordSchema, column: str) -> str:
-    """What the plan says of a field."""
+    """The plan's rule for a field."""
     if column == schema.client:
         return NAME_RULE
     if column == schema.label.name:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from veilstream.federation.http.page_access import LINK_S, SESSION_S, PageAccess
+from veilstream.federation.learner.access import LINK_S, SESSION_S, PageAccess
 from veilstream.federation.learner.local_account import duration
 from veilstream.federation.learner.score_plot import LINES, score_svg
 

@@ -7,11 +7,7 @@ in the body of a POST. It is in no address and no log, and the answer does not r
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qs
-
 from veilstream.deployment.ledger.inspect import PersonsPart
-from veilstream.federation.learner.live_records import RefusedRequest
 from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, html_document, page_policy
 
 # Under "no-referrer" a browser sends a form with the origin "null", which nobody may have here.
@@ -24,36 +20,6 @@ _FORM = f"""<form method="post" action="{PERSON_PATH}" autocomplete="off">
 <input id="token" name="token" type="password" required autocomplete="off">
 <button type="submit">Ask</button></form>
 <p><a href="/page">Back to the learner's page</a></p>"""
-
-
-def form_fields(body: bytes) -> tuple[str, str]:
-    """Tag and token of a form, each once.
-
-    Raises:
-        RefusedRequest: for anything else.
-
-    """
-    try:
-        said = parse_qs(
-            body.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=2
-        )
-        (client,), (token,) = said["client"], said["token"]
-    except (ValueError, KeyError):
-        why = "expected the fields client and token, each once"
-        raise RefusedRequest(why, status=400, reason="form") from None
-    return client, token
-
-
-def asked_person(said: Any) -> str:
-    """The tag of ``{"client": ...}``.
-
-    Raises:
-        RefusedRequest: for anything else.
-
-    """
-    if not isinstance(said, dict) or set(said) != {"client"} or type(said["client"]) is not str:
-        raise RefusedRequest('expected {"client": "the tag"} and nothing else', reason="person")
-    return str(said["client"])
 
 
 def person_html(answer: PersonsPart | str | None) -> str:

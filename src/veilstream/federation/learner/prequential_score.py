@@ -1,12 +1,12 @@
-"""How well a model does on records before it learns from them, beside two that need no model.
+"""How well a model predicts records before it learns from them, beside two baselines without a model.
 
     score = Score()
-    score.take(predicted, target, classifies=True)      for each record: first predict, then look
+    score.take(predicted, target, classifies=True)      for each record
     score.shown(classifies=True, unit=1.0)              {"model": 0.74, "majority": 0.69, ...}
-    history.round_ends(17, score)                       its course over rounds, in bounded memory
+    history.round_ends(17, score)                       over rounds, in bounded memory
 
-``majority`` is the most frequent label so far (for a number: the mean), ``no_change`` the last
-label. All of it is exact, without noise, and for the learner's own machine.
+``majority`` predicts the most frequent label so far (for a number: the mean), ``no_change`` the last
+one. Scores are exact, without noise, and stay on the learner's machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from veilstream.records.baselines import LabelBaselines
+
 RECENT_RECORDS = 100
-"""The score of the current model is that of the last rounds with at least so many records."""
+"""The recent score is that of the last rounds with at least so many records."""
 
 _MOST_STRETCHES = 400
 _MOST_POINTS = 60
@@ -43,32 +45,32 @@ class Score:
     """Sum of wrong predictions, or of squared errors; likewise below."""
     majority: float = 0.0
     no_change: float = 0.0
-    labels: dict[str, int] = field(default_factory=dict)
-    """How often each came, for a classifier."""
+    labels: LabelBaselines = field(default_factory=LabelBaselines)
+    """For a classifier."""
     total: float = 0.0
     """Sum of the targets, for a regression."""
-    last: float | None = None
+    last: float = 0.0
+    """Last target, for a regression."""
 
     def take(self, predicted: float, target: float, *, classifies: bool) -> None:
         """Count one record: first predict, then look."""
         if classifies:
-            most = max(self.labels, key=lambda label: self.labels[label], default=None)
+            right = self.labels.take(repr(target))
             self.model += predicted != target
-            self.majority += most is None or float(most) != target
-            self.no_change += self.last != target
-            self.labels[repr(target)] = self.labels.get(repr(target), 0) + 1
+            self.majority += not right.majority
+            self.no_change += not right.no_change
         else:
             mean = self.total / self.records if self.records else 0.0
             self.model += (predicted - target) ** 2
             self.majority += (mean - target) ** 2
-            self.no_change += ((self.last or 0.0) - target) ** 2
+            self.no_change += (self.last - target) ** 2
             self.total += target
-        self.last = target
+            self.last = target
         self.records += 1
 
     @property
     def errors(self) -> tuple[float, float, float]:
-        """Of the model, of the most frequent label or the mean, of no change."""
+        """Errors of the model, of the majority label (or mean), and of no change."""
         return self.model, self.majority, self.no_change
 
     def shown(self, *, classifies: bool, unit: float) -> dict[str, float]:
@@ -84,20 +86,20 @@ class Stretch:
     """Counted from 1, over all epochs."""
     records: int
     errors: tuple[float, float, float]
-    """As `Score.errors`."""
+    """In the order of `Score.errors`."""
 
     def joined(self, later: Stretch) -> Stretch:
-        """With the rounds that follow."""
+        """This stretch and the one that follows, as one."""
         a, b = self.errors, later.errors
         errors = (a[0] + b[0], a[1] + b[1], a[2] + b[2])
         return Stretch(later.last_round, self.records + later.records, errors)
 
 
 class ScoreHistory:
-    """A score's course: a stretch for each round, or for several where there are very many."""
+    """A score over rounds: a stretch for each round, or for several if there are very many."""
 
     def __init__(self, score: Score, kept: Iterable[Sequence[Any]] = ()) -> None:
-        """Go on from what `kept` gave; ``score`` is what it has come to by then."""
+        """Go on from a file's ``kept`` stretches; ``score`` is the total by then."""
         self._stretches = [
             Stretch(int(last), int(records), (float(a), float(b), float(c))) for last, records, a, b, c in kept
         ]
@@ -118,11 +120,11 @@ class ScoreHistory:
 
     @property
     def kept(self) -> list[list[float]]:
-        """For a file."""
+        """The stretches as a file keeps them."""
         return [[s.last_round, s.records, *s.errors] for s in self._stretches]
 
     def recent(self, *, classifies: bool, unit: float) -> dict[str, Any]:
-        """The last rounds with `RECENT_RECORDS` records or more together: the model as it is."""
+        """The score over the last rounds that have `RECENT_RECORDS` records together."""
         latest: Stretch | None = None
         for stretch in reversed(self._stretches):
             latest = stretch if latest is None else stretch.joined(latest)
@@ -134,7 +136,7 @@ class ScoreHistory:
         return {"records": latest.records, **figures}
 
     def points(self, *, classifies: bool, unit: float) -> list[dict[str, Any]]:
-        """For a figure: at most some sixty points, each of enough records to mean something."""
+        """Points for a chart: about sixty at most, each of enough records to mean something."""
         least = max(_LEAST_RECORDS, sum(s.records for s in self._stretches) // _MOST_POINTS)
         points: list[Stretch] = []
         for stretch in self._stretches:

@@ -11,27 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import InputError, UnknownName
+from veilstream.errors import InputError
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.access_token import open_token, token_path
 from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.first_records import check_first_records
+from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.reply_times import WHEN_FULL, reply_times
-from veilstream.federation.supervision import ENGINES, Address, Node, supervised
+from veilstream.federation.learner.reply_times import reply_times
+from veilstream.federation.supervision import Address, Node, supervised
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.records.schema import EACH_ROW, RecordSchema
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
-from veilstream.streams.live_source import LiveSource
-from veilstream.streams.table_source import TableSource, check_not_read_before, rows_out_of_order
-from veilstream.streams.tables import open_table
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.table_source import TableSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
@@ -52,8 +49,7 @@ class LearnerService:
     store: Path
     data: str
     server: Address | None
-    """Where to dial; engines other than direct know that themselves."""
-    engine: str = "direct"
+    """Where to dial; None: a carrier connects at ``socket``."""
     witness: Path | None = None
     learner_api: Address | None = None
     insecure: bool = False
@@ -62,14 +58,13 @@ class LearnerService:
     """Begin a store where there is none."""
     reply_after_s: float | None = None
     """When releases leave after their request; None: by the source (`reply_times`)."""
-    reply_when_full: bool = False
     token_file: Path | None = None
     """The learner API's access token; None: beside the store, with the suffix .token."""
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
     socket: Path | None = None
-    """Where an engine's carrier connects; None: NAME.sock beside the store."""
-    trust_engine: bool = False
+    """Where a carrier (Flower's SuperNode) connects, instead of ``server``."""
+    trust_carrier: bool = False
     """Answer a carrier of this process's own account, which could read all that is here."""
     accept_refusals: float = 0.05
     """Share of a file's first records that may be refused at a start."""
@@ -84,9 +79,7 @@ class LearnerService:
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
-        times = reply_times(window_s, self.reply_after_s, when_full=self.reply_when_full)
-        if self.reply_when_full:
-            _log.warning("%s", WHEN_FULL)
+        times = reply_times(window_s, self.reply_after_s)
         task = task_of(self.plan) if self.task is None else self.task
         api: LearnerApi | None = None
         with ExitStack() as stack:
@@ -96,7 +89,8 @@ class LearnerService:
             for notice in learner.ledger.notices:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
-                self._resume(source, learner, keys.name)
+                marks = learner.bookmarks()
+                resume_file(source, Path(self.data), self.plan, marks, accept=self.accept_refusals, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
@@ -147,38 +141,6 @@ class LearnerService:
                 reply_s,
             )
 
-    def _resume(self, source: TableSource, learner: Learner, name: str) -> None:
-        """Go on where the file was left, and look at what comes next before anything is spent."""
-        marks, path = learner.bookmarks(), Path(self.data)
-        copies = check_not_read_before(open_table(path, query=self.plan.data.query), marks)
-        if copies and (self.plan.participation.times > 1 or source.schema.client == EACH_ROW):
-            _log.warning(
-                "%s was not read before, but other files were. Records of those that stand in it "
-                "with changed, missing or inserted rows between them cannot be recognised and "
-                "would count as further visits: give new records only",
-                path.name,
-            )
-        source.resume(marks)
-        for notice in source.table.notices:
-            _log.info("%s", notice)
-        check_first_records(source, path, accept=self.accept_refusals, learner=name)
-        if not marks and source.schema.time is not None:
-            self._tell_order(path, source.schema, name)
-
-    def _tell_order(self, path: Path, schema: RecordSchema, name: str) -> None:
-        """Before the first round, since a file that has been read from cannot be sorted."""
-        table = open_table(path, query=self.plan.data.query)
-        unordered, rows = rows_out_of_order(table, schema, name)
-        if unordered:
-            _log.warning(
-                "%s: %d of %d rows lie behind a later %s. A learner takes rows in the order of the "
-                "file, a simulation sorts them: stop and sort the file now if the order matters",
-                path.name,
-                unordered,
-                rows,
-                schema.time,
-            )
-
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
         from veilstream.federation.learner.learner_api import LearnerApi
 
@@ -199,29 +161,28 @@ class LearnerService:
         return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
-        """The direct transport, in this process; or a socket for whoever carries elsewhere."""
-        if self.engine == "direct":
-            if self.server is None:
-                raise InputError("--server", None, "HOST:PORT, since this learner dials", "--server HOST:8400")
-            from veilstream.federation.direct import DirectNode
-
-            return DirectNode(
-                self.keys,
-                daemon.handle,
-                self.server,
-                dim=int(learner.settings["d"]),
-                enrolled=learner.round > 0 or learner.epoch > 0,
-                insecure=self.insecure,
-                run_over=lambda: daemon.dismissed,
+        """The direct transport, in this process; or a socket for a carrier in another one."""
+        if (self.server is None) == (self.socket is None):
+            raise InputError(
+                "--server",
+                self.server and "HOST:PORT beside --socket",
+                "HOST:PORT to dial, or --socket PATH for a Flower SuperNode, and not both",
+                "try --server HOST:8400",
             )
-        if self.engine not in ENGINES:
-            raise UnknownName("engine", self.engine, ENGINES)
-        name = self.keys.resolve().name
-        return CarrierSocket(
+        dim = int(learner.settings["d"])
+        if self.socket is not None:
+            return CarrierSocket(daemon.handle, self.socket, dim=dim, trust_own_account=self.trust_carrier)
+        assert self.server is not None
+        from veilstream.federation.direct import DirectNode
+
+        return DirectNode(
+            self.keys,
             daemon.handle,
-            self.socket or self.store.absolute().parent / f"{name}.sock",
-            dim=int(learner.settings["d"]),
-            trust_own_account=self.trust_engine,
+            self.server,
+            dim=dim,
+            enrolled=learner.round > 0 or learner.epoch > 0,
+            insecure=self.insecure,
+            run_over=lambda: daemon.dismissed,
         )
 
 
@@ -255,6 +216,6 @@ class _Progress:
 
     def _tell(self) -> None:
         line = self._account.line()
-        if self._account.rounds and line != self._told[2]:
+        if self._account.counts.rounds and line != self._told[2]:
             _log.info("learner %s: %s", self._name, line)
         self._told = (time.monotonic(), self._learner.round, line)

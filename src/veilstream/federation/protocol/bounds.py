@@ -133,10 +133,7 @@ class ReleaseBounds:
         return (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
 
     def metric(self, before: int, rounds: int) -> float:
-        """Most that a release has added to a sum of telemetry since ``before`` rounds; 0 for all.
-
-        Also that of an aggregator's sum, added up over its parts.
-        """
+        """Most that a release has added to a sum of telemetry since ``before`` rounds; 0 for all."""
         noise = self.quantile * float(self.deviations[before] + self.deviations[rounds])
         return (rounds - before) * self.local_steps * self.half_width + noise + 1.0
 

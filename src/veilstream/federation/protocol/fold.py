@@ -22,18 +22,16 @@ Nothing here imports noise or clients' data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.release import Message, decode
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, largest_of, norm
-from veilstream.federation.protocol.combine import Combine
-from veilstream.federation.protocol.last_message import InMemory, LastMessage
-from veilstream.federation.protocol.messages import Buffer, Sum
+from veilstream.federation.protocol.bounds import OutOfBounds, ReleaseBounds, norm
+from veilstream.federation.protocol.messages import Buffer
 from veilstream.learning.algorithm import next_model, step_size
 from veilstream.learning.telemetry_estimates import Span
 
@@ -42,12 +40,51 @@ if TYPE_CHECKING:
 
 
 Floats = NDArray[np.float64]
-Increment = NDArray[np.signedinteger]
 
 SeatState = Literal["new", "open", "base", "reset", "held", "void"]
 """new: not enrolled in this run yet, so at any epoch. open: as usual. reset: the next enrolment is
 taken as it is. base: its next release says where it stands, and adds nothing. held: not asked until
 the operator decides. void: never asked again."""
+
+
+class LastMessage(Protocol):
+    """Where the last accepted message of one learner is kept."""
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+
+    def keep(self, payload: Buffer) -> None:
+        """Take this message for the last one."""
+
+    def increment(self) -> NDArray[np.int64]:
+        """What the last message has added to the one before it, also if it is forgotten since."""
+
+    def forget(self) -> None:
+        """There is none any more: a new epoch's sums begin at zero."""
+
+
+class InMemory:
+    """A `LastMessage` in memory: for studies, the audit and tests."""
+
+    def __init__(self, dim: int) -> None:
+        self._prefix = self._newest = self._before = self._nothing = np.zeros(dim, np.int64)
+
+    def prefix(self) -> NDArray[np.int64]:
+        """The message's; zeros without one."""
+        return self._prefix
+
+    def keep(self, payload: Buffer) -> None:
+        """Take this message for the last one."""
+        self._before, self._prefix = self._prefix, decode(payload).prefix
+        self._newest = self._prefix
+
+    def increment(self) -> NDArray[np.int64]:
+        """What the last message has added to the one before it."""
+        return self._newest - self._before
+
+    def forget(self) -> None:
+        """There is none any more."""
+        self._prefix = self._nothing
 
 
 @dataclass
@@ -63,7 +100,7 @@ class Seat:
     """Round and hash of its last accepted message."""
     state: SeatState = "new"
     why: str = ""
-    """Of a seat that is held or void."""
+    """Why the seat is held or void."""
 
     @property
     def asked(self) -> bool:
@@ -105,13 +142,28 @@ class ClosedRound:
 
 
 @dataclass(frozen=True)
-class ServerMemory:
-    """What a server with momentum or forgetting holds beside x."""
+class FoldState:
+    """The model between two rounds."""
 
-    start: NDArray[np.float32] | None = None
-    """x⁰, the run's first model: what it forgets towards."""
-    velocity: Floats | None = None
-    """m."""
+    round: int
+    """Rounds that are closed."""
+    x: Floats
+    """x^r, which learners are asked to start from."""
+    average: Floats
+    """What is published: x^r itself, or the plan's average of all so far."""
+    start: NDArray[np.float32]
+    """x⁰, the run's first model: what a server that forgets is drawn to."""
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A message that was accepted in the round in flight."""
+
+    message: tuple[int, int, str]
+    """Epoch, round and hash."""
+    span: Span
+    length: float
+    """Norm of what it adds, in units of the grid."""
 
 
 class OtherEpoch(ProtocolError):
@@ -126,7 +178,6 @@ class ServerFold:
         terms: Terms,
         x0: NDArray[np.float32],
         learners: Iterable[str],
-        combine: Combine | None = None,
         kept: Mapping[str, LastMessage] | None = None,
         *,
         bounded: bool = True,
@@ -136,90 +187,55 @@ class ServerFold:
         ``bounded=False`` takes releases of any size: for audits, which look at what is wrong.
         """
         x = x0.astype(np.float64)
-        memory = ServerMemory(x0, np.zeros(len(x)) if terms.method.memory[0] else None)
         seats = {name: Seat(name, InMemory(terms.release_dim) if kept is None else kept[name]) for name in learners}
-        self._set(terms, 0, x, x.copy(), seats, combine, bounded, memory)
+        self._set(terms, FoldState(0, x, x.copy(), x0), seats, bounded)
 
     @classmethod
-    def resumed(
-        cls,
-        terms: Terms,
-        round_: int,
-        x: Floats,
-        average: Floats,
-        seats: dict[str, Seat],
-        combine: Combine | None = None,
-        memory: ServerMemory | None = None,
-    ) -> ServerFold:
-        """As it stood between two rounds; ``memory`` where the method has any."""
+    def resumed(cls, terms: Terms, state: FoldState, seats: dict[str, Seat]) -> ServerFold:
+        """As it stood between two rounds."""
         fold = cls.__new__(cls)
-        fold._set(terms, round_, x, average, seats, combine, True, memory or ServerMemory())
+        fold._set(terms, state, seats, True)
         return fold
 
-    def _set(
-        self,
-        terms: Terms,
-        round_: int,
-        x: Floats,
-        average: Floats,
-        seats: dict[str, Seat],
-        combine: Combine | None,
-        bounded: bool,
-        memory: ServerMemory,
-    ) -> None:
-        momentum, forgets = terms.method.memory
-        if (momentum and memory.velocity is None) or (forgets and memory.start is None):
-            raise InputError(
-                "run folder",
-                "no momentum, or no first model",
-                "what the plan's server remembers",
-                "go on with the plan that the run was begun with",
-            )
-        self._memory = memory
-        if len(x) != terms.dim:
-            raise InputError("x", f"{len(x)} numbers", f"{terms.dim}", "check the task")
-        self.terms = terms
-        self._round, self._x, self._average, self._seats = round_, x, average, seats
-        self._combine = combine or Combine()
+    def _set(self, terms: Terms, state: FoldState, seats: dict[str, Seat], bounded: bool) -> None:
+        if len(state.x) != terms.dim:
+            raise InputError("x", f"{len(state.x)} numbers", f"{terms.dim}", "check the task")
+        self.terms, self._state, self._seats = terms, state, seats
         self.bounds = ReleaseBounds.of(terms) if bounded else None
-        self._total = np.zeros(terms.release_dim, np.int64)  # of this round's increments, for a mean
-        self._increments: dict[str, Increment] = {}  # each of them, for what is not a mean
-        self._lengths: dict[str, float] = {}  # of those that count
-        self._sums: list[tuple[tuple[str, ...], NDArray[np.int64], float]] = []  # of aggregators
-        self._accepted: dict[str, tuple[int, int, str]] = {}
-        self._spans: dict[str, Span] = {}
+        self._total = np.zeros(terms.release_dim, np.int64)  # of this round's increments
+        self._counted: dict[str, _Counted] = {}
 
     # --- where it stands -------------------------------------------------------------------------
 
     @property
+    def state(self) -> FoldState:
+        """The model after the rounds that are closed."""
+        return self._state
+
+    @property
     def round(self) -> int:
         """Rounds that are closed."""
-        return self._round
+        return self._state.round
 
     @property
     def finished(self) -> bool:
         """Whether all rounds are closed."""
-        return self._round == self.terms.rounds
+        return self.round == self.terms.rounds
 
     @property
     def x(self) -> Floats:
         """x^r, which learners are asked to start from."""
-        return self._x
+        return self._state.x
 
     @property
     def average(self) -> Floats:
         """x^r itself, or the plan's average of all so far."""
-        return self._average
-
-    @property
-    def velocity(self) -> Floats | None:
-        """m, where the server has momentum."""
-        return self._memory.velocity
+        return self._state.average
 
     @property
     def published(self) -> NDArray[np.float32]:
         """The model that leaves: `average`, in the form in which it is kept and served."""
-        return self._average.astype(np.float32)
+        return self.average.astype(np.float32)
 
     @property
     def seats(self) -> Mapping[str, Seat]:
@@ -229,24 +245,24 @@ class ServerFold:
     @property
     def answered(self) -> tuple[str, ...]:
         """Whose message counts in the round in flight."""
-        return tuple(sorted(self._accepted))
+        return tuple(sorted(self._counted))
 
     @property
     def answered_count(self) -> int:
         """How many."""
-        return len(self._accepted)
+        return len(self._counted)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Whose does not, so far."""
-        return tuple(sorted(set(self._seats) - set(self._accepted)))
+        return tuple(sorted(set(self._seats) - set(self._counted)))
 
     # --- a round ---------------------------------------------------------------------------------
 
     def announce(self, learner: str) -> Announcement:
         """What this learner is asked: its own next round, from the model as it is now."""
         seat = self._seats[learner]
-        return Announcement(seat.round, seat.accepted, self._x.astype(np.float32))
+        return Announcement(seat.round, seat.accepted, self.x.astype(np.float32))
 
     def enrol(self, learner: str, epoch: int, round_: int) -> None:
         """A learner says where it stands.
@@ -322,100 +338,27 @@ class ServerFold:
                 f"a release of {learner!r}, whose seat is {seat.state} ({seat.why})",
                 f"start the server with --reset {learner} or --void {learner}",
             )
-        if learner in self._lengths:
+        if learner in self._counted:
             raise ProtocolError(
                 f"a second release of {learner!r} in one round of the server",
                 "it is asked for its next one when this round is closed",
             )
-        if seat.accepted is not None and not seat.kept.held:
-            raise ProtocolError(
-                f"a release of {learner!r}, whose last message an aggregator holds",
-                f"let it connect there; or start the server with --reset {learner}",
-            )
         increment, length = self._increment(seat, message)
         seat.kept.keep(payload)  # first: it may fail, and then nothing of the message counts
-        if self._combine.is_mean:
-            self._total += increment
-        else:
-            self._increments[learner] = increment
-        self._lengths[learner] = length
-        first = seat.round + 1 if seat.state == "base" else _counted(seat)
-        self._spans[learner] = (seat.epoch, first, seat.round + 1)
-        self._accepted[learner] = (message.epoch, message.round, message.hash)
+        self._total += increment
+        first = seat.round + 1 if seat.state == "base" else _rounds_counted(seat)
+        told = (message.epoch, message.round, message.hash)
+        self._counted[learner] = _Counted(told, (seat.epoch, first, seat.round + 1), length)
         seat.accepted = (message.round, message.hash)
         seat.round, seat.state = seat.round + 1, "open"
         return True
 
-    def accept_sum(self, said: Sum) -> bool:
-        """Count what several learners' messages add, summed up on the way; False for one again.
-
-        What the aggregator was sent is checked there; here, that each part begins where its seat
-        stands, and that the sum is no longer than all of them could be together.
-
-        Raises:
-            ProtocolError: a part that was not asked for or begins elsewhere; then none counts.
-            OutOfBounds: a sum that no learners of this plan make.
-
-        """
-        seats = [self._seats[part.learner] for part in said.parts]
-        ends = [(part.round, part.hash) for part in said.parts]
-        if all(seat.accepted == end for seat, end in zip(seats, ends, strict=True)):
-            return False
-        bound, most = 0.0, 0.0
-        for part, seat in zip(said.parts, seats, strict=True):
-            asked = (seat.epoch, seat.round, seat.accepted)
-            if (part.epoch, part.round, part.base) != asked or not seat.asked:
-                refusal = ProtocolError if part.epoch == seat.epoch else OtherEpoch
-                raise refusal(
-                    f"a sum of {said.aggregator!r} with epoch {part.epoch}, round {part.round} of {part.learner!r}",
-                    f"epoch {seat.epoch}, round {seat.round} was asked for",
-                )
-            if part.learner in self._lengths or seat.round >= self.terms.rounds:
-                raise ProtocolError(
-                    f"a second release of {part.learner!r} in one round of the server",
-                    "it is asked for its next one when this round is closed",
-                )
-            if self.bounds is not None:
-                bound += self.bounds.increment(_counted(seat), seat.round + 1)
-                most += self.bounds.metric(_counted(seat), seat.round + 1)
-        if len({part.learner for part in said.parts}) < len(seats) or not (
-            self._combine.is_mean and len(said.total) == 8 * self.terms.release_dim
-        ):
-            raise ProtocolError(f"a sum of {said.aggregator!r} of another form", "check its plan and version")
-        total = np.frombuffer(said.total, "<i8").astype(np.int64)
-        length = norm(total)
-        if self.bounds is not None and not length <= bound:
-            raise OutOfBounds(
-                f"a sum of {said.aggregator!r} of {length:.0f} units, over {bound:.0f}, which "
-                f"{len(seats)} learners could add together",
-                "look at the aggregator's machine",
-            )
-        told = largest_of(total[self.terms.dim :])
-        if self.bounds is not None and told > most:
-            raise OutOfBounds(
-                f"a sum of {said.aggregator!r} that adds {told} units to telemetry, over "
-                f"{most:.0f}, which {len(seats)} learners could add together",
-                "look at the aggregator's machine",
-            )
-        self._total += total
-        self._sums.append((tuple(part.learner for part in said.parts), total, length))
-        for part, seat in zip(said.parts, seats, strict=True):
-            self._lengths[part.learner] = 0.0  # together they are in `_sums`
-            base = part.base is None and part.round > 0  # it only said where it stands
-            first = seat.round + 1 if base else _counted(seat)
-            self._spans[part.learner] = (seat.epoch, first, seat.round + 1)
-            self._accepted[part.learner] = (part.epoch, part.round, part.hash)
-            seat.kept.forget()
-            seat.accepted = (part.round, part.hash)
-            seat.round, seat.state = seat.round + 1, "open"
-        return True
-
-    def _increment(self, seat: Seat, message: Message) -> tuple[Increment, float]:
+    def _increment(self, seat: Seat, message: Message) -> tuple[NDArray[np.int64], float]:
         """What a message adds to the last one, and how long that is, in units of the grid.
 
         Nothing if it only says where it stands. One that is out of bounds holds its seat.
         """
-        rounds, bounds, before = seat.round + 1, self.bounds, _counted(seat)
+        rounds, bounds = seat.round + 1, self.bounds
         base = seat.state == "base"
         try:
             if bounds is not None:
@@ -423,34 +366,11 @@ class ServerFold:
             increment = message.prefix - (message.prefix if base else seat.prefix)
             length = norm(increment)
             if bounds is not None and not base:
-                bounds.check_increment(seat.name, before, rounds, increment, length)
+                bounds.check_increment(seat.name, _rounds_counted(seat), rounds, increment, length)
         except OutOfBounds as error:
             seat.state, seat.why = "held", error.what
             raise
-        if self._combine.is_mean or bounds is None or bounds.increment(before, rounds) >= 2.0**31:
-            return increment, length
-        return increment.astype(np.int32), length  # each is held until the round is closed
-
-    def _leave_out_worst(self) -> tuple[tuple[str, ...], float]:
-        """Undo the longest increment; whose it was, and how long.
-
-        Of a sum, all that are in it: an equal share of its length counts for each.
-        """
-        worst = max(self._lengths, key=self._lengths.__getitem__)
-        length = self._lengths[worst]
-        longest = max(self._sums, key=lambda entry: entry[2] / len(entry[0]), default=None)
-        if longest is not None and longest[2] / len(longest[0]) >= length:
-            self._sums.remove(longest)
-            self._total -= longest[1]
-            for name in longest[0]:
-                del self._lengths[name]
-            return longest[0], longest[2]
-        del self._lengths[worst]
-        if not self._combine.is_mean:
-            self._increments.pop(worst)
-        elif length:
-            self._total -= self._seats[worst].kept.increment()
-        return (worst,), length
+        return increment, length
 
     def close_round(self) -> ClosedRound:
         """x^{r+1} = x^r - η·η_g/n·Σ increments (eq-comp-alg, η̃·ĝ with ĝ the mean over τ).
@@ -458,68 +378,54 @@ class ServerFold:
         Learners refuse a model beyond `model_norm_cap`, so one is never made: the longest
         increments are left out until x stays within, and their seats are held.
         """
-        r, method = self._round, self.terms.method
-        (x, memory), dropped = self._moved(), []
-        while not self._within(x) and self._lengths:
-            names, length = self._leave_out_worst()
-            for name in names:
-                dropped.append(name)
-                self._spans.pop(name, None)
-                seat = self._seats[name]
-                seat.state, seat.why = (
-                    "held",
-                    (
-                        f"its release of round {seat.round - 1}, of norm "
-                        f"{length * self.terms.grid.step:.3g}, would have led x "
-                        f"beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
-                    ),
-                )
-            x, memory = self._moved()
-        self._x, self._memory = x, memory
-        weight = method.blend(r)
-        self._average = (1.0 - weight) * self._average + weight * self._x
-        missing = tuple(sorted(set(self._seats) - set(self._accepted)))
-        closed = ClosedRound(r, self._accepted, missing, tuple(dropped), self._telemetry(), self._spans)
-        self._round, self._accepted, self._spans = r + 1, {}, {}
-        self._total = np.zeros_like(self._total)
-        self._increments, self._lengths, self._sums = {}, {}, []
+        state, counting = self._state, dict(self._counted)
+        x, dropped = self._moved(), []
+        while not self._within(x) and counting:
+            worst = max(counting, key=lambda name: counting[name].length)
+            length = counting.pop(worst).length
+            if length:
+                self._total -= self._seats[worst].kept.increment()
+            self._hold_dropped(self._seats[worst], length)
+            dropped.append(worst)
+            x = self._moved()
+        weight = self.terms.method.blend(state.round)
+        average = (1.0 - weight) * state.average + weight * x
+        closed = ClosedRound(
+            state.round,
+            {name: counted.message for name, counted in self._counted.items()},
+            self.missing,
+            tuple(dropped),
+            self._telemetry(),
+            {name: counted.span for name, counted in counting.items()},
+        )
+        self._state = FoldState(state.round + 1, x, average, state.start)
+        self._counted, self._total = {}, np.zeros_like(self._total)
         return closed
 
-    def _moved(self) -> tuple[Floats, ServerMemory]:
-        """x^{r+1} from the increments that count, and what is remembered with it."""
-        terms, method = self.terms, self.terms.method
-        if self._combine.is_mean or not self._increments:
-            direction = self._total[: terms.dim] / terms.learners
-        else:
-            moves = [increment[: terms.dim] for increment in self._increments.values()]
-            direction = self._combine(moves, terms.learners)
-        size = step_size(method.local_step_size * method.server_step_size, method.step_decay, self._round)
-        memory = self._memory
-        after, velocity = next_model(
-            self._x,
-            direction * terms.grid.step,
-            size,
-            terms.projection_radius,
-            velocity=memory.velocity,
-            momentum=method.momentum,
-            start=memory.start if method.memory[1] else None,
-            forgetting=method.forgetting,
+    def _hold_dropped(self, seat: Seat, length: float) -> None:
+        seat.state = "held"
+        seat.why = (
+            f"its release of round {seat.round - 1}, of norm {length * self.terms.grid.step:.3g}, would "
+            f"have led x beyond learning.model_norm_cap = {self.terms.model_norm_cap:g}"
         )
-        return after, ServerMemory(memory.start, velocity)
+
+    def _moved(self) -> Floats:
+        """x^{r+1} from the increments that count."""
+        terms, method, state = self.terms, self.terms.method, self._state
+        direction = self._total[: terms.dim] / terms.learners * terms.grid.step
+        size = step_size(method.local_step_size * method.server_step_size, method.step_decay, state.round)
+        start = state.start if method.forgets else None
+        after: Floats = next_model(
+            state.x, direction, size, terms.projection_radius, start=start, forgetting=method.forgetting
+        )
+        return after
 
     def _telemetry(self) -> Floats | None:
-        """The sum of what the messages that count have added.
-
-        Also where gradients are combined by a median or a trimmed mean: those are biased, and
-        nobody knows their noise.
-        """
+        """The sum of what the messages that count have added."""
         terms = self.terms
         if terms.telemetry is None:
             return None
-        units = self._total[terms.dim :].copy()
-        for increment in self._increments.values():
-            units += increment[terms.dim :]
-        sums: Floats = units.astype(np.float64) * terms.grid.step
+        sums: Floats = self._total[terms.dim :].astype(np.float64) * terms.grid.step
         return sums
 
     def _within(self, x: Floats) -> bool:
@@ -533,12 +439,10 @@ class ServerFold:
     def roll_back(self, model: NDArray[np.float32]) -> None:
         """Go on from a model that was published; learners' rounds and prefixes stay as they are.
 
-        Momentum begins anew; what the server forgets towards is still the run's first model.
+        What the server forgets towards is still the run's first model.
         """
-        self._x = model.astype(np.float64)
-        self._average = self._x.copy()
-        if self._memory.velocity is not None:
-            self._memory = ServerMemory(self._memory.start, np.zeros_like(self._x))
+        x = model.astype(np.float64)
+        self._state = replace(self._state, x=x, average=x.copy())
 
     def void(self, learner: str, why: str) -> None:
         """Never ask this learner again; its weight stays 1/n."""
@@ -555,7 +459,7 @@ class ServerFold:
         seat.state, seat.why = "reset", ""
 
 
-def _counted(seat: Seat) -> int:
+def _rounds_counted(seat: Seat) -> int:
     """How many of a learner's rounds its last accepted message covers."""
     return 0 if seat.accepted is None else seat.accepted[0] + 1
 

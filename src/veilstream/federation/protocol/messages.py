@@ -12,7 +12,7 @@ one body that they share.
 
 A *request* goes from the server to one learner, a *reply* back. A reply names the hash of its
 request, so an old one proves nothing; a request names run, learner and round, so one that is sent
-again gets the same bytes. Engines carry these messages without looking inside.
+again gets the same bytes. Transports carry these messages without looking inside.
 
 Reading checks the signature, then the body's hash, then the form: every field that belongs there
 and no other, whole numbers from 0 to 2^32 - 1, finite numbers, texts of limited length.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import struct
 import time
@@ -32,6 +31,7 @@ from typing import Any
 
 from veilstream.errors import ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, PublicKey
+from veilstream.strict_json import InvalidJson, read_json
 
 LONGEST_TEXT = 2000
 """Characters of a refusal's reason."""
@@ -94,12 +94,6 @@ class Request:
             },
             key,
         )
-
-    @classmethod
-    def without_body(cls, head: Buffer) -> bool:
-        """Whether nothing follows this head, before anything is checked."""
-        said, _, _ = _parts(head)
-        return said.get("body") == body_hash(b"")
 
     @classmethod
     def read(cls, data: Buffer, key: PublicKey) -> Request:
@@ -198,72 +192,6 @@ class Reply:
         return cls(kind, name, form.text(head["answers"], _HASH), facts, body, head["body"])
 
 
-@dataclass(frozen=True)
-class Part:
-    """One learner's share of a `Sum`: which message, and which one it is counted from."""
-
-    learner: str
-    epoch: int
-    round: int
-    hash: str
-    base: tuple[int, str] | None
-    """Round and hash of the message that the server has accepted last; None: nothing."""
-
-
-@dataclass(frozen=True)
-class Sum:
-    """From an aggregator to the server: what messages of its learners add, in one sum.
-
-    The body is the list of parts (4 bytes of length, JSON) and the sum (int64, little-endian).
-    """
-
-    aggregator: str
-    run: str
-    parts: tuple[Part, ...]
-    total: bytes
-
-    def sign(self, key: PrivateKey) -> bytes:
-        """As it is sent."""
-        rows = [[p.learner, p.epoch, p.round, p.hash, p.base] for p in self.parts]
-        text = json.dumps(rows, separators=(",", ":")).encode()
-        body = struct.pack("<I", len(text)) + text + self.total
-        head = {"aggregator": self.aggregator, "run": self.run, "body": body_hash(body)}
-        return _seal(head, key) + body
-
-    @classmethod
-    def read(cls, data: Buffer, key: PublicKey) -> Sum:
-        """Check the signature, then the body's hash, then the form.
-
-        Raises:
-            ProtocolError: it is not this aggregator's, was changed on the way, or has another form.
-
-        """
-        head, body = _open(data, key, lambda: "its aggregator")
-        form = _Form("a sum of unknown form", "check the aggregator's version")
-        form.fields(head, "aggregator", "run", "body")
-        view = memoryview(body)
-        if len(view) < 4 or (end := 4 + struct.unpack_from("<I", view)[0]) > len(view):
-            raise form.error()
-        try:
-            rows = _JSON.decode(bytes(view[4:end]).decode())
-        except (ValueError, RecursionError):
-            raise form.error() from None
-        if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 5 for r in rows):
-            raise form.error()
-        parts = tuple(
-            Part(
-                form.text(row[0], _NAME),
-                form.whole(row[1]),
-                form.whole(row[2]),
-                form.hash(row[3]),
-                form.accepted(row[4]),
-            )
-            for row in rows
-        )
-        name, run = form.text(head["aggregator"], _NAME), form.text(head["run"], _RUN)
-        return cls(name, run, parts, bytes(view[end:]))
-
-
 def digest(data: Buffer) -> str:
     """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
     end = len(data)
@@ -355,8 +283,8 @@ def _parts(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
         raise ProtocolError("a message that is cut short", "check the connection")
     view = memoryview(data)
     try:
-        head = _JSON.decode(bytes(view[_HEAD.size : end]).decode())
-    except (ValueError, RecursionError):
+        head = read_json(bytes(view[_HEAD.size : end]), parse_int=_small)
+    except InvalidJson:
         raise ProtocolError(*_UNKNOWN) from None
     if not isinstance(head, dict):
         raise ProtocolError(*_UNKNOWN)
@@ -378,29 +306,8 @@ def _open(data: Buffer, key: PublicKey, sender: Callable[[], str]) -> tuple[dict
     return head, body
 
 
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number that is not finite")
-    return number
-
-
 def _small(text: str) -> int:
     number = int(text) if len(text) <= 10 else _WHOLE_BELOW
     if not 0 <= number < _WHOLE_BELOW:
         raise ValueError("a whole number that is out of range")
     return number
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a field that is named twice")
-    return table
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, parse_int=_small, object_pairs_hook=_once)

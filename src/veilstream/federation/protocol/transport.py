@@ -1,11 +1,10 @@
-"""What an engine must do: carry bytes from the server to learners and back. Nothing else.
+"""What a transport must do: carry bytes from the server to learners and back. Nothing else.
 
-    send(node, request)     soon, or a `Failure` comes back
+    send(node, head, body)  soon, or a `Failure` comes back; many requests share one body
     receive(timeout_s)      what has come since: (node, reply bytes or Failure)
     nodes()                 who can be reached now
-    send_parts(node, ...)   for those that can: a head, and a body that others share
 
-A node is the engine's word for a machine. Who sits there is found out by asking (`Coordinator`).
+A node is the transport's word for a machine. Who sits there is found out by asking (`Coordinator`).
 Messages may be lost, late or doubled; their contents guard against that.
 """
 
@@ -13,40 +12,36 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 _AT_ONCE = 32  # replies that are handed over together: whoever reads them holds all of these
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The engine could not deliver, or got no answer."""
+    """The transport could not deliver, or got no answer."""
 
     why: str
 
 
 class Transport(Protocol):
-    """One engine's run."""
+    """One run's way to its learners."""
 
     def nodes(self) -> set[str]:
         """Who can be reached now."""
 
-    def send(self, node: str, request: bytes) -> None:
-        """Deliver a request; the reply comes by `receive`."""
+    def send(self, node: str, head: bytes, body: bytes = b"") -> None:
+        """Deliver a request, ``head + body``; the reply comes by `receive`.
+
+        ``body`` is the same object for every learner of a round: a transport keeps it as it is and
+        copies it only to write it.
+        """
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
         """Replies and failures since the last call; waits for the first at most this long."""
 
     def close(self) -> None:
-        """End the engine's run."""
-
-
-@runtime_checkable
-class SharesBodies(Protocol):
-    """A transport that takes a request in two parts, so that a thousand share one model."""
-
-    def send_parts(self, node: str, head: bytes, body: bytes) -> None:
-        """As `Transport.send`, of both together."""
+        """End the transport's run."""
 
 
 class Inbox:

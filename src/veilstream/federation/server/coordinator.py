@@ -1,6 +1,6 @@
 """The server's conversation with learners: who is asked what, when, and what a reply may do.
 
-One piece of code for every engine. What the messages do to the model is `protocol.fold`; what is
+One piece of code for every transport. What the messages do to the model is `protocol.fold`; what is
 kept is `run_files`. Nothing here imports noise or clients' data.
 """
 
@@ -22,9 +22,9 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
-from veilstream.federation.protocol.messages import Buffer, Reply, Request, Sum, body_hash, digest
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
-from veilstream.federation.protocol.transport import Failure, SharesBodies, Transport
+from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -55,7 +55,6 @@ class Coordinator:
         keys: ServerKeys,
         folder: Path,
         *,
-        engine: str = "",
         start: Mapping[str, Any] | None = None,
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
@@ -72,7 +71,7 @@ class Coordinator:
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
             )
         self._files = RunFiles(folder, plan, self.terms, start)
-        self._fold = self._files.open(x0, sorted(keys.learners), engine)
+        self._fold = self._files.open(x0, sorted(keys.learners))
         self.models, self.run = self._files.models, self._files.run
         self.telemetry = self._files.telemetry
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
@@ -81,13 +80,6 @@ class Coordinator:
         self._places: dict[str, Place] = {}
         self._present: set[str] = set()
         self._tell_at = 0.0
-        if keys.aggregators and plan.federation.combine != "mean":
-            raise InputError(
-                "federation.combine",
-                plan.federation.combine,
-                "mean, where there are aggregators",
-                "their sums cannot be taken apart: let all learners connect to the server",
-            )
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
         self._enrolling: dict[str, Enrolling] = {}  # by node
         self._ending: dict[str, Enrolling] = {}  # likewise, after the last round
@@ -296,7 +288,6 @@ class Coordinator:
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
         """Every learner for its next one; again if need be."""
         now, answered = time.monotonic(), set(self._fold.answered)
-        parts = transport if isinstance(transport, SharesBodies) else None
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
@@ -308,10 +299,7 @@ class Coordinator:
             head = self._head(name, here) if asked is None else asked.head
             here.asked[name] = Asked(head, now, place.node)
             self._outstanding[name].add(digest(head))
-            if parts is not None:
-                parts.send_parts(place.node, head, here.body)
-            else:
-                transport.send(place.node, head + here.body)
+            transport.send(place.node, head, here.body)
 
     @property
     def _patience_s(self) -> float:
@@ -343,9 +331,6 @@ class Coordinator:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
-            if node[:1] == "@":
-                self._accept_sum(node[1:], data, here)
-                return
             reply = self._checked(node, data)
             if reply.kind == "refusal":
                 self._refusal(node, reply, here)
@@ -436,29 +421,6 @@ class Coordinator:
         _log.debug("learner %s has answered", name)
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
-
-    def _accept_sum(self, aggregator: str, data: Buffer, here: OpenRound) -> None:
-        key, learners = self._keys.aggregators[aggregator]
-        said = Sum.read(data, key)
-        if said.run != self.run or not learners.issuperset(part.learner for part in said.parts):
-            raise ProtocolError(f"a sum of {aggregator!r} for another run or other learners", "check its keys")
-        if not all(self._outstanding[part.learner] for part in said.parts):
-            raise ProtocolError(f"a sum of {aggregator!r} with learners who were not asked", "nothing was done")
-        try:
-            if not self._fold.accept_sum(said):
-                return  # the same again
-        except ProtocolError as error:
-            for part in said.parts:  # ask again soon; in another epoch, who they are
-                if part.learner in here.asked:
-                    asked = here.asked[part.learner]
-                    asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
-                if isinstance(error, OtherEpoch):
-                    self._places.pop(part.learner, None)
-                    here.asked.pop(part.learner, None)
-            raise
-        for part in said.parts:
-            self._refusals.pop(part.learner, None)
-            self._outstanding[part.learner].clear()
 
     def _absent(self, reply: Reply, here: OpenRound) -> None:
         """It has no clients: this round does without, and it is asked again if it must be open."""

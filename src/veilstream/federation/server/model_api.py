@@ -15,23 +15,18 @@ An ETag is the hash of the parameters, so a model that a caller has already is n
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from veilstream.errors import InputError, MissingExtra
-from veilstream.federation.http.asgi_server import AsgiServer, Limits
-from veilstream.federation.http.shared_body import SharedBody
+from veilstream.federation.http.asgi_server import AsgiServer, Limits, SharedBody
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.server_metrics import CONTENT_TYPE, ServerMetrics
 from veilstream.plans.plan import Plan
-from veilstream.runs.released_model import ReleasedModel, plan_digest
+from veilstream.runs.released_model import ReleasedModel, model_sha256, plan_digest
 
 try:
     from starlette.applications import Starlette
@@ -156,7 +151,7 @@ class ModelApi:
         async with self._working:
             tag = self._tags.get(round_)
             if tag is None:
-                tag = await asyncio.to_thread(lambda: _hash(self._coordinator.models.read(round_)))
+                tag = await asyncio.to_thread(lambda: model_sha256(self._coordinator.models.read(round_)))
                 self._tags[round_] = tag
                 while len(self._tags) > _KEPT_TAGS:
                     self._tags.popitem(last=False)
@@ -195,10 +190,6 @@ def _accepted(header: str) -> str:
 
 def _tags_in(header: str) -> set[str]:
     return {tag.strip().removeprefix("W/") for tag in header.split(",")}
-
-
-def _hash(model: NDArray[np.float32]) -> str:
-    return hashlib.sha256(model.tobytes()).hexdigest()[:32]
 
 
 def _error(why: str, status: int = 404, headers: dict[str, str] | None = None) -> Response:

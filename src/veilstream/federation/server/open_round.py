@@ -44,7 +44,7 @@ class Enrolling:
 
 @dataclass
 class Place:
-    """Where a learner sits in the engine."""
+    """Where a learner sits in the transport."""
 
     node: str
     daemon: str

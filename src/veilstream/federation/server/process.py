@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from veilstream.errors import InputError, UnknownName
-from veilstream.federation.addresses import is_loopback
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
@@ -22,7 +20,8 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.federation.supervision import ENGINES, Address, Engine, supervised
+from veilstream.federation.supervision import Address, ServerSide, supervised
+from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -50,49 +49,16 @@ _LOOK_S = 0.2
 _END_S = 10.0  # that learners have to confirm the end, where the server does not stay
 
 
-def server_engine(
-    name: str,
-    keys: Path,
-    state: Path,
-    address: Address,
-    *,
-    dim: int,
-    answer_within_s: float = 600.0,
-    socket: Path | None = None,
-    insecure: bool = False,
-) -> Engine:
-    """The engine of this name, for models of this dimension."""
-    if name == "direct":
-        from veilstream.federation.direct import DirectServer
-
-        return DirectServer(keys, address, dim=dim, answer_within_s=answer_within_s, insecure=insecure)
-    if name == "flower":
-        raise InputError(
-            "--engine",
-            name,
-            "`flwr run`, since Flower starts the server itself",
-            "`veilstream federation flower-app DIR` writes the app; see docs/federation.md",
-        )
-    if name == "flare":
-        from veilstream.federation.flare import FlareServer
-
-        return FlareServer(keys, state, address, dim=dim, socket=socket, insecure=insecure)
-    raise UnknownName("engine", name, ENGINES)
-
-
 @dataclass
 class ServerService:
-    """`veilstream server`: engine, coordinator and the model API."""
+    """`veilstream server`: transport, coordinator and the model API."""
 
     plan: Plan
     keys: Path
     folder: Path
     address: Address
-    engine: str = "direct"
     model_api: Address | None = None
     insecure: bool = False
-    socket: Path | None = None
-    """Where FLARE's jobs connect; None: in the run's folder."""
     task: Task | None = None
     exit_when_done: bool = False
     """Return after the last round; else go on serving models until ``stop`` or Ctrl-C."""
@@ -106,8 +72,8 @@ class ServerService:
     """Learners that are taken at their next enrolment as they are."""
     live: LiveView | None = None
     """Makes the live page that is published beside the models; None: there is none."""
-    transport: Engine | None = None
-    """What carries, where an engine has started this process; None: one of this process."""
+    transport: ServerSide | None = None
+    """None: the direct transport, at ``address``."""
 
     def run(
         self, watch: Callable[[Standing], None] = lambda _: None, stop: threading.Event | None = None
@@ -131,9 +97,7 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
-            coordinator = Coordinator(
-                self.plan, x0, keys, self.folder, engine=self.engine, start=opening.start, task=task, watch=moved
-            )
+            coordinator = Coordinator(self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved)
             self._operate(coordinator)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.live is not None:
@@ -141,20 +105,11 @@ class ServerService:
             self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
-            engine = self.transport or server_engine(
-                self.engine,
-                self.keys,
-                self.folder / "engine",
-                self.address,
-                dim=len(x0),
-                answer_within_s=self.plan.federation.deadline_s,
-                insecure=self.insecure,
-                socket=self.socket,
-            )
-            stack.callback(engine.close)
-            engine.start()
-            transport = CountedTransport(engine, metrics)
-            with supervised([engine]) as check:
+            carrying = self.transport or self._direct(len(x0))
+            stack.callback(carrying.close)
+            carrying.start()
+            transport = CountedTransport(carrying, metrics)
+            with supervised([carrying]) as check:
                 if not coordinator.finished:
                     at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
                     _log.info("run %s waits for learners%s", coordinator.run, at)
@@ -166,6 +121,13 @@ class ServerService:
                 else:
                     self._serve_on(coordinator, transport, check, stop)
         return coordinator
+
+    def _direct(self, dim: int) -> ServerSide:
+        from veilstream.federation.direct import DirectServer
+
+        return DirectServer(
+            self.keys, self.address, dim=dim, answer_within_s=self.plan.federation.deadline_s, insecure=self.insecure
+        )
 
     def _operate(self, coordinator: Coordinator) -> None:
         """What the operator has decided, before anyone is asked."""

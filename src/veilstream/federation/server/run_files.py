@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.protocol.combine import Combine
-from veilstream.federation.protocol.fold import ClosedRound, ServerFold, ServerMemory
-from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, ModelFile, Position
-from veilstream.federation.server.message_file import MessageFile, Slots
+from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
+from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, MessageFile, ModelFile, Position, Slots
 from veilstream.federation.server.run_lock import LOCK_FILE
 from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
 from veilstream.files import write_file
@@ -51,24 +49,23 @@ class RunFiles:
     def __init__(self, folder: Path, plan: Plan, terms: Terms, start: Mapping[str, Any] | None = None) -> None:
         """``start`` says where x⁰ comes from, if not from the task."""
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
-        self._combine = Combine(plan.federation.combine, plan.federation.trim)
         self.models = ModelFile(folder / "models.f32", terms.dim)
         self.telemetry = TelemetryFiles.of(folder, plan, terms)
 
-    def open(self, x0: NDArray[np.float32], learners: list[str], engine: str) -> ServerFold:
+    def open(self, x0: NDArray[np.float32], learners: list[str]) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
         resumed = has_checkpoint(self._folder)
         going_on = resumed or _killed_at_birth(self._folder)
         check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
-        return self._resume(learners, x0) if resumed else self._begin(learners, x0, engine)
+        return self._resume(learners, x0) if resumed else self._begin(learners, x0)
 
-    def _begin(self, learners: list[str], x0: NDArray[np.float32], engine: str) -> ServerFold:
+    def _begin(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
         write_file(self._folder / "plan.toml", self._plan.to_toml())
         if self._start is not None:
             write_file(self._folder / "start.json", _json(dict(self._start)))
         write_file(self._folder / "guarantee.json", _json(self._terms.guarantee.as_dict()))
-        write_file(self._folder / "versions.json", _json(versions() | {"engine": engine}))
+        write_file(self._folder / "versions.json", _json(versions()))
         for name, header in _TABLES.items():
             write_file(self._folder / name, header)
         if self.telemetry is not None:
@@ -76,7 +73,7 @@ class RunFiles:
         self.models.write(0, x0)
         self._messages = MessageFile(self._folder / MESSAGES, self._terms.release_dim, create=True)
         kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
-        fold = ServerFold(self._terms, x0, learners, self._combine, kept)
+        fold = ServerFold(self._terms, x0, learners, kept)
         self._save(fold)
         return fold
 
@@ -102,15 +99,8 @@ class RunFiles:
                 _log.warning("%s: removed an unfinished last line", self._folder / name)
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
-        fold = ServerFold.resumed(
-            self._terms,
-            position.round,
-            position.x,
-            position.average,
-            dict(position.seats),
-            self._combine,
-            ServerMemory(self.models.read(0), position.velocity),
-        )
+        state = FoldState(position.round, position.x, position.average, self.models.read(0))
+        fold = ServerFold.resumed(self._terms, state, dict(position.seats))
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
@@ -142,9 +132,7 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, fold.velocity).save(
-            self._folder
-        )
+        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(self._folder)
 
     def _list_releases(self, closed: ClosedRound) -> None:
         """Which messages a round is made of; done again after a kill, it is listed again."""
@@ -171,7 +159,7 @@ def _killed_at_birth(folder: Path) -> bool:
         stray.unlink(missing_ok=True)
     ours = {"plan.toml", "start.json", "guarantee.json", "versions.json", *_TABLES, *TELEMETRY_FILES}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, "engine", LOCK_FILE}
+    return "plan.toml" in found and found <= ours | {"models.f32", MESSAGES, LOCK_FILE}
 
 
 def _json(value: object) -> str:

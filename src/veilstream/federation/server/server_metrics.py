@@ -105,11 +105,11 @@ class CountedTransport:
         """Who can be reached now."""
         return self._transport.nodes()
 
-    def send(self, node: str, request: bytes) -> None:
+    def send(self, node: str, head: bytes, body: bytes = b"") -> None:
         """Deliver a request."""
         self._metrics.add("messages_sent")
-        self._metrics.add("message_sent_bytes", len(request))
-        self._transport.send(node, request)
+        self._metrics.add("message_sent_bytes", len(head) + len(body))
+        self._transport.send(node, head, body)
 
     def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
         """Replies and failures since the last call."""
@@ -123,7 +123,7 @@ class CountedTransport:
         return found
 
     def close(self) -> None:
-        """End the engine's run."""
+        """End the transport's run."""
         self._transport.close()
 
 

@@ -4,12 +4,12 @@
   "use strict";
   var page = window.veilstream, live = page.state.live, last = live.after, source = null;
   var waiting = [], lostAt = null, over = false;
-  var MOST_HELD = 120, RETRY_MS = 3000, QUIET_MS = 2500;  // a stream that ends in time is taken up again unnoticed
+  var MOST_HELD = 120, RETRY_MS = 3000, QUIET_MS = 2500;  // a short break is not shown
 
   var status = document.createElement("span");
   status.id = "live"; status.className = "live"; status.setAttribute("role", "status");
   document.querySelector(".top").insertBefore(status, document.getElementById("theme"));
-  document.querySelector("footer p").firstChild.data = "A live page of veilstream: it asks the server that it came from, and nobody else.";
+  document.querySelector("footer p").firstChild.data = "A live page of veilstream. It connects only to the server that it came from.";
 
   function say(state, text) {
     if (status.dataset.state === state && status.textContent === text) return;
@@ -20,11 +20,11 @@
   function tell() {
     if (over) say("over", "The run is over");
     else if (lostAt !== null && Date.now() - lostAt > QUIET_MS) say("lost", "No connection; trying again");
-    else if (waiting.length && reading()) say("held", "Live, held while you read a value");
+    else if (waiting.length && reading()) say("held", "Live, paused while you read a value");
     else if (lostAt === null) say("open", "Live");
   }
 
-  /* Whether someone reads a value just now: what is drawn anew would take it away. */
+  /* Whether someone is reading a value, which a redraw would take away. */
   function reading() {
     var on = document.activeElement, mouse = window.matchMedia("(hover: hover)").matches;  // a finger never leaves
     if (waiting.length > MOST_HELD) return false;
@@ -37,7 +37,7 @@
     waiting.splice(0).forEach(function (given) {
       var first = given.patch && given.patch.methods && !page.state.methods.length;
       if (given.whole) page.render(given.whole); else page.update(given.patch);
-      if (first) page.render(page.state);  // which methods are shown at first is decided with all of them
+      if (first) page.render(page.state);  // which methods are hidden at first depends on all of them
     });
     document.querySelectorAll(".wide").forEach(function (node, i) { node.scrollLeft = scrolled[i] || 0; });
     var again = focus && document.querySelector(focus);
@@ -65,7 +65,7 @@
       if (over) return;
       if (lostAt === null) lostAt = Date.now();
       setTimeout(tell, QUIET_MS + 100);
-      // The browser comes back by itself, unless it was refused.
+      // The browser reconnects by itself, unless it was refused.
       if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
     };
   }

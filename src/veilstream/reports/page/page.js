@@ -2,7 +2,7 @@
      veilstream.render(state)   draws everything anew
      veilstream.update(patch)   merges what has changed and draws that: objects key by key, lists whole;
                                 patch.append = {chart id: {x: [..], series: {name: [one value a seed, a point]}}}
-   The state's keys are those of reports/page_kit.py. */
+   The state's keys are those of PageState in reports/page_kit.py. */
 (function () {
   "use strict";
   var charts = window.veilstreamCharts;
@@ -58,19 +58,19 @@
     opening: function () {
       var box = el("div", { id: "opening" }, el("h1", { text: state.title }), state.subtitle ? el("p", { class: "subtitle", text: state.subtitle }) : null);
       var head = state.headline, beside = el("dl");
-      (head.beside || []).forEach(function (each) { beside.append(el("dt", { text: each.label }), el("dd", { text: each.value })); });
+      head.beside.forEach(function (each) { beside.append(el("dt", { text: each.label }), el("dd", { text: each.value })); });
       if (state.promise) beside.append(el("dt", { text: "promise" }), el("dd", { text: state.promise.symbols }));
       box.append(el("div", { class: "hero" },
-        el("div", {}, el("div", { class: "number", id: "headline", text: head.value }), el("div", { class: "what", text: head.label + (head.spread ? ", " + head.spread : "") })),
+        el("div", {}, el("div", { class: "number", id: "headline", text: head.value }), el("div", { class: "what", text: head.label })),
         beside));
-      (state.notices || []).forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
+      state.notices.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
       return box;
     },
-    learning: function () { return chartSection("learning", state.kind === "comparison" ? "The runs, side by side" : "What it learns", true); },
+    learning: function () { return chartSection("learning", { comparison: "The runs side by side", learner: "Score before learning" }[state.kind] || "Learning", true); },
     results: function () {
       var table = state.results;
       if (!table || !table.rows.length) return null;
-      var box = section("results", state.kind === "federation" ? "Who took part" : "Results"), head = el("tr"), body = el("tbody");
+      var box = section("results", { federation: "Learners", learner: "Scores" }[state.kind] || "Results"), head = el("tr"), body = el("tbody");
       table.columns.forEach(function (name) { head.append(el("th", { scope: "col", text: name })); });
       table.rows.forEach(function (row) {
         var line = el("tr", { class: row[0] === table.main ? "main" : null });
@@ -78,6 +78,16 @@
         body.append(line);
       });
       box.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-labelledby": "results-title" }, el("table", {}, el("thead", {}, head), body)), el("p", { class: "note", text: table.note }));
+      return box;
+    },
+    facts: function () {
+      if (!state.facts.length) return null;
+      var box = el("div", { id: "facts" });
+      state.facts.forEach(function (group) {
+        var list = el("dl", { class: "facts" });
+        group.rows.forEach(function (row) { list.append(el("dt", { text: row.label }), el("dd", { text: row.value })); });
+        box.append(el("section", {}, el("h2", { text: group.title }), list));
+      });
       return box;
     },
     promise: function () {
@@ -88,7 +98,7 @@
       if (promise.formula) box.append(el("p", { class: "formula", text: promise.formula }));
       if (promise.rests.length) box.append(el("details", { open: "" }, el("summary", { text: "What it rests on" }), items(promise.rests)));
       [["What leaves a learner", promise.leaves], ["What is not covered", promise.uncovered]].forEach(function (part) {
-        if (part[1] && part[1].length) box.append(el("details", {}, el("summary", { text: part[0] }), items(part[1])));
+        if (part[1].length) box.append(el("details", {}, el("summary", { text: part[0] }), items(part[1])));
       });
       promise.remarks.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
       return box;
@@ -108,11 +118,11 @@
       }
       bar("promised", claim.epsilon, claim.mu, "claim");
       audit.bounds.forEach(function (each) { bar(each.label, each.epsilon, each.mu, ""); });
-      var about = (audit.made ? "Made " + audit.made + ". " : "") + (audit.of_this_plan ? "Of this run’s plan."
-        : audit.plan_sha256 ? "Of another plan than this run’s (SHA-256 " + audit.plan_sha256.slice(0, 16) + "…)." : "It does not say of which plan it is.");
-      box.append(el("p", { class: "verdict" + (audit.kept ? "" : " broken"), text: audit.kept ? "Kept, as far as messages tell" : "Broken" }),
-        bars, el("p", { class: "note", text: audit.verdict + ". Bounds hold with probability " + 100 * audit.confidence + "% each, at delta = " + claim.delta + ". " + about }),
-        el("details", {}, el("summary", { text: "What no audit of messages can see" }), items(audit.cannot_see)));
+      var about = (audit.made ? "Made " + audit.made + ". " : "") + (audit.of_this_plan ? "It is for this run’s plan."
+        : audit.plan_sha256 ? "It is for another plan (SHA-256 " + audit.plan_sha256.slice(0, 16) + "…)." : "It does not say which plan it is for.");
+      box.append(el("p", { class: "verdict" + (audit.kept ? "" : " broken"), text: audit.kept ? "Kept, as far as messages show" : "Broken" }),
+        bars, el("p", { class: "note", text: audit.verdict + ". Each bound holds with probability " + 100 * audit.confidence + "%, at δ = " + claim.delta + ". " + about }),
+        el("details", {}, el("summary", { text: "What an audit of messages cannot see" }), items(audit.cannot_see)));
       return box;
     },
     provenance: function () {
@@ -124,9 +134,15 @@
         var button = el("button", { type: "button", id: "copy", text: "Copy", on: { click: function () { copy(from.command, button, said); } } });
         box.append(el("div", { class: "command" }, el("code", { id: "command", tabindex: "0", text: from.command }), button, said));
       }
-      from.facts.forEach(function (pair) { facts.append(el("dt", { text: pair[0] }), el("dd", { text: pair[1] })); });
+      from.facts.forEach(function (fact) { facts.append(el("dt", { text: fact.label }), el("dd", { text: fact.value })); });
       box.append(facts);
       if (from.plan) box.append(el("details", {}, el("summary", { text: "The plan" }), el("pre", { tabindex: "0", text: from.plan })));
+      return box;
+    },
+    links: function () {
+      if (!state.links.length) return null;
+      var box = el("p", { id: "links" });
+      state.links.forEach(function (link) { box.append(el("a", { href: link.href, text: link.text }), " "); });
       return box;
     }
   };
@@ -162,17 +178,19 @@
 
   function legend() {
     var box = el("fieldset", { class: "legend", id: "legend" }, el("legend", { class: "hidden", text: "Methods shown in the charts" }));
-    [null].concat(state.groups).forEach(function (group) {
+    [null].concat(groups()).forEach(function (group) {
       var own = state.methods.filter(function (m) { return m.group === group; });
       if (!own.length) return;
-      if (state.groups.length > 1 || group) {
+      if (groups().length > 1 || group) {
         box.append(el("div", { class: "group" }, el("span", { text: group || (state.kind === "comparison" ? "" : "no privacy") }),
-          group && state.groups.length > 1 ? el("button", { type: "button", text: "show only these", "aria-label": "show only " + group, on: { click: function () { only(group); } } }) : null));
+          group && groups().length > 1 ? el("button", { type: "button", text: "show only these", "aria-label": "show only " + group, on: { click: function () { only(group); } } }) : null));
       }
       own.forEach(function (method) { box.append(chip(method)); });
     });
     return box;
   }
+
+  function groups() { return Array.from(new Set(state.methods.map(function (m) { return m.group; }).filter(Boolean))); }
 
   function chip(method) {
     var dash = style[method.name].dash, ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg"), line = document.createElementNS(ns, "path");
@@ -202,7 +220,7 @@
   // --- charts ----------------------------------------------------------------------------------
 
   function chartSection(id, title, tabbed) {
-    var list = (state.charts || {})[id] || [];
+    var list = state.charts[id] || [];
     if (!list.length) return null;
     var box = section(id, title);
     if (tabbed && state.methods.length) box.append(legend());
@@ -247,7 +265,7 @@
     return node;
   }
 
-  function everyChart() { return Object.keys(state.charts || {}).reduce(function (all, key) { return all.concat(state.charts[key]); }, []); }
+  function everyChart() { return Object.keys(state.charts).reduce(function (all, key) { return all.concat(state.charts[key]); }, []); }
 
   function curveOf(chart, name) {
     var key = chart.id + "\n" + name;
@@ -262,7 +280,7 @@
     var names = Object.keys(chart.series).filter(function (name) { return !hiddenNames.has(name); });
     var own = {}, slider = node.querySelector("input"), shown = { near: null };
     names.forEach(function (name) { own[name] = curveOf(chart, name); });
-    var styles = Object.assign({}, style);
+    var styles = Object.assign({}, style);  // curves that no method has, as a learner's, get colours by their place
     Object.keys(chart.series).forEach(function (name, i) { if (!styles[name]) styles[name] = charts.styles([{ name: name, colour: i, private: true }])[name]; });
     shown.plot = charts.make(node.querySelector(".plot"), {
       x: chart.x, names: names, curves: own, style: styles, lines: chart.lines, logarithmic: chart.logarithmic, share: chart.share, from_zero: chart.from_zero, whole: chart.whole,
@@ -279,7 +297,7 @@
 
   function label(name) {
     var found = state.methods.filter(function (m) { return m.name === name; })[0];
-    return found && state.groups.length < 2 ? found.label : name;
+    return found && groups().length < 2 ? found.label : name;
   }
 
   function readout(node, chart, names, own, styles, index, near) {
@@ -294,7 +312,7 @@
     });
     var each = near && own[near] && own[near].seeds.length > 1
       ? label(near) + ", every seed: " + own[near].seeds.map(function (seed, i) { return "#" + state.seeds[i] + " " + charts.number(seed[index]); }).join(" · ")
-      : names.some(function (n) { return own[n].seeds.length > 1; }) ? "Point at a curve for every seed." : "";
+      : names.some(function (n) { return own[n].seeds.length > 1; }) ? "Hover over a curve to see each seed." : "";
     lines.push(el("li", { class: "each", text: each }));
     list.replaceChildren.apply(list, lines);
   }
@@ -311,7 +329,7 @@
     curves.clear(); hiddenNames.clear();
     style = charts.styles(state.methods);
     var main = state.methods.filter(function (m) { return m.name === state.main; })[0];
-    if (main && state.groups.length > 1) state.methods.forEach(function (m) { if (m.group !== null && m.group !== main.group) hiddenNames.add(m.name); });
+    if (main && groups().length > 1) state.methods.forEach(function (m) { if (m.group !== null && m.group !== main.group) hiddenNames.add(m.name); });
     document.title = state.title + " · veilstream";
     document.getElementById("kind").textContent = state.kind;
     document.getElementById("page").replaceChildren();
@@ -334,20 +352,20 @@
     if (rest.charts) curves.clear();
     style = charts.styles(state.methods);
     everyChart().forEach(function (chart) { if (added[chart.id]) append(chart, added[chart.id]); });
-    var touched = { title: "opening", subtitle: "opening", headline: "opening", notices: "opening", promise: "promise", results: "results", audit: "audit", provenance: "provenance", methods: "learning" };
+    var touched = { title: "opening", subtitle: "opening", headline: "opening", notices: "opening", promise: "promise", results: "results", facts: "facts", audit: "audit", provenance: "provenance", methods: "learning", links: "links" };
     var redo = new Set(Object.keys(rest).map(function (key) { return touched[key]; }));
     Object.keys(rest.charts || {}).forEach(function (id) { redo.add(id); });
     if (redo.has("promise")) redo.add("opening");
     Object.keys(SECTIONS).forEach(function (id) {
       if (!redo.has(id)) return;
-      ((state.charts || {})[id] || []).forEach(function (chart) { if (drawn[chart.id]) { drawn[chart.id].plot.destroy(); delete drawn[chart.id]; } });
+      (state.charts[id] || []).forEach(function (chart) { if (drawn[chart.id]) { drawn[chart.id].plot.destroy(); delete drawn[chart.id]; } });
       var there = document.getElementById(id), made = SECTIONS[id]();
       if (there || !made) replace(id, made);
       else {  // a section that was not there yet goes to its place
         var order = Object.keys(SECTIONS), next = order.slice(order.indexOf(id) + 1).map(function (n) { return document.getElementById(n); }).filter(Boolean)[0];
         document.getElementById("page").insertBefore(made, next || null);
       }
-      ((state.charts || {})[id] || []).forEach(drawChart);
+      (state.charts[id] || []).forEach(drawChart);
     });
     everyChart().forEach(function (chart) { if (added[chart.id]) drawChart(chart); });
   }
@@ -386,7 +404,7 @@
   window.addEventListener("beforeprint", function () { printing = true; applyTheme(); });
   window.addEventListener("afterprint", function () { printing = false; applyTheme(); });
   applyTheme();
-  document.getElementById("library").textContent = window.uPlot ? " Charts by uPlot (MIT licence)." : " Charts are plain: the chart library was not there when this page was made.";
+  document.getElementById("library").textContent = window.uPlot ? " Charts by uPlot (MIT licence)." : " Charts are plain SVG: uPlot was missing when this page was made.";
   render(JSON.parse(document.getElementById("state").textContent));
   performance.mark("veilstream-ready");
 })();

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from veilstream.mechanisms.checks import positive_number
 from veilstream.research.theory.constants import STEP_SLACK, Constants
-from veilstream.research.theory.shared_terms import environment_term, local_spread, released_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +50,6 @@ class Bound(RegretTerms):
     """The condition, with its numbers."""
     holds: bool
     """Whether it is met. If not, the four numbers bound nothing."""
-
-
-# --- bounds ----------------------------------------------------------------------------------
 
 
 def dynamic_regret_bound(constants: Constants) -> Bound:
@@ -164,9 +160,6 @@ def dynamic_regret_bound_strongly_convex(constants: Constants, theta: float | No
     Returns:
         The bound, term by term, and whether the proof's condition on the step size holds.
 
-    Raises:
-        InputError: for a θ that is not a positive number.
-
     """
     L = constants.smoothness
     theta = 1 / (12 * L) if theta is None else theta
@@ -200,9 +193,6 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
     Returns:
         The bound, term by term, and whether the proof's condition on the step size holds.
 
-    Raises:
-        InputError: for a θ that is not a positive number.
-
     """
     c, eta_tilde = constants, constants.effective_step_size
     if theta is None:
@@ -213,7 +203,25 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
     return _strongly_convex(c, theta, environment=environment)
 
 
-# --- parts that bounds share -----------------------------------------------------------------
+# --- terms that several bounds share (lem-u, eq-18) ---------------------------------------------
+
+
+def local_spread(c: Constants) -> tuple[float, float]:
+    """2L² times eq-18, the bound on E‖z - x^r‖²: the part of B_g and the part of the noise."""
+    scale = 2 * (c.smoothness * c.step_size) ** 2
+    gradients = scale * 2 * (c.local_steps * c.gradient_bound) ** 2
+    return gradients, scale * 8 * c.max_row_norm_squared * c.dim * c.noise_std**2
+
+
+def released_noise(c: Constants) -> float:
+    """What x^r - x_ξ^r costs in lem-u, over η̃²."""
+    spread = c.round_row_norms_squared * c.dim * c.noise_variance / c.local_steps**2
+    return 24 * c.smoothness * (1 + c.regularity) * spread / (c.alpha**2 * c.rounds)
+
+
+def environment_term(c: Constants) -> float:
+    """(1/θ + μ)·C_R/(αR) at θ = α/(12L)."""
+    return (12 * c.smoothness + c.alpha * c.mu) * c.path_variation / (c.alpha**2 * c.rounds)
 
 
 def _up_to_step_limit(c: Constants, *, initial: float, drift: float, noise: float, environment: float) -> Bound:

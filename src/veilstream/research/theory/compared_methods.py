@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from veilstream.errors import InputError
-from veilstream.mechanisms.checks import positive_number
+from veilstream.mechanisms.checks import non_negative, positive_number
 from veilstream.research.theory.bounds import Bound, RegretTerms, dynamic_regret_bound, dynamic_regret_bound_independent
-from veilstream.research.theory.constants import Constants, _non_negative
+from veilstream.research.theory.constants import Constants
 from veilstream.research.theory.rates import independent_noise_rate, main_theorem_rate, privacy_price
 
 
@@ -56,10 +56,10 @@ class TableSetting:
     """How far gao2018 moves in a round; η̃·B_g, the farthest that others move, if left out."""
 
     def __post_init__(self) -> None:
-        _non_negative("path_length", self.path_length, "0 when the optimum does not move")
+        non_negative("path_length", self.path_length, "0 when the optimum does not move")
         positive_number("pseudo_convexity", self.pseudo_convexity, "B_g for convex losses")
         if self.independent_noise_std is not None:
-            _non_negative("independent_noise_std", self.independent_noise_std, "0 for no noise")
+            non_negative("independent_noise_std", self.independent_noise_std, "0 for no noise")
         for name in ("diameter", "normalised_step"):
             value = getattr(self, name)
             if value is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.mechanisms.checks import positive_integer, positive_number
+from veilstream.mechanisms.checks import non_negative, positive_integer, positive_number
 
 STEP_SLACK = 1.0 + 1e-12
 """Forgives the last bits when a step size sits exactly on its limit."""
@@ -56,7 +54,7 @@ class Constants:
 
     def __post_init__(self) -> None:
         _set(self, "smoothness", positive_number, "L, the Lipschitz constant of the gradients")
-        _set(self, "regularity", _non_negative, "σ; 0 for a single optimum, 1 for a convex set")
+        _set(self, "regularity", non_negative, "σ; 0 for a single optimum, 1 for a convex set")
         _set(self, "alpha", positive_number, "1 for quasi strongly convex losses")
         _set(self, "mu", positive_number, "assumption_constants derives it from other conditions")
         _set(self, "gradient_bound", positive_number, "B_g, the norm that gradients stay below")
@@ -66,9 +64,9 @@ class Constants:
         _set(self, "rounds", positive_integer, "R, try 1000")
         _set(self, "step_size", positive_number, "η; advised_step_size gives η·η_g·τ")
         _set(self, "server_step_size", positive_number, "η_g, try 1")
-        _set(self, "path_variation", _non_negative, "C_R; 0 when the optimum does not move")
-        _set(self, "initial_distance_squared", _non_negative, "the squared distance, not its root")
-        _set(self, "noise_std", _non_negative, "take it from veilstream.calibrate; 0 for no noise")
+        _set(self, "path_variation", non_negative, "C_R; 0 when the optimum does not move")
+        _set(self, "initial_distance_squared", non_negative, "the squared distance, not its root")
+        _set(self, "noise_std", non_negative, "take it from veilstream.calibrate; 0 for no noise")
         if self.alpha * self.mu > self.smoothness * STEP_SLACK:
             raise InputError(
                 "mu",
@@ -118,20 +116,8 @@ class Constants:
         return np.zeros(self.rounds * self.local_steps)
 
 
-# --- checks ----------------------------------------------------------------------------------
-
-
 def _set(c: Constants, field: str, check: Callable[[str, object, str], float], way_out: str) -> None:
     object.__setattr__(c, field, check(field, getattr(c, field), way_out))
-
-
-def _non_negative(field: str, value: object, way_out: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(field, value, "a finite number >= 0", way_out)
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise InputError(field, value, "a finite number >= 0", way_out)
-    return number
 
 
 def _row_norms(values: object, steps: int) -> NDArray[np.float64]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from veilstream.errors import InputError
-from veilstream.mechanisms.checks import positive_number
-from veilstream.research.theory.constants import STEP_SLACK, _non_negative
-
-# --- where α and μ come from -----------------------------------------------------------------
+from veilstream.mechanisms.checks import non_negative, positive_number
+from veilstream.research.theory.constants import STEP_SLACK
 
 
 class GrowthConstants(NamedTuple):
@@ -26,9 +24,6 @@ def quasi_strong_convexity(modulus: float) -> GrowthConstants:
 
     Returns:
         α and μ.
-
-    Raises:
-        InputError: for a modulus that is not a positive number.
 
     """
     return GrowthConstants(1.0, positive_number("modulus", modulus, "μ_QSC"))
@@ -72,7 +67,7 @@ def assumption_constants(
 
     """
     L = positive_number("smoothness", smoothness, "L")
-    weak = _non_negative("weak_convexity", weak_convexity, "0 for convex losses")
+    weak = non_negative("weak_convexity", weak_convexity, "0 for convex losses")
     alpha = positive_number("alpha", alpha, "below (c - μ_WC)/L")
     conditions = {
         "quadratic_growth": quadratic_growth,

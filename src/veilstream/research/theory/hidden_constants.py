@@ -44,9 +44,6 @@ def main_theorem_constants(constants: Constants, *, epsilon: float, delta: float
     Returns:
         One factor a term.
 
-    Raises:
-        InputError: for a budget that the rules exclude.
-
     """
     c, noise = constants, _noise(epsilon, delta)
     L, alpha = c.smoothness, c.alpha
@@ -73,9 +70,6 @@ def strongly_convex_constants(constants: Constants, *, epsilon: float, delta: fl
     Returns:
         One factor a term.
 
-    Raises:
-        InputError: for a budget that the rules exclude.
-
     """
     c, noise = constants, _noise(epsilon, delta)
     L = c.smoothness
@@ -100,9 +94,6 @@ def independent_noise_constants(constants: Constants, *, epsilon: float, delta: 
 
     Returns:
         One factor a term.
-
-    Raises:
-        InputError: for a budget that the rules exclude.
 
     """
     c, noise = constants, _noise(epsilon, delta)
@@ -129,9 +120,6 @@ def static_regret_constants(constants: Constants, *, epsilon: float, delta: floa
 
     Returns:
         One factor a term.
-
-    Raises:
-        InputError: for a budget that the rules exclude.
 
     """
     c, noise = constants, _noise(epsilon, delta)

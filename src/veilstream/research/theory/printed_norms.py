@@ -56,9 +56,6 @@ def tree_norms(horizon: int, *, padded: bool = False) -> SquaredNorms:
     Returns:
         floor(log2 T) + 1, or ceil(log2 T) + 1 when padded, and floor(log2(T + 1)).
 
-    Raises:
-        InputError: for a horizon that is not a whole number from 1.
-
     """
     T = checked_horizon(horizon)
     column = (T - 1).bit_length() + 1 if padded else T.bit_length()
@@ -76,9 +73,6 @@ def tree_norms_as_printed(horizon: int) -> SquaredNorms:
 
     Returns:
         The printed bounds.
-
-    Raises:
-        InputError: for a horizon that is not a whole number from 1.
 
     """
     logarithm = math.log2(checked_horizon(horizon))
@@ -99,9 +93,6 @@ def toeplitz_norms(horizon: int) -> SquaredNorms:
     Returns:
         The bounds.
 
-    Raises:
-        InputError: for a horizon that is not a whole number from 1.
-
     """
     value = (math.log(16 * checked_horizon(horizon)) + float(np.euler_gamma)) / math.pi
     return SquaredNorms(value, value)
@@ -115,9 +106,6 @@ def toeplitz_norms_as_printed(horizon: int) -> SquaredNorms:
 
     Returns:
         The printed bounds.
-
-    Raises:
-        InputError: for a horizon that is not a whole number from 1.
 
     """
     value = 1 + math.log(0.8 * checked_horizon(horizon)) / math.pi

@@ -11,14 +11,10 @@ from typing import Literal
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer, positive_number
-from veilstream.research.theory.bounds import RegretTerms
+from veilstream.research.theory.bounds import RegretTerms, local_spread, released_noise
 from veilstream.research.theory.constants import Constants
-from veilstream.research.theory.shared_terms import local_spread, released_noise
 
 Statement = Literal["thm-up", "lem-u-IID", "coro"]
-
-
-# --- rates and step sizes --------------------------------------------------------------------
 
 
 def main_theorem_rate(constants: Constants, *, epsilon: float, delta: float) -> RegretTerms:
@@ -35,9 +31,6 @@ def main_theorem_rate(constants: Constants, *, epsilon: float, delta: float) -> 
 
     Returns:
         The terms.
-
-    Raises:
-        InputError: for a budget that the rules exclude.
 
     """
     c, eta_tilde = constants, constants.effective_step_size
@@ -65,9 +58,6 @@ def independent_noise_rate(constants: Constants, *, epsilon: float, delta: float
     Returns:
         The terms.
 
-    Raises:
-        InputError: for a budget that the rules exclude.
-
     """
     c, eta_tilde = constants, constants.effective_step_size
     share = 1 + eta_tilde * c.learners / c.server_step_size**2
@@ -88,9 +78,6 @@ def static_regret_rate(constants: Constants, *, epsilon: float, delta: float) ->
 
     Returns:
         The terms.
-
-    Raises:
-        InputError: for a budget that the rules exclude.
 
     """
     c, eta_tilde = constants, constants.effective_step_size
@@ -218,9 +205,6 @@ def correlated_beats_independent(*, rounds: int, local_steps: int, learners: int
     Returns:
         η̃.
 
-    Raises:
-        InputError: for a value that the rules exclude.
-
     """
     R = positive_integer("rounds", rounds, "R, try 1000")
     tau = positive_integer("local_steps", local_steps, "τ, try 4")
@@ -245,9 +229,6 @@ def drift_exceeds_noise(constants: Constants, *, epsilon: float, delta: float) -
 
     Returns:
         τ, not rounded.
-
-    Raises:
-        InputError: for a budget that the rules exclude.
 
     """
     rate = main_theorem_rate(constants, epsilon=epsilon, delta=delta)

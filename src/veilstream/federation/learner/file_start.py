@@ -1,0 +1,128 @@
+"""A file of records before a learner reads on in it: where it stands, and whether its next records fit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from veilstream.errors import InputError
+from veilstream.plans.plan import Plan
+from veilstream.records.schema import EACH_ROW, REASONS
+from veilstream.streams.intake import SourceBookmark
+from veilstream.streams.table_source import LookAhead, TableSource, check_not_read_before, rows_out_of_order
+from veilstream.streams.tables import open_table
+
+_log = logging.getLogger(__name__)
+
+FIRST_RECORDS = 200
+_FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
+
+
+def resume_file(
+    source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, accept: float, learner: str
+) -> None:
+    """Go on where the file was left, and check its next records before anything is spent.
+
+    Args:
+        source: reads the file.
+        path: of the file.
+        plan: the plan.
+        marks: how far the learner has read in this and other files.
+        accept: the share of the next records that may be refused.
+        learner: its name.
+
+    Raises:
+        InputError: the file was read before, has changed, or too many of its next records cannot be used.
+
+    """
+    copies = check_not_read_before(open_table(path, query=plan.data.query), marks)
+    if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
+        _log.warning(
+            "%s is new, but other files were read before. Records of those files that stand here among changed, "
+            "missing or inserted rows cannot be recognised and would count as further visits: give new records only",
+            path.name,
+        )
+    source.resume(marks)
+    for notice in source.table.notices:
+        _log.info("%s", notice)
+    check_first_records(source, path, accept=accept, learner=learner)
+    if not marks and source.schema.time is not None:  # a file that was read from can no longer be sorted
+        unordered, rows = rows_out_of_order(open_table(path, query=plan.data.query), source.schema, learner)
+        if unordered:
+            _log.warning(
+                "%s: %d of %d rows come after a row with a later %s. A learner takes rows in the file's order, a "
+                "simulation sorts them: if the order matters, stop and sort the file now",
+                path.name,
+                unordered,
+                rows,
+                source.schema.time,
+            )
+
+
+def check_first_records(
+    source: TableSource, path: Path, *, accept: float, learner: str, rows: int = FIRST_RECORDS
+) -> LookAhead:
+    """Refuse to start on records that cannot be used, and log what is only odd.
+
+    Args:
+        source: at the place where the learner goes on.
+        path: its file.
+        accept: the share that may be refused.
+        learner: its name, as in a column of learners.
+        rows: how many records to look at.
+
+    Returns:
+        What was seen.
+
+    Raises:
+        InputError: more than the share is refused, with counts by reason and column; or all rows
+            are other learners'.
+
+    """
+    seen = source.look_ahead(rows)
+    counts, check = seen.counts, f"`veilstream data check {path} --plan PLAN` shows each column"
+    if not counts.rows and counts.other_learners and seen.whole:
+        raise InputError(
+            "data",
+            path.name,
+            f"records of learner {learner!r} in column {source.schema.learner}",
+            f"all {counts.other_learners} rows are other learners'; is the name spelled as in its keys? {check}",
+        )
+    if not counts.rows:
+        _log.info("%s has no records to read yet", path.name)
+        return seen
+    refused = sum(counts.refused.values())
+    by_reason = "; ".join(
+        f"{count}{f' in {refusal.column}' if refusal.column else ''}: {REASONS[refusal.reason]}"
+        for refusal, count in counts.refused.most_common(8)
+    )
+    if seen.refused_share > accept:
+        labels = ""
+        if source.schema.label.classes is not None:
+            each = (f"{label} {seen.labels[label]}" for label in source.schema.label.classes)
+            labels = f"; labels of the plan among the others: {', '.join(each)}"
+        at_least = min(1.0, int(seen.refused_share * 100 + 1) / 100)
+        raise InputError(
+            "data",
+            path.name,
+            f"at most {100 * accept:g}% of the next {counts.rows} records refused, and {refused} "
+            f"are ({by_reason}{labels})",
+            f"nothing was spent; {check}; --accept-refusals {at_least:g} goes on without them",
+        )
+    if refused:
+        _log.warning("%d of the next %d records are refused: %s", refused, counts.rows, by_reason)
+    for column, count in counts.clamped.most_common():
+        if count > accept * counts.rows:
+            _log.warning(
+                "%d of the next %d records have a cell in %s outside the plan's range or vocabulary",
+                count,
+                counts.rows,
+                column,
+            )
+    if len(seen.labels) == 1 and counts.rows - refused >= _FEW_OF_ONE_CLASS:
+        _log.warning(
+            "all of the next %d usable records have one label, and a model learns nothing from one class; %s",
+            counts.rows - refused,
+            check,
+        )
+    return seen

@@ -1,0 +1,261 @@
+"""What must hold between the keys of a plan, as data: which key, when it is wrong, the rule, the way out.
+
+Rules of a single key stand beside it in `plan_tables`. `Plan.check` goes through `PLAN_RULES`, then
+for each method through `METHOD_RULES`; the first that is broken is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from veilstream.learning.task_registry import task_kind
+from veilstream.mechanisms.registry import made_for_published, takes
+from veilstream.plans.schema import PlanError
+
+if TYPE_CHECKING:
+    from veilstream.plans.plan import Plan
+    from veilstream.plans.plan_tables import MethodPlan
+
+
+Text = str | Callable[..., str]
+"""Words of an error, or a function that makes them of the plan (and the method)."""
+
+
+@dataclass(frozen=True)
+class PlanRule:
+    """A rule between keys of different tables."""
+
+    key: str
+    """Dotted; the one that is blamed."""
+    broken: Callable[[Plan], object]
+    """True, in Python's sense, where the rule does not hold."""
+    expected: Text
+    way_out: Text
+    shown: Callable[[Plan], Any] | None = None
+    """The value that an error shows, if not the key's own."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise `PlanError` where it is broken."""
+        if self.broken(plan):
+            value = self.shown(plan) if self.shown else reduce(getattr, self.key.split("."), plan)
+            raise PlanError(self.key, value, _said(self.expected, plan), _said(self.way_out, plan))
+
+
+@dataclass(frozen=True)
+class MethodRule:
+    """A rule between a key of a method and the rest of the plan."""
+
+    key: str
+    broken: Callable[[Plan, MethodPlan], object]
+    expected: Text
+    way_out: Text
+
+    def check(self, plan: Plan, method: MethodPlan, where: str) -> None:
+        """Raise `PlanError` where it is broken."""
+        if self.broken(plan, method):
+            raise PlanError(
+                f"{where}.{self.key}",
+                getattr(method, self.key),
+                _said(self.expected, plan, method),
+                _said(self.way_out, plan, method),
+            )
+
+
+def _said(text: Text, *parts: Plan | MethodPlan) -> str:
+    return text if isinstance(text, str) else text(*parts)
+
+
+def _data_of_task(plan: Plan) -> tuple[str, ...]:
+    kind = task_kind(plan.learning.task)
+    return (plan.data.kind,) if kind is None else kind.data
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _takes_ridge(plan: Plan) -> bool:
+    kind = task_kind(plan.learning.task)
+    return kind is not None and kind.takes_ridge
+
+
+def _predicts_a_number(plan: Plan) -> bool:
+    kind = task_kind(plan.learning.task)
+    return kind is not None and not kind.target.classifies
+
+
+def _metrics(plan: Plan) -> list[str]:
+    return [] if plan.telemetry is None else list(plan.telemetry.metrics)
+
+
+_ATTEND = "remove data.missing, data.late and data.leaving"
+
+PLAN_RULES = (
+    PlanRule(
+        "methods.name",
+        lambda plan: len({m.name for m in plan.methods}) < len(plan.methods),
+        "a name of its own for each",
+        "rename one",
+        shown=lambda plan: [m.name for m in plan.methods],
+    ),
+    PlanRule(
+        "data.kind",
+        lambda plan: plan.data.kind not in (*_data_of_task(plan), "custom"),
+        lambda plan: f'{_quoted(_data_of_task(plan))} or "custom" for task = "{plan.learning.task}"',
+        lambda plan: f'kind = "{_data_of_task(plan)[0]}", or another task',
+    ),
+    PlanRule(
+        "run.noise",
+        lambda plan: plan.data.partial_attendance and plan.run.noise == "device",
+        '"host" where learners miss rounds: each has noise at a pace of its own',
+        f'noise = "host"; or {_ATTEND}',
+    ),
+    PlanRule(
+        "privacy.min_separation",
+        lambda plan: (
+            plan.data.partial_attendance and plan.participation.times > 1 and plan.participation.min_separation > 1
+        ),
+        "1 where people return and learners miss rounds: a learner that sat some out has "
+        "taken fewer steps between two visits than the run has",
+        f"min_separation = 1 (more noise); or {_ATTEND}",
+    ),
+    PlanRule(
+        "learning.ridge",
+        lambda plan: plan.learning.ridge and not _takes_ridge(plan),
+        lambda plan: f"0 for {plan.learning.task}",
+        "remove it",
+    ),
+    PlanRule(
+        "learning.learners",
+        lambda plan: (plan.data.kind, plan.data.split) == ("mnist", "paper") and plan.learning.learners != 10,
+        "10 for the paper's split by digit",
+        'learners = 10, or data.split = "even", "dirichlet" or "writers"',
+    ),
+    PlanRule(
+        "federation.min_clients",
+        lambda plan: plan.federation.min_clients > plan.learning.local_steps,
+        lambda plan: f"at most learning.local_steps = {plan.learning.local_steps}, a round's clients",
+        lambda plan: f"min_clients = {plan.learning.local_steps}",
+    ),
+    PlanRule(
+        "telemetry.metrics",
+        lambda plan: "accuracy" in _metrics(plan) and _predicts_a_number(plan),
+        lambda plan: f"no accuracy where {plan.learning.task} predicts a number",
+        'metrics = ["loss"], with a loss_cap',
+        shown=_metrics,
+    ),
+    PlanRule(
+        "telemetry.metrics",
+        lambda plan: "clipped" in _metrics(plan) and any(m.method.normalises for m in plan.methods),
+        "no clipped beside a method that normalises gradients: none is ever clipped",
+        "remove it",
+        shown=_metrics,
+    ),
+)
+
+
+def _without_noise(key: str) -> MethodRule:
+    return MethodRule(
+        key,
+        lambda plan, method: not method.method.adds_noise and getattr(method, key) is not None,
+        lambda plan, method: f"nothing: {method.kind} adds no noise and protects no one",
+        lambda plan, method: f"remove it, or take another kind than {method.kind}",
+    )
+
+
+def _chosen(key: str) -> MethodRule:
+    """A number beside one that is chosen would be tuned on someone's data."""
+    return MethodRule(
+        key,
+        lambda plan, method: method.method.chooses_steps and method.given(key),
+        "nothing: auto takes it from public facts",
+        'remove it, or kind = "ours"',
+    )
+
+
+def _clients_of_round(plan: Plan) -> int:
+    return plan.learning.local_steps * plan.learning.clients_per_step
+
+
+def _made_for(method: MethodPlan) -> tuple[str, ...]:
+    return made_for_published() if method.objective == "published" else ("optimal",)
+
+
+def _endless(method: MethodPlan) -> str:
+    """The one mechanism besides independent noise that needs no end."""
+    return "toeplitz" if method.forgetting < 1.0 else "buffered"
+
+
+_NAME_AN_END = "remove it; or learning.unbounded = false, with the rounds that there will be"
+
+METHOD_RULES = (
+    *(_without_noise(key) for key in ("epsilon", "delta", "accounting", "mechanism")),
+    MethodRule(
+        "mechanism",
+        lambda plan, method: (
+            method.method.fixed_mechanism and method.mechanism not in (None, method.method.default_mechanism)
+        ),
+        lambda plan, method: f"{method.method.default_mechanism} for {method.kind}",
+        'kind = "ours" takes any',
+    ),
+    *(_chosen(key) for key in ("step_size", "server_step_size", "clip_norm")),
+    MethodRule(
+        "kind",
+        lambda plan, method: method.method.chooses_steps and plan.learning.unbounded,
+        "a run with an end: auto's step depends on it",
+        'rounds that you will not reach, or kind = "ours" with a step_size',
+    ),
+    MethodRule(
+        "objective",
+        lambda plan, method: method.objective is not None and method.mechanism_name not in _made_for(method),
+        lambda plan, method: f"only with mechanism = {', '.join(_made_for(method))}",
+        "remove it",
+    ),
+    MethodRule(
+        "clients_per_step",
+        lambda plan, method: method.clients_per_step and _clients_of_round(plan) % method.clients_per_step,
+        lambda plan, method: f"a divisor of {_clients_of_round(plan)}, the clients that a learner meets in a round",
+        lambda plan, method: f"clients_per_step = {math.gcd(_clients_of_round(plan), method.clients_per_step or 1)}",
+    ),
+    MethodRule(
+        "objective",
+        lambda plan, method: (
+            method.objective == "published"
+            and not takes(method.mechanism_name or "", "workload")
+            and (plan.participation.times == 1 or not plan.workload_of(method).plain)
+        ),
+        lambda plan, method: (
+            "people who return ([privacy] participations > 1) and models as they are: "
+            f"{method.mechanism_name} is tuned for nothing else"
+        ),
+        "remove it, or take optimal or buffered",
+    ),
+    MethodRule(
+        "mechanism",
+        lambda plan, method: (
+            plan.learning.unbounded and method.mechanism not in (None, _endless(method), "independent")
+        ),
+        lambda plan, method: f"nothing, or {_endless(method)}, for unbounded rounds: this one needs an end",
+        _NAME_AN_END,
+    ),
+    MethodRule(
+        "objective",
+        lambda plan, method: plan.learning.unbounded and method.objective is not None,
+        "nothing beside unbounded rounds: their noise is made for forgetting, or for epochs of doubling length",
+        _NAME_AN_END,
+    ),
+    MethodRule(
+        "kind",
+        lambda plan, method: (
+            method.method.one_machine and (plan.learning.learners, plan.learning.local_steps) != (1, 1)
+        ),
+        "learners = 1 and local_steps = 1 (one machine)",
+        lambda plan, method: (
+            f"this plan has learners = {plan.learning.learners}, local_steps = {plan.learning.local_steps}"
+        ),
+    ),
+)

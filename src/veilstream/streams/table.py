@@ -1,0 +1,175 @@
+"""A table of records, read once from top to bottom, and a bookmark of how far.
+
+    for number, cells in table.rows():      cells is None for a row that cannot be read
+        ...
+    table.bookmark                          position; `skip_to` goes on from there
+
+`rows` ends where the file ends now; called again, it goes on with what was appended since.
+
+A bookmark is a count of rows and a digest of what they said. The digest is of records, not of
+bytes: each row counts by its named columns, whatever their order, delimiter, newline or encoding,
+and numbers count by their value. So a file that another program saved again is still the same file,
+and one that was rewritten or rotated is noticed. Row hashes are added up, modulo 2^128; the digest
+of any run of rows is thus the difference of two digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from veilstream.errors import InputError
+from veilstream.records.cells import as_text, is_missing
+from veilstream.streams.growing_file import is_broken_text
+
+Cells = Mapping[str, object]
+"""One row: its cells by column."""
+
+_MODULUS = 1 << 128
+_SHORT = 4
+"""Letters of a word for a missing cell, at most."""
+_BEGINS_A_NUMBER = frozenset("+-.0123456789")
+_PUT_BACK = "put the old content back, or give new records in a file of another name"
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """How far a table has been read."""
+
+    rows: int = 0
+    digest: str = ""
+    """Of all that these rows said; see `RowDigest`."""
+
+    def as_text(self) -> str:
+        """One line, for a ledger."""
+        return f"{self.rows}:{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """From `as_text`."""
+        rows, _, digest = text.partition(":")
+        return cls(int(rows), digest)
+
+
+class RowDigest:
+    """Adds up what rows say; equal for equal records in any spelling of the file."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add(self, cells: Cells | None, *, decimal_comma: bool = False) -> str:
+        """The digest with one more row; None is a row that cannot be read."""
+        if cells is None:
+            content = b"\x00"
+        else:
+            said = sorted(
+                f"{name}\x1e{_said(value, decimal_comma)}"
+                for name, value in cells.items()
+                if name  # a nameless column is a row number that a program has added
+            )
+            content = "\x1f".join(said).encode("utf-8", "surrogatepass")
+        hashed = hashlib.blake2b(content, digest_size=16, person=b"row").digest()
+        self._total = (self._total + int.from_bytes(hashed, "little")) % _MODULUS
+        return f"{self._total:032x}"
+
+
+def _said(value: object, decimal_comma: bool) -> str:
+    """A cell in one spelling: 1.50, "1.5" and (where that is a number) "1,5" are the same."""
+    text = value.strip() if type(value) is str and value.isascii() else as_text(value)
+    if (type(value) is not str or len(text) <= _SHORT) and is_missing(value):
+        return ""
+    if text[:1] not in _BEGINS_A_NUMBER:
+        return text
+    number = text.replace(",", ".") if decimal_comma and text.count(",") == 1 else text
+    try:
+        return repr(float(number))
+    except ValueError:
+        return text
+
+
+class Table(ABC):
+    """A table that is read once; a format says how its rows are read."""
+
+    decimal_comma = False
+    """Whether 3,5 is a number."""
+
+    def __init__(self, name: str, columns: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.columns = columns
+        """By the header; () where rows name their own."""
+        self.notices: list[str] = []
+        """How it is read, for the person beside the data."""
+        self.bookmark = Bookmark()
+        """Behind the last row that was given out."""
+        self._digest = RowDigest()
+
+    @abstractmethod
+    def _read(self) -> Iterator[Cells | None]:
+        """Rows from here to the end as it is now; None for one that cannot be read."""
+
+    @property
+    def rows_left(self) -> int | None:
+        """About how many rows follow; None if unknown."""
+        return None
+
+    def rows(self) -> Iterator[tuple[int, Cells | None]]:
+        """Number from 0, and cells, of the rows from here to the end as it is now.
+
+        Raises:
+            InputError: the file has changed, or cannot be read further.
+
+        """
+        for cells in self._read():
+            number = self.bookmark.rows
+            self.bookmark = Bookmark(number + 1, self._digest.add(cells, decimal_comma=self.decimal_comma))
+            yield number, cells
+
+    def skip_to(self, bookmark: Bookmark) -> None:
+        """Read up to a bookmark.
+
+        Raises:
+            InputError: what lies before it has changed.
+
+        """
+        rows = self.rows()
+        while self.bookmark.rows < bookmark.rows:
+            if next(rows, None) is None:
+                raise InputError(
+                    "data",
+                    self.name,
+                    f"the {bookmark.rows} rows that were read before, and more",
+                    f"it has {self.bookmark.rows}: {_PUT_BACK}",
+                )
+        if bookmark.rows and self.bookmark.digest != bookmark.digest:
+            raise InputError(
+                "data",
+                self.name,
+                f"a file whose first {bookmark.rows} rows are as they were read",
+                f"it was rewritten or rotated: {_PUT_BACK}",
+            )
+
+
+def check_names(name: str, columns: tuple[str, ...]) -> None:
+    """Refuse a header that cannot be used.
+
+    Errors give places and no names: without a header these would be a person's cells.
+
+    Raises:
+        InputError: a name is there twice, or is not text.
+
+    """
+    twice = {column for column, count in Counter(columns).items() if column and count > 1}
+    if twice:
+        places = [str(i + 1) for i, column in enumerate(columns) if column in twice]
+        shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
+        raise InputError(
+            "data",
+            name,
+            "a header that names each column once",
+            f"among columns {shown} of {len(columns)} a name is there twice: rename one",
+        )
+    if any(is_broken_text(column) for column in columns):
+        raise InputError("data", name, "a header in UTF-8", "save the file as UTF-8")

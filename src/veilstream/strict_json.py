@@ -1,0 +1,61 @@
+"""JSON as RFC 8259 defines it, read strictly: every field once, and only finite numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+_LONGEST_SHOWN = 32
+
+
+class InvalidJson(ValueError):
+    """The text is not strict JSON. The message may be shown to its sender; it quotes no value."""
+
+
+def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finite: bool = True) -> Any:
+    """The one value in ``text``.
+
+    Args:
+        text: bytes are UTF-8.
+        parse_int: reads a whole number; raises ValueError for one that is out of range.
+        finite: refuse NaN, Infinity, and numbers too large for a float.
+
+    Raises:
+        InvalidJson: malformed text, a repeated field, or a number that is refused.
+
+    """
+    try:
+        text = text.decode() if isinstance(text, bytes) else text  # json itself would guess the encoding
+        return json.loads(
+            text,
+            object_pairs_hook=_each_field_once,
+            parse_int=parse_int,
+            parse_float=_finite if finite else None,
+            parse_constant=_no_constant if finite else None,
+        )
+    except InvalidJson:
+        raise
+    except (ValueError, RecursionError):
+        raise InvalidJson("malformed JSON") from None
+
+
+def _each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise InvalidJson(f"field {name[:_LONGEST_SHOWN]!a} appears twice in one object")
+        fields[name] = value
+    return fields
+
+
+def _no_constant(text: str) -> float:
+    raise InvalidJson(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidJson("a number is too large")
+    return number
