@@ -15,9 +15,8 @@ import pytest
 
 from studies.cell_attack import planted
 from studies.mutations.findings import Finding, both
-from veilstream.audit.checks import cell_checks, run_checks, seed_check
+from veilstream.audit.checks import cell_checks, run_checks, seed_check, small_checks
 from veilstream.audit.deployed import listen
-from veilstream.audit.small_runs import small_checks
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment import learner as learner_module

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from studies.mutations.findings import Finding, both
+from veilstream.audit.deployed import twin_runs
 from veilstream.audit.statistics.check import alarming
 from veilstream.audit.telemetry_canary import telemetry_runs
-from veilstream.audit.twins import twin_runs
 from veilstream.deployment import terms as terms_module
 from veilstream.deployment.client_steps import ClientSteps
 from veilstream.deployment.local_rounds import LocalRounds

@@ -436,7 +436,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
         drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
         monkeypatch.setattr("veilstream.deployment.learner.fresh_secret", partial(next, drawn))
         monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
-        monkeypatch.setattr("veilstream.deployment.learner._SNAPSHOT_STEPS", steps)
+        monkeypatch.setattr("veilstream.deployment.epochs._SNAPSHOT_STEPS", steps)
         store = tmp_path / f"{steps}.db"
         sent = []
         for r in range(R):

@@ -189,7 +189,7 @@ def test_clients_on_whom_the_task_fails_are_counted_and_shown(tmp_path, caplog):
     (notice,) = (text for text in shown["notices"] if text.startswith("telemetry"))
     assert "failed on 4 of 4 clients" in notice
     assert "telemetry failed on 4 clients" in account_line(shown)
-    logged = [entry.getMessage() for entry in caplog.records if "telemetry" in entry.name]
+    logged = [entry.getMessage() for entry in caplog.records if "client_steps" in entry.name]
     assert len(logged) == 2  # once a start
     assert all("OverflowError for the accuracy" in text for text in logged)
     assert not any("saw" in text for text in logged)

@@ -176,7 +176,7 @@ def test_another_number_of_epochs_is_refused_at_enrolment(world, plan):
     daemon = world.start("a")
     more = dataclasses.replace(plan.federation, epochs=EPOCHS + 5)
     theirs = coordinator_of(world, "run").terms
-    settings = dataclasses.replace(theirs, epochs=more.epochs).settings
+    settings = dataclasses.replace(theirs, plan=dataclasses.replace(plan, federation=more)).settings
     reply = say(world, daemon, kind="enrol", run="run-1", settings=settings)
     assert reply.kind == "refusal"
     assert "epochs: server 8, learner 3" in reply.facts["why"]
