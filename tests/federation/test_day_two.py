@@ -164,7 +164,7 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
     epochs: dict[str, set[int]] = {}
     for record in daemon.learner.ledger.records():
         for tag, _ in record.visits:
-            epochs.setdefault(tag.hex(), set()).add(record.body["epoch"])
+            epochs.setdefault(tag.hex(), set()).add(record.body.epoch)
     assert len(epochs) == len(people)
     assert all(len(seen) == 1 for seen in epochs.values())
     world.close()
