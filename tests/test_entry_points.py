@@ -1,4 +1,4 @@
-"""A stranger's package adds a task and a mechanism by entry points alone."""
+"""A stranger's package adds a task, a mechanism and a transport by entry points alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from veilstream.errors import InputError, UnknownName
+from veilstream.federation.server.process import ServerService
+from veilstream.federation.transports import TRANSPORTS
 from veilstream.learning.task_registry import TASKS
 from veilstream.mechanisms import MECHANISMS, build
 from veilstream.plans.plan import Plan
@@ -39,6 +41,11 @@ def halves(horizon):
 
 
 NEITHER = 3
+
+
+class Carrier:
+    def __init__(self, setting):
+        self.setting = setting
 """
 
 POINTS = """
@@ -50,6 +57,9 @@ number = stranger:NEITHER
 
 [veilstream.mechanisms]
 halves = stranger:halves
+
+[veilstream.transports]
+pigeon = stranger:Carrier
 """
 
 PLAN = """
@@ -79,7 +89,7 @@ def stranger(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("stranger", None)
-    for registry in (TASKS, MECHANISMS):
+    for registry in (TASKS, MECHANISMS, TRANSPORTS):
         registry._loaded.clear()
 
 
@@ -112,6 +122,17 @@ def test_a_strangers_package_cannot_replace_ours_and_its_faults_are_named():
         TASKS["broken"]
     with pytest.raises(InputError, match=r"number.*it is a int"):
         TASKS["number"]
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_server_takes_a_strangers_transport_by_name(tmp_path):
+    plan = Plan.parse(PLAN.replace("halves", "independent").replace("mean", "logistic"))
+    service = ServerService(plan, tmp_path, tmp_path / "run", ("127.0.0.1", 0), transport="pigeon")
+    carrier = service._carrying(3)
+    assert type(carrier).__name__ == "Carrier"
+    assert (carrier.setting.dim, carrier.setting.answer_within_s) == (3, 60.0)
+    with pytest.raises(UnknownName, match="did you mean 'pigeon'"):
+        ServerService(plan, tmp_path, tmp_path / "run", ("127.0.0.1", 0), transport="pigeons")
 
 
 def test_without_the_package_its_names_are_unknown():

@@ -18,6 +18,7 @@ from veilstream.errors import InputError
 from veilstream.simulation import seed_batches
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.memory import MemoryPlan
+from veilstream.simulation.run_checkpoint import StateShape, read_checkpoint
 
 
 def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -47,14 +48,14 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("absent", "extras"),
+    ("command", "absent", "extras"),
     [
-        (("jax", "jaxlib", "matplotlib"), "veilstream[jax,figures]"),
-        (("jax", "jaxlib"), "veilstream[jax]"),
-        (("matplotlib",), "veilstream[figures]"),
+        ("demo", ("jax", "jaxlib", "matplotlib"), "veilstream[jax]"),
+        ("run", ("jax", "jaxlib"), "veilstream[jax]"),
+        ("reproduce", ("jax", "jaxlib", "matplotlib"), "veilstream[jax,figures]"),
+        ("reproduce", ("matplotlib",), "veilstream[figures]"),
     ],
 )
-@pytest.mark.parametrize("command", ["demo", "run", "reproduce"])
 def test_a_bare_install_says_which_extra_to_install(command, absent, extras, tmp_path):
     what = {"demo": [], "run": ["demo"], "reproduce": ["logistic", "--smoke"]}[command]
     done = bare(command, *what, "--out", tmp_path / "out", absent=absent)
@@ -161,14 +162,14 @@ def test_no_flipped_byte_of_a_checkpoint_goes_unseen(folder):
     path = folder / "checkpoint.npz"
     whole = path.read_bytes()
     looks = len(evaluated_rounds(vs.Plan.parse(SMALL_PLAN)))
-    shape = {"methods": 2, "seeds": 2, "rounds": 12, "looks": looks}
-    sound = seed_batches.read_checkpoint(path, **shape)
+    shape = StateShape(methods=2, seeds=2, rounds=12, looks=looks)
+    sound = read_checkpoint(path, shape).arrays()
     refused = 0
     places = np.random.default_rng(0).choice(len(whole), 400, replace=False)
     for at in places.tolist():
         path.write_bytes(flipped(whole, at))
         try:
-            state = seed_batches.read_checkpoint(path, **shape)
+            state = read_checkpoint(path, shape).arrays()
         except InputError:
             refused += 1
         else:
@@ -217,7 +218,7 @@ def test_a_garbage_plan_in_a_run_folder_is_refused_by_name(content, folder):
     path = folder / "plan.toml"
     path.write_bytes(content)
     assert f"out = '{path}': expected the plan that the run" in resume_here(folder)
-    with pytest.raises(InputError, match=r"restore it, or name another folder"):
+    with pytest.raises(InputError, match=r"restore it, or start again in another folder"):
         _ = vs.Run(folder).plan
     assert path.read_bytes() == content
 

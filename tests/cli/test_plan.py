@@ -14,7 +14,7 @@ import veilstream as vs
 from veilstream.mechanisms import MECHANISMS
 from veilstream.plans.comparison import Setting, compare, names_for
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import prepare
+from veilstream.plans.prepare import PlanNotice, prepare
 
 PLAN = """
 [learning]
@@ -214,6 +214,11 @@ def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, plan_file, t
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"plan.toml", "afile"}
+
+
+def test_a_projection_beside_correlated_noise_is_noticed_by_plan_too():
+    with pytest.warns(PlanNotice, match="beside correlated noise"):
+        Setting.of(Plan.parse(PLAN, {"learning.projection_radius": 2.0}))
 
 
 def test_a_plan_that_protects_no_one_is_refused():

@@ -28,7 +28,8 @@ from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.client import StreamClient
-from veilstream.federation.keys.identity import ServerKeys, make_keys
+from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.server.checkpoint import MessageFile, Position, Slots

@@ -18,7 +18,8 @@ from tests.support.direct import DirectWorld
 from tests.support.federation import DIM, Plain, csv_of, plan_of, rows_of, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import PrivateKey, ServerKeys, make_keys
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol.messages import Reply, Request

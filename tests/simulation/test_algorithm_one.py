@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import subprocess
@@ -235,7 +236,7 @@ def test_checkpoint_goes_on_to_the_same_numbers():
     first = Simulation(plan, prepared, (0, 1))
     first.block_rounds = 2
     first.advance()
-    state = {key: np.array(value) for key, value in first.state().items()}
+    state = copy.deepcopy(first.state())
     while not first.done:
         first.advance()
     second = Simulation(plan, prepared, (0, 1))
@@ -278,7 +279,7 @@ def test_gao_takes_steps_of_unit_length():
 
 def test_a_ball_beside_correlated_noise_gets_a_warning():
     plan = plan_of(1, [entry("optimal")], projection_radius=0.5)
-    with pytest.warns(PlanNotice, match=r"projection_radius = 0\.5 beside optimal noise.*cancelled"):
+    with pytest.warns(PlanNotice, match=r"projection_radius = 0\.5 beside correlated noise.*cancelled"):
         prepare(plan, plan.methods[0])
     plan = plan_of(1, [entry("independent")], projection_radius=0.5)
     prepare(plan, plan.methods[0])  # warnings are errors

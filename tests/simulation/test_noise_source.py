@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import copy
 
 import jax
 import numpy as np
@@ -14,8 +14,9 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import build
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
+from veilstream.simulation import noise_source
 from veilstream.simulation.engine import Simulation
-from veilstream.simulation.noise_source import DeviceNoise, HostNoise, noise_place, noise_seed
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, noise_place_of, noise_seed
 
 FREE = {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5}
 
@@ -176,18 +177,18 @@ def test_noise_that_is_run_forward_goes_on_where_it_stood():
 
 
 def test_auto_is_the_host_on_a_cpu_and_the_device_elsewhere(monkeypatch):
+    plan = plan_of(1, [entry("tree")])
+
+    def place(asked: str) -> str:
+        return noise_place_of(at(asked, plan))
+
     assert jax.default_backend() == "cpu"
-    assert noise_place("auto") == "host"
-    assert noise_place("device") == "device"
+    assert (place("auto"), place("device")) == ("host", "device")
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        assert noise_place("auto") == "device"
-        assert noise_place("host") == "host"
-    original = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "cryptography" else original(name, *rest)
-    )
-    assert noise_place("auto") == "device"
+        assert (place("auto"), place("host")) == ("device", "host")
+    monkeypatch.setattr(noise_source, "find_spec", lambda name: None)  # without cryptography
+    assert place("auto") == "device"
 
 
 # --- checkpoints -------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def half_way():
     prepared = [prepare(plan, m) for m in plan.methods]
     simulation = Simulation(plan, prepared, (0, 1), block_rounds=2)
     simulation.advance(), simulation.advance()
-    state = {key: np.array(value) for key, value in simulation.state().items()}
+    state = copy.deepcopy(simulation.state())
     while not simulation.done:
         simulation.advance()
     return plan, prepared, state, simulation
@@ -237,7 +238,7 @@ def test_a_checkpoint_of_another_place_or_blocks_is_refused_with_the_way_out(hal
         elsewhere.restore(state)
     elsewhere.close()
     longer = Simulation(plan, prepared, (0, 1), block_rounds=3)
-    with pytest.raises(InputError, match=r"expected blocks of 2 rounds .* was begun with"):
+    with pytest.raises(InputError, match=r"expected blocks of 2 rounds .* was started with"):
         longer.restore(state)
     assert longer.round == 0
 

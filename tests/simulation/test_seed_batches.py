@@ -185,7 +185,7 @@ def test_an_interrupted_run_goes_on_in_another_number_of_processes(in_two_proces
 
 
 def test_a_run_goes_on_with_another_budget(tmp_path, monkeypatch):
-    """Blocks are those that the run was begun with, whatever the memory would hold now."""
+    """Blocks are those that the run was started with, whatever the memory would hold now."""
     plan = Plan.parse(SMALL_PLAN, {"run.regret": False})
 
     def blocks_of(rounds: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.engine import Simulation
-from veilstream.simulation.run_checkpoint import read_checkpoint, write_checkpoint
+from veilstream.simulation.run_checkpoint import StateShape, read_checkpoint, write_checkpoint
 
 pytest.importorskip("jax")
 
@@ -182,13 +183,12 @@ def test_a_checkpoint_without_its_telemetry_is_refused_by_name(tmp_path):
     simulation = Simulation(plan, prepared, [0, 1])
     state = simulation.state()
     simulation.close()
-    size = {"methods": 1, "seeds": 2, "rounds": 24, "looks": len(simulation.evaluated)}
+    shape = StateShape(methods=1, seeds=2, rounds=24, looks=len(simulation.evaluated), metrics=1)
     write_checkpoint(tmp_path / "whole.npz", state)
-    assert "telemetry" in read_checkpoint(tmp_path / "whole.npz", **size, metrics=1)
-    del state["telemetry"]
-    write_checkpoint(tmp_path / "part.npz", state)
+    assert read_checkpoint(tmp_path / "whole.npz", shape).telemetry is not None
+    write_checkpoint(tmp_path / "part.npz", dataclasses.replace(state, telemetry=None))
     with pytest.raises(InputError, match="a whole checkpoint of this run"):
-        read_checkpoint(tmp_path / "part.npz", **size, metrics=1)
+        read_checkpoint(tmp_path / "part.npz", shape)
 
 
 def test_a_task_that_predicts_numbers_has_no_accuracy():

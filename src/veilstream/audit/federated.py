@@ -28,7 +28,8 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.protocol.messages import Reply

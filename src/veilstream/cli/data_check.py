@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from veilstream.errors import InputError
+from veilstream.files import write_file
+from veilstream.wording import counted
 
 if TYPE_CHECKING:
-    from veilstream.plans.column_profile import Profile
+    from veilstream.plans.column_profile import Column, Profile
     from veilstream.plans.data_check import DataCheck
 
 
+_NUMBERS = ("rows", "rounds", "missing", "rows in run")
 _PRIVATE = (
     "This was read off people's records: keep it on this screen. A plan is shared; put only public ranges and "
     "words into it."
@@ -68,12 +73,7 @@ def check_command(
 
 
 def _source(files: list[Path]) -> str:
-    """A path or pattern that names these files and no others.
-
-    Raises:
-        InputError: there is none.
-
-    """
+    """A path or pattern that names these files and no others; `InputError` if there is none."""
     if len(files) == 1:
         return str(files[0])
     folder, suffix = files[0].parent, files[0].suffix
@@ -89,16 +89,13 @@ def _source(files: list[Path]) -> str:
 
 
 def _write(plan: Path | None, text: str) -> None:
-    """Put a proposal where the plan has no [data] yet."""
-    import re
-
-    from veilstream.files import write_file
+    """Add a proposal to a plan without [data]."""
     from veilstream.plans.new_project import without_sample_data
 
     if plan is None:
         raise InputError("--write", None, "--plan, the file to write to", "--plan plan.toml")
     before = plan.read_text(encoding="utf-8") if plan.exists() else ""
-    before = without_sample_data(before)  # nobody has worked on that
+    before = without_sample_data(before)
     if re.search(r"^\s*\[+\s*data\b", before, re.MULTILINE):
         raise InputError(
             "--write",
@@ -125,68 +122,55 @@ def _as_dict(found: Profile, proposed: str) -> dict[str, object]:
     }
 
 
-def _table(*headers: str):  # type: ignore[no-untyped-def]
+def _show_table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="right" if header in ("rows", "rounds", "missing", "rows in run") else "left")
-    return table
-
-
-def _print(table: object) -> None:
-    from rich.console import Console
-
+        table.add_column(header, justify="right" if header in _NUMBERS else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
     Console(highlight=False).print(table, markup=False)
 
 
 def _show_profile(found: Profile) -> None:
-    from rich.markup import escape
-
-    from veilstream.wording import counted
-
-    rows, columns = counted(found.rows, "row"), counted(len(found.columns), "column")
-    typer.echo(f"{found.title}: {rows}, {columns}")
+    typer.echo(f"{found.title}: {counted(found.rows, 'row')}, {counted(len(found.columns), 'column')}")
     for notice in found.notices:
         typer.echo(f"  {notice}")
     if found.unreadable:
         typer.echo(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many cells, no text)")
     roles = found.roles.by_column()
-    table = _table("column", "looks like", "missing", "holds")
-    for column in found.columns.values():
+
+    def kind(column: Column) -> str:
         role = roles.get(column.name)
-        kind = column.kind if role is None else role if role == "left out" else f"{role}?"
-        table.add_row(escape(column.name), kind, str(column.missing), escape(column.shown))
-    _print(table)
+        return column.kind if role is None else role if role == "left out" else f"{role}?"
+
+    rows = ((c.name, kind(c), str(c.missing), c.shown) for c in found.columns.values())
+    _show_table(("column", "looks like", "missing", "holds"), rows)
     for remark in (*found.doubts_of_header, *found.roles.remarks):
         typer.echo(f"! {remark}")
 
 
 def _show_check(checked: DataCheck) -> None:
-    from rich.markup import escape
-
-    from veilstream.wording import counted
-
     report = checked.report
     typer.echo(
-        f"{counted(report.rows, 'row')}: {report.used} can be used, "
-        f"{sum(report.refused.values())} are refused, {report.too_often} over the visit limit, "
-        f"{report.too_soon} too soon"
+        f"{counted(report.rows, 'row')}: {report.used} can be used, {sum(report.refused.values())} are refused, "
+        f"{report.too_often} over the visit limit, {report.too_soon} too soon"
     )
     for notice in report.notices:
         typer.echo(f"  {notice}")
-    typer.echo(
-        f"{report.people} people, {report.returning} of them return, one up to {counted(report.most_visits, 'time')}"
-    )
+    most = counted(report.most_visits, "time")
+    typer.echo(f"{report.people} people, {report.returning} of them return, one up to {most}")
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
         typer.echo(f"labels: {each}")
-    table = _table("learner", "rows", "rounds", "rows in run")
-    for name, count in sorted(checked.per_learner.items()):
-        in_run = checked.learned.get(name)
-        shown = "-" if in_run is None else str(in_run)
-        table.add_row(escape(name), str(count), str(checked.rounds[name]), shown)
-    _print(table)
+    rows = (
+        (name, str(count), str(checked.rounds[name]), str(checked.learned.get(name, "-")))
+        for name, count in sorted(checked.per_learner.items())
+    )
+    _show_table(("learner", "rows", "rounds", "rows in run"), rows)
     if checked.unused_columns:
         typer.echo(f"columns not used by the plan: {', '.join(checked.unused_columns)}")
     problems = checked.problems()

@@ -25,6 +25,9 @@ def server_command(
     plan: PlanFile,
     keys: Annotated[Path, typer.Option(help="The server's folder of keys.")] = Path("keys/server"),
     listen: Annotated[str, typer.Option(help="HOST:PORT for learners.")] = "127.0.0.1:8400",
+    transport: Annotated[
+        str, typer.Option(help="What carries messages: direct, or one that an installed package adds.")
+    ] = "direct",
     model_api: Annotated[
         str | None, typer.Option(help="HOST:PORT where models are published.", show_default=False)
     ] = None,
@@ -91,6 +94,7 @@ def server_command(
         roll_back=roll_back,
         void=tuple(void or ()),
         reset=tuple(reset or ()),
+        transport=transport,
     )
     last = None if loaded.learning.unbounded else loaded.learning.rounds
     with _Watch(last) as watch:

@@ -1,37 +1,35 @@
-"""From a plan to where clients come from."""
+"""From a plan to a simulation's clients."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from veilstream.errors import InputError
 from veilstream.learning.task_registry import task_kind
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
+from veilstream.streams.datasets import SOURCE_PREFIX, named_source
+from veilstream.streams.mnist import load_mnist, mnist_stream
 from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
-
-if TYPE_CHECKING:
-    from veilstream.streams.table import Table
-    from veilstream.streams.table_stream import Dealing, TableStream
+from veilstream.streams.table import Table
+from veilstream.streams.table_stream import Dealing, TableStream, rows_to_learn_from, table_stream
+from veilstream.streams.tables import open_table
 
 
 def stream_of(plan: Plan) -> Stream:
-    """Where clients come from."""
+    """The stream of clients that a plan describes."""
     learning, data = plan.learning, plan.data
     per_round = learning.local_steps * learning.clients_per_step
     if data.kind == "custom":
         raise InputError("stream", None, "a stream, since data.kind is custom", "run(plan, stream=)")
     if data.kind == "mnist":
-        from veilstream.streams.mnist import load_mnist, mnist_stream
-
         return mnist_stream(
             load_mnist(), learners=learning.learners, rounds=learning.rounds, per_round=per_round, split=data.split
         )
     if data.kind == "table":
-        return _tables(plan, per_round)
+        return _table_stream(plan, per_round)
     if data.kind == "ripple":
         return RippleStream(
             learners=learning.learners, rounds=learning.rounds, per_round=per_round, dim=data.dim, step=data.walk
@@ -51,26 +49,17 @@ def stream_of(plan: Plan) -> Stream:
 
 
 def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
-    """Cells of the records that a simulation of this plan learns from, by learner, in order.
-
-    Raises:
-        InputError: as `stream_of`.
-
-    """
-    from veilstream.streams.table_stream import rows_to_learn_from
-
-    return rows_to_learn_from(_open_tables(plan), schema_of(plan), plan.data.held_out_share)
+    """Cells of the records that a simulation of this plan learns from, by learner, in order."""
+    return rows_to_learn_from(named_tables(source_files(plan), plan), schema_of(plan), plan.data.held_out_share)
 
 
 def source_files(plan: Plan) -> list[Path]:
-    """The files that `data.source` names, in their order.
+    """The files that `data.source` names, in order.
 
     Raises:
         InputError: there is no source, or its pattern fits nothing.
 
     """
-    from veilstream.streams.datasets import named_source
-
     source = plan.data.source
     if source is None:
         raise InputError(
@@ -79,19 +68,24 @@ def source_files(plan: Plan) -> list[Path]:
             "a file, or several by a pattern, to simulate",
             'source = "records.csv", or "stations/*.csv"',
         )
-    named = named_source(source)
-    return _files(source) if named is None else [named[0]]
+    if source.startswith(SOURCE_PREFIX):
+        return [named_source(source)[0]]
+    path = Path(source)
+    if not any(character in path.name for character in "*?["):
+        return [path]
+    found = sorted(path.parent.glob(path.name))
+    if not found:
+        raise InputError("data.source", source, "a pattern that fits a file", "check the path")
+    return found
 
 
 def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
-    """Files by the names of their learners, opened.
+    """Files, opened, by the names of their learners.
 
     Raises:
         InputError: a file cannot be read, or two would be one learner.
 
     """
-    from veilstream.streams.tables import open_table
-
     names = [path.stem for path in paths]
     if plan.data.learner is None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -104,24 +98,8 @@ def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
     return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
 
 
-def _open_tables(plan: Plan) -> list[tuple[str, Table]]:
-    return named_tables(source_files(plan), plan)
-
-
-def _tables(plan: Plan, per_round: int) -> TableStream:
-    from veilstream.streams.datasets import named_source
-    from veilstream.streams.table_stream import table_stream
-
-    tables, dealing = _open_tables(plan), dealing_of(plan, plan.learning.learners)
-    stream = table_stream(tables, schema_of(plan), dealing, rounds=plan.learning.rounds, per_round=per_round)
-    named = named_source(plan.data.source or "")
-    return stream if named is None else dataclasses.replace(stream, provenance=named[1])
-
-
 def dealing_of(plan: Plan, learners: int | None) -> Dealing:
-    """How a simulation of this plan deals records out to so many learners."""
-    from veilstream.streams.table_stream import Dealing
-
+    """How a simulation of this plan deals records out to this many learners."""
     return Dealing(
         learners=learners,
         participation=plan.participation,
@@ -131,12 +109,10 @@ def dealing_of(plan: Plan, learners: int | None) -> Dealing:
     )
 
 
-def _files(source: str) -> list[Path]:
-    """Those that a pattern names in their order; a plain path is itself."""
-    path = Path(source)
-    if not any(character in path.name for character in "*?["):
-        return [path]
-    found = sorted(path.parent.glob(path.name))
-    if not found:
-        raise InputError("data.source", source, "a pattern that fits a file", "check the path")
-    return found
+def _table_stream(plan: Plan, per_round: int) -> TableStream:
+    tables, dealing = named_tables(source_files(plan), plan), dealing_of(plan, plan.learning.learners)
+    stream = table_stream(tables, schema_of(plan), dealing, rounds=plan.learning.rounds, per_round=per_round)
+    source = plan.data.source or ""
+    if source.startswith(SOURCE_PREFIX):
+        return dataclasses.replace(stream, provenance=named_source(source)[1])
+    return stream

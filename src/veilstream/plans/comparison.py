@@ -32,7 +32,7 @@ from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import prepare, recommended
+from veilstream.plans.prepare import prepare, recommended, warn_of_kept_noise
 from veilstream.plans.tasks import task_of
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 from veilstream.privacy.telemetry import Telemetry
@@ -86,6 +86,8 @@ class Setting:
             )
         if method.method.chooses_steps:
             method = prepare(plan, method).plan
+        else:
+            warn_of_kept_noise(plan, method)
         steps, clients = plan.steps_and_clients(method)
         return cls(
             budget=plan.budget_of(method),

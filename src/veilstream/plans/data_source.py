@@ -1,6 +1,6 @@
-"""A learner's data source by its name on the command line.
+"""A deployed learner's data source by its name on the command line.
 
-A file, `live`, the plan's own stream, or a function of one's own that makes an iterator.
+A file, `live`, the plan's own stream, or the user's own function that makes an iterator.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample
 from veilstream.plans.clients import stream_of
 from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
+from veilstream.records.sample import Sample
 from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
@@ -37,7 +37,7 @@ class PlanSource(AlwaysReady):
         self._seed = plan.run.first_seed if seed is None else seed
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
-        """The τ clients of this round."""
+        """Offer the clients of this round."""
         observe(self._clients(round_))
 
     def _clients(self, round_: int) -> Iterator[Offered]:
@@ -59,8 +59,8 @@ def open_source(text: str, plan: Plan, learner: str | None = None, *, whole: boo
         whole: whether a file is complete (`open_table`).
 
     Raises:
-        InputError: for a file that is missing, or lacks the plan's columns; for a plan that does
-            not say what a record of a file is; for a function that cannot be found.
+        InputError: the file is missing or lacks the plan's columns, the plan does not say what a
+            record is, or the function cannot be found.
 
     """
     if text == "live":

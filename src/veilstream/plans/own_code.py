@@ -1,10 +1,9 @@
-"""Functions of one's own that a plan names: "package.module:function", the same on every machine.
+"""The user's own functions that a plan names: "package.module:function", the same on every machine.
 
-The code is hashed, and the hash is part of the terms that all sides compare: two machines with
-other code under one name do not train together. What is hashed: of a module by itself, its file; of
-a module in a package, every .py file of the outermost package, so helpers count if they lie there.
-What is not: other modules and packages that it imports (their versions may differ), data files, and
-what the code reads while it runs.
+The hash of the code is part of the terms that all sides compare: two machines with different code
+under one name do not train together. Hashed are the file of a single module, or every .py file of the
+outermost package. Not hashed are other modules and packages that it imports (their versions may
+differ), data files, and what the code reads while it runs.
 """
 
 from __future__ import annotations
@@ -21,23 +20,21 @@ from veilstream.errors import InputError
 
 
 def load_function(key: str, name: str) -> Callable[..., Any]:
-    """The function that a plan names.
-
-    Modules are looked for where Python looks, and in the current directory.
+    """Import the function that a plan names, from where Python looks or from the current directory.
 
     Args:
         key: the plan's key, for errors.
         name: "package.module:function".
 
     Raises:
-        InputError: where it cannot be imported, or is no function.
+        InputError: it cannot be imported, or is not a function.
 
     """
     module_name, _, function_name = name.partition(":")
     _look_here()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a stranger's module does on import
+    except Exception as error:  # a stranger's module may raise anything
         raise _not_imported(key, name, error) from error
     found = getattr(module, function_name, None)
     if not callable(found):
@@ -54,10 +51,8 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
 def code_hash(key: str, name: str) -> str:
     """SHA-256 of the code behind a name, without running it: its file, or its whole package.
 
-    A server agrees with learners on how they encode records by this alone.
-
     Raises:
-        InputError: where the module is not found, or is in no file.
+        InputError: the module is not found, or is not in a file.
 
     """
     module_name = name.partition(":")[0]
@@ -65,7 +60,7 @@ def code_hash(key: str, name: str) -> str:
     outermost = module_name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(outermost)
-        # Of "a.b": that it exists; `find_spec` would run a/__init__.py to look for it.
+        # Only the outermost: for "a.b", `find_spec` would run a/__init__.py.
         folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     except Exception as error:
         raise _not_imported(key, name, error) from error
@@ -89,7 +84,7 @@ def code_hash(key: str, name: str) -> str:
 
 
 def _look_here() -> None:
-    """Modules in the current directory count, last: none stands in for an installed package."""
+    """Search the current directory last, so that it hides no installed package."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

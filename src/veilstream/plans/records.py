@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from veilstream.errors import InputError
 from veilstream.learning.task_kind import Target
 from veilstream.learning.task_registry import task_kind
-from veilstream.learning.tasks import TaskDetails
+from veilstream.learning.tasks import admission_of
 from veilstream.plans.own_code import code_hash, load_function
 from veilstream.plans.schema import PlanTable, value
 from veilstream.records.own_records import AS_IT_IS, OwnRecords
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _SCALES = 3.0
-"""A number given by centre and scale reaches so many scales to either side."""
+"""A number given by center and scale has a range of this many scales to either side."""
 
 
 class FeaturePlan(PlanTable):
@@ -44,12 +44,12 @@ class FeaturePlan(PlanTable):
     width: int | None = value(default=None, ge=1, le=1 << 20, hint="places to hash to; try 64")
     """How many places texts are hashed to."""
     outside: Literal["clamp", "refuse"] = "clamp"
-    """What becomes of a number outside its range."""
+    """What happens to a number outside its range."""
     unknown: Literal["other", "zero", "refuse"] = "other"
-    """What becomes of a text that is not in the vocabulary: a place for all such, zeros, or the
+    """What happens to a text outside the vocabulary: a place for all such texts, zeros, or the
     record is refused."""
     missing: Literal["refuse", "zero", "flag"] = "refuse"
-    """What becomes of an empty cell: the record is refused, the feature is zero, or zero with a
+    """What happens to an empty cell: the record is refused, the feature is zero, or zero with a
     place of its own that says so."""
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class FeaturePlan(PlanTable):
         self.feature()
 
     def feature(self) -> Feature:
-        """As records are encoded by it."""
+        """The feature that encodes records."""
         if self.kind == "categorical":
             assert self.vocabulary is not None
             return Categorical(self.name, self.vocabulary, self.unknown, self.missing)
@@ -94,12 +94,7 @@ class FeaturePlan(PlanTable):
 
 
 def schema_of(plan: Plan) -> RecordSchema:
-    """What a record of this plan is.
-
-    Raises:
-        InputError: for keys that do not fit each other.
-
-    """
+    """The schema of this plan's records; an `InputError` for keys that do not fit each other."""
     data = plan.data
     if data.encode is not None:
         return _own_records(plan, data.encode)
@@ -129,12 +124,7 @@ _OF_COLUMNS = ("label_range", "features", "interactions")
 
 
 def check_own_records(plan: Plan) -> None:
-    """Refuse keys that do not go with `data.encode`; runs no code of one's own.
-
-    Raises:
-        InputError: naming the key.
-
-    """
+    """Refuse keys that do not go with `data.encode`, without running that code."""
     data = plan.data
     for key in _OF_COLUMNS:
         if getattr(data, key):
@@ -161,18 +151,11 @@ def _own_records(plan: Plan, name: str) -> OwnRecords:
     from veilstream.plans.tasks import task_of
 
     check_own_records(plan)
-    data, details = plan.data, TaskDetails.of(task_of(plan))
+    data, admission = plan.data, admission_of(task_of(plan))
     assert data.client is not None
-    if details.features_shape is None:
-        raise InputError(
-            "learning.task",
-            plan.learning.task,
-            "a task with features_shape or an example",
-            "say what one client's features look like: task.features_shape = (d,)",
-        )
     label = AS_IT_IS
     if data.labels is not None:
-        signed = details.labels is not None and set(details.labels) == {-1.0, 1.0}
+        signed = admission.labels is not None and set(admission.labels) == {-1.0, 1.0}
         label = Label(data.label or AS_IT_IS.name, data.labels, signed=signed)
     elif data.label is not None:
         label = dataclasses.replace(AS_IT_IS, name=data.label)
@@ -183,17 +166,17 @@ def _own_records(plan: Plan, name: str) -> OwnRecords:
         learner=data.learner,
         time=data.time,
         function=load_function("data.encode", name),
-        shape=details.features_shape,
-        targets=details.labels,
+        shape=admission.shape,
+        targets=admission.labels,
     )
 
 
 def record_terms(plan: Plan) -> dict[str, Any] | None:
-    """What all sides must agree on about records: columns and constants, code by its hash."""
+    """The part of the terms about records: columns and constants, code by its hash."""
     terms: dict[str, Any] = {}
     if plan.data.kind == "table" and plan.data.encode is None:
         schema = dataclasses.asdict(schema_of(plan))
-        for own in ("learner", "time"):  # where a learner's records lie is its own affair
+        for own in ("learner", "time"):  # each learner may keep its records in its own way
             del schema[own]
         terms |= json.loads(json.dumps(schema))
     elif plan.data.encode is not None:
@@ -205,11 +188,10 @@ def record_terms(plan: Plan) -> dict[str, Any] | None:
 
 
 def label_unit(plan: Plan) -> float:
-    """What 1 on the scale of the task's targets is in the label's own units."""
+    """The length of 1 on the scale of the task's targets, in the label's own units."""
     if plan.data.kind != "table" or plan.data.encode is not None:
         return 1.0
-    label = schema_of(plan).label
-    return 1.0 if label.classes is not None or label.counts else 0.5 * (label.high - label.low)
+    return schema_of(plan).label.unit
 
 
 def _label(plan: Plan, name: str) -> Label:

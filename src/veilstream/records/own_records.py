@@ -1,12 +1,12 @@
-"""Records that a function of one's own encodes, behind the interface of `RecordSchema`.
+"""Records encoded by the user's own function, behind the interface of `RecordSchema`.
 
     def encode(row):                 cells by column, without the client's
         return [float(row["age"]) / 100.0, 1.0], row.get("answered") == "yes"
 
-Who a record is of stays a column. The function must be pure: what it returns may depend on its row
-and on nothing else, as one client's record would otherwise move another's step. Every row is
-encoded twice and one with two answers is refused, which finds running means and random numbers;
-what is remembered and repeated (a vocabulary that grows) it cannot find.
+The client stays a column. The function must be pure: its result may depend on its row alone, since
+otherwise one client's record would move another's step. Every row is encoded twice, and a row with
+two answers is refused. That finds running means and random numbers, but not memory that repeats
+itself (a growing vocabulary).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord
 
 AS_IT_IS = Label("target", None, low=-1e6, high=1e6, counts=True)
-"""The label where nobody says more of it: a number, shown as it is."""
+"""The label where the plan says no more: a number, shown as it is."""
 
 _LARGEST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRecords(RecordSchema):
-    """A plan's columns where `data.encode` makes features and target of them."""
+    """A schema where `data.encode` makes features and target."""
 
     function: Callable[[dict[str, object]], Any]
-    """Cells by column, without the client's, to (features, target); for a prediction the label's
-    column may not be there, and the target is not looked at."""
+    """From cells by column, without the client's, to (features, target). For a prediction the label's
+    column may be missing, and the target is ignored."""
     shape: tuple[int, ...]
     """Of the task's features."""
     targets: tuple[float, ...] | None = None
@@ -45,11 +45,11 @@ class OwnRecords(RecordSchema):
     bias: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Which columns there are is the function's affair."""
+        """The function decides which columns there must be."""
 
     @property
     def width(self) -> int:
-        """How many numbers a record's features are."""
+        """Numbers in a record's features."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -59,7 +59,7 @@ class OwnRecords(RecordSchema):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that a record must have: who; the others are the function's affair."""
+        """The client's column; the function decides about others."""
         return () if self.client == EACH_ROW else (self.client,)
 
     def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:

@@ -1,13 +1,13 @@
-"""What a record of a table is: named columns in, one client's sample out, or a reason.
+"""The schema of a record: named columns in, one client's sample out, or a reason.
 
     schema = RecordSchema(client="person", label=Label("late", classes=("no", "yes")),
                           features=(Numeric("distance", 0.0, 5000.0), Hashed("origin", 64)))
     schema.encode({"person": "ann", "late": "yes", "distance": "740", "origin": "LGA"})
 
 Columns are found by name, never by place. Every constant is public: it stands in the plan, which
-all sides share, and nothing here is estimated from records. What an encoded record can be at most
-is known beforehand (`RecordSchema.largest_norm`), so features have norm `RecordSchema.norm` or
-less whatever the record says.
+all sides share, and nothing here is estimated from records. The largest norm of an encoded record is
+known beforehand (`RecordSchema.largest_norm`), so features have norm `RecordSchema.norm` or less
+whatever the record says.
 
 A record that cannot be used is a `Refusal`: which rule, which column, never the value.
 """
@@ -41,7 +41,7 @@ REASONS = {
     "no column": "the column is not there",
     "missing": "the cell is empty",
     "not a number": "the cell is no finite number",
-    "out of range": "the number lies outside the plan's range",
+    "out of range": "the number is outside the plan's range",
     "unknown category": "the text is not in the plan's vocabulary",
     "unknown label": "the label is none of the plan's",
     "no client": "nobody is named",
@@ -57,7 +57,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a record cannot be used; says nothing of what it holds."""
+    """Why a record cannot be used, without its values."""
 
     reason: str
     """One of `REASONS`."""
@@ -68,7 +68,7 @@ class Refusal:
 
 
 class RefusedRecord(Exception):
-    """Why encoding ended; inside this room it is raised, outside it is a `Refusal`."""
+    """Carries a `Refusal` inside this room; outside it is returned."""
 
     def __init__(self, reason: str, column: str) -> None:
         super().__init__(reason)
@@ -82,11 +82,20 @@ class Encoded:
     client: str
     sample: Sample
     clamped: tuple[str, ...] = ()
-    """Columns whose number was moved to the end of its range, or whose text is not in the plan's
-    vocabulary."""
+    """Columns with a number outside its range, or a text outside the vocabulary."""
 
     def __repr__(self) -> str:
         return "Encoded(<hidden>)"  # people's data, not for logs
+
+
+def _check_range(field: str, low: float, high: float) -> None:
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(
+            field,
+            (low, high),
+            "low < high, both finite",
+            "give the range that anybody knows, not what the records show",
+        )
 
 
 @dataclass(frozen=True)
@@ -100,23 +109,18 @@ class Numeric:
     missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(
-                f"features.{self.name}",
-                (self.low, self.high),
-                "low < high, both finite",
-                "give the range that anybody knows, not what the records show",
-            )
+        _check_range(f"features.{self.name}", self.low, self.high)
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes."""
+        """Numbers that it becomes."""
         return 2 if self.missing == "flag" else 1
 
-    largest = 1.0
-
-    def write(self, value: float, into: Float32s) -> bool:
-        """Into its place; whether it had to be clamped."""
+    def write(self, cell: object, into: Float32s, *, decimal_comma: bool) -> bool:
+        """Write a cell into its place; True if it had to be clamped."""
+        value = as_number(cell, decimal_comma=decimal_comma)
+        if value is None:
+            raise RefusedRecord("not a number", self.name)
         inside = min(max(value, self.low), self.high)
         if inside != value and self.outside == "refuse":
             raise RefusedRecord("out of range", self.name)
@@ -145,18 +149,16 @@ class Categorical:
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes."""
+        """Numbers that it becomes."""
         return len(self.vocabulary) + (self.unknown == "other") + (self.missing == "flag")
-
-    largest = 1.0
 
     @cached_property
     def _places(self) -> dict[str, int]:
         return {as_text(word): place for place, word in enumerate(self.vocabulary)}
 
-    def write(self, text: str, into: Float32s) -> bool:
-        """Into its place; whether the vocabulary lacks it."""
-        place = self._places.get(text)
+    def write(self, cell: object, into: Float32s, *, decimal_comma: bool) -> bool:
+        """Write a cell into its place; True if the vocabulary lacks it."""
+        place = self._places.get(as_text(cell))
         if place is not None:
             into[place] = 1.0
             return False
@@ -181,15 +183,14 @@ class Hashed:
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes."""
+        """Numbers that it becomes."""
         return self.buckets + (self.missing == "flag")
 
-    largest = 1.0
-
-    def write(self, text: str, into: Float32s) -> None:
-        """Into its place, the same on every machine."""
-        hashed = hashlib.blake2b(text.encode(), digest_size=8, person=b"veilstream").digest()
+    def write(self, cell: object, into: Float32s, *, decimal_comma: bool) -> bool:
+        """Write a cell into its place, the same on every machine."""
+        hashed = hashlib.blake2b(as_text(cell).encode(), digest_size=8, person=b"veilstream").digest()
         into[int.from_bytes(hashed, "little") % self.buckets] = 1.0
+        return False
 
 
 Feature = Numeric | Categorical | Hashed
@@ -197,7 +198,7 @@ Feature = Numeric | Categorical | Hashed
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted: one of a public list, or a number with a public range."""
+    """The label: one of a public list, or a number with a public range."""
 
     name: str
     classes: tuple[str, ...] | None = None
@@ -212,13 +213,7 @@ class Label:
 
     def __post_init__(self) -> None:
         if self.classes is None:
-            if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-                raise InputError(
-                    "label_range",
-                    (self.low, self.high),
-                    "low < high, both finite",
-                    "give the range that anybody knows, not what the records show",
-                )
+            _check_range("label_range", self.low, self.high)
             return
         known = [as_text(word) for word in self.classes]
         if len(set(known)) < max(len(known), 2):
@@ -257,8 +252,13 @@ class Label:
             return inside, inside != number
         return 2.0 * (inside - self.low) / (self.high - self.low) - 1.0, inside != number
 
+    @property
+    def unit(self) -> float:
+        """The length of 1 on the scale of targets, in the label's own units."""
+        return 1.0 if self.classes is not None or self.counts else 0.5 * (self.high - self.low)
+
     def in_units(self, predicted: float) -> float | str:
-        """What a prediction means in the table's own words."""
+        """A prediction as a class's text, or in the label's own units."""
         if self.classes is not None:
             place = int(predicted > 0) if self.signed else int(predicted)
             return self.classes[place] if 0 <= place < len(self.classes) else str(predicted)
@@ -282,8 +282,7 @@ class RecordSchema:
     norm: float = 1.0
     """Features have at most this norm."""
     fit: Literal["scale", "clip"] = "scale"
-    """How they are made to: divided by what the norm can be at most (`scale`, linear), or only
-    where it is larger (`clip`)."""
+    """Divide all by the largest norm (`scale`, linear), or only those that are longer (`clip`)."""
     learner: str | None = None
     """Column that says at whose learner a record is; None for one file each."""
     time: str | None = None
@@ -313,14 +312,14 @@ class RecordSchema:
 
     @cached_property
     def width(self) -> int:
-        """How many numbers a record's features are."""
+        """Numbers in a record's features."""
         widths = {feature.name: feature.width for feature in self.features}
         products = sum(widths[a] * widths[b] for a, b in self.interactions)
         return sum(widths.values()) + products + self.bias
 
     @property
     def largest_norm(self) -> float:
-        """What the norm can be at most before `norm` is made to hold."""
+        """Largest norm before it is fitted to `norm`."""
         return math.sqrt(len(self.features) + len(self.interactions) + self.bias)
 
     @property
@@ -334,11 +333,11 @@ class RecordSchema:
     def encode(
         self, row: Mapping[str, object], *, row_name: str = "", decimal_comma: bool = False
     ) -> Encoded | Refusal:
-        """One record; whatever is in it, this does not raise.
+        """Encode one record; never raises, whatever is in it.
 
         Args:
             row: its cells by column.
-            row_name: who it is where every row is another person.
+            row_name: the client where every row is another person.
             decimal_comma: whether 3,5 is a number.
 
         """
@@ -370,7 +369,6 @@ class RecordSchema:
         return Encoded(client, Sample(features, np.float32(target)), tuple(clamped))
 
     def _client(self, row: Mapping[str, object], row_name: str) -> str:
-        """Who it is."""
         if self.client == EACH_ROW:
             if not row_name:
                 raise RefusedRecord("no client", "")
@@ -394,13 +392,7 @@ class RecordSchema:
                     raise RefusedRecord("missing", feature.name)
                 if feature.missing == "flag":
                     place[-1] = 1.0
-            elif isinstance(feature, Numeric):
-                number = as_number(value, decimal_comma=comma)
-                if number is None:
-                    raise RefusedRecord("not a number", feature.name)
-                if feature.write(number, place):
-                    clamped.append(feature.name)
-            elif feature.write(as_text(value), place):
+            elif feature.write(value, place, decimal_comma=comma):
                 clamped.append(feature.name)
         at = sum(feature.width for feature in self.features)
         for a, b in self.interactions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,16 @@ from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.tasks import task_of
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
+from veilstream.simulation.held_out import HeldOut
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
-from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place_of
 from veilstream.simulation.records import ExpectedRecords, clients_of
+from veilstream.simulation.run_checkpoint import BatchState
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream, Stream
 
 Float32s = NDArray[np.float32]
 
-_CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
 _IN_FLIGHT = 2  # blocks handed to the device before the oldest must be done
 
 
@@ -51,11 +51,6 @@ def evaluated_rounds(plan: Plan) -> list[int]:
     """Rounds before which held-out accuracy is measured, and the end."""
     R = plan.learning.rounds
     return [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
-
-
-def noise_place_of(plan: Plan) -> NoisePlace:
-    """Where a run of this plan makes its noise, on this machine."""
-    return noise_place(plan.run.noise, own_pace=plan.data.partial_attendance)
 
 
 def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
@@ -150,8 +145,6 @@ class Simulation:
         start: Float32s | None = None,
     ) -> None:
         """``start`` is the model that every method and seed begins with, if not the task's own."""
-        import jax
-
         self.plan, self._x0 = plan, start
         self.task = task_of(plan) if task is None else task
         self.stream = stream_of(plan) if stream is None else stream
@@ -176,8 +169,7 @@ class Simulation:
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = evaluated_rounds(plan)
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
-        self._held: dict[int, Sample] = {}
-        self._count_right = jax.jit(partial(_count_right, self.task))
+        self._held_out = HeldOut(plan, self.task, self.stream, self.seeds, self._expected)
         self._pool = self._device_pool()
         self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
         self._position = self._start()
@@ -363,7 +355,7 @@ class Simulation:
             (first, blocks), *later = here.unread
             for group, (measured, kept) in zip(self._groups, blocks, strict=True):
                 self._record(group, measured, first)
-                self._evaluate(group, kept, first)
+                self._evaluate(group, kept, first, later[0][0] if later else here.round)
             if self.task.classifies:
                 main = self._main
                 until = later[0][0] if later else here.round
@@ -372,7 +364,7 @@ class Simulation:
                 accuracy = float(met.mean()) if met.size else None
             if here.round == self.plan.learning.rounds and not later:
                 for group, models in zip(self._groups, here.models, strict=True):
-                    self._evaluate_at(group, models.average, len(self.evaluated) - 1)
+                    self._measure_held_out(group, models.average, len(self.evaluated) - 1)
             self._position = _Position(here.round, here.models, here.noise, tuple(later))
         return accuracy
 
@@ -384,58 +376,16 @@ class Simulation:
         if self.telemetry is not None:
             self.telemetry.record(group.methods, first, np.asarray(measured["telemetry"]))
 
-    def _evaluate(self, group: _Group, kept: Any, first: int) -> None:
-        """Held-out accuracy of what was published before the rounds that are looked at."""
-        span = range(first, min(first + self.block_rounds, self.plan.learning.rounds))
-        columns = [column for column, r in enumerate(self.evaluated) if r in span]
+    def _evaluate(self, group: _Group, kept: Any, first: int, until: int) -> None:
+        """Held-out accuracy of the models published before the rounds of a block that are looked at."""
+        columns = [column for column, r in enumerate(self.evaluated) if first <= r < until]
         for place, column in enumerate(columns):
-            self._evaluate_at(group, kept[place], column)
+            self._measure_held_out(group, kept[place], column)
 
-    def _evaluate_at(self, group: _Group, published: Any, column: int) -> None:
-        """Held-out clients are those that a model of round r would meet: under drift, its own."""
-        if not self.task.classifies:
-            return
-        import jax
-
-        round_ = min(self.evaluated[column], self.plan.learning.rounds - 1)
-        for s, seed in enumerate(self.seeds):
-            held_out = self._held_out(seed, round_)
-            size = len(held_out.target)
-            together = self._held_out_together(len(group.methods))
-            with jax.default_matmul_precision("highest"):
-                right = sum(
-                    np.asarray(
-                        self._count_right(
-                            published[:, s],
-                            held_out.features[first : first + together],
-                            held_out.target[first : first + together],
-                        )
-                    )
-                    for first in range(0, size, together)
-                )
-            self.held_out_accuracy[group.methods, s, column] = right / size
-
-    def _held_out_together(self, methods: int) -> int:
-        """How many held-out clients are looked at at once."""
-        # Looking takes about a quarter of what a gradient does.
-        each = methods * max(1, self._expected.details.workspace // 4)
-        eighth = self.plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
-        room = _CACHE_FLOATS if self.noise_place == "host" else eighth
-        return max(50, min(eighth, room) // each)
-
-    def _held_out(self, seed: int, round_: int) -> Sample:
-        """Without drift, every round has the same ones: drawn once."""
-        if self.plan.data.drift != "none":
-            return self._drawn_held_out(seed, round_)
-        which = 0 if self._pool is not None else seed
-        if which not in self._held:
-            self._held[which] = _on_device(self._drawn_held_out(which, 0))
-        return self._held[which]
-
-    def _drawn_held_out(self, seed: int, round_: int) -> Sample:
-        drawn = self.stream.held_out(seed, self.plan.data.held_out, round_)
-        self._expected.check_held_out(drawn, seed, round_)
-        return drawn
+    def _measure_held_out(self, group: _Group, published: Any, column: int) -> None:
+        if self.task.classifies:
+            accuracy = self._held_out.accuracy(published, self.evaluated[column])
+            self.held_out_accuracy[group.methods, :, column] = accuracy
 
     def models(self) -> Float32s:
         """The models published last, (methods, seeds, d)."""
@@ -447,66 +397,58 @@ class Simulation:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Arrays from which `restore` goes on to the same numbers."""
+    def state(self) -> BatchState:
+        """Where it stands; `restore` continues from there to the same numbers."""
         self._catch_up(0)
         here = self._position
-        models = {
-            f"{name}{i}": np.asarray(getattr(held, name))
-            for i, held in enumerate(here.models)
-            for name in ModelArrays._fields
-        }
-        return {
-            "round": np.array(here.round),
-            "block_rounds": np.array(self.block_rounds),
-            "noise_place": np.array(self.noise_place),
-            **{f"methods{i}": np.array(group.methods) for i, group in enumerate(self._groups)},
-            "held_out_accuracy": self.held_out_accuracy,
-            **models,
-            **{f"history_{name}": values for name, values in self.history.items()},
-            **({} if self.telemetry is None else {"telemetry": self.telemetry.releases}),
-        }
+        return BatchState(
+            here.round,
+            self.block_rounds,
+            self.noise_place,
+            tuple(np.array(group.methods) for group in self._groups),
+            tuple(ModelArrays(*map(np.asarray, models)) for models in here.models),
+            self.history,
+            self.held_out_accuracy,
+            None if self.telemetry is None else self.telemetry.releases,
+        )
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: BatchState) -> None:
         """Continue from a checkpoint: noise is run forward to where it stood."""
         import jax.numpy as jnp
 
-        if str(state["noise_place"]) != self.noise_place:
+        if state.noise_place != self.noise_place:
             raise InputError(
                 "run.noise",
                 self.noise_place,
-                f"{state['noise_place']}, as the run was begun",
-                f'--set run.noise="{state["noise_place"]}" on this machine, or a new folder',
+                f"{state.noise_place}, as the run was started",
+                f'--set run.noise="{state.noise_place}" on this machine, or a new folder',
             )
-        if state["current0"].shape[-1] != self.task.dim:
+        dim = state.models[0].current.shape[-1]
+        if dim != self.task.dim:
             raise InputError(
                 "task.dim",
                 self.task.dim,
-                f"{state['current0'].shape[-1]}, as the run was begun",
-                "resume with the task that it was begun with, or name a new folder",
+                f"{dim}, as the run was started",
+                "resume with the task that it was started with, or name a new folder",
             )
-        round_ = int(state["round"])
-        if self.noise_place == "device" and int(state["block_rounds"]) != self.block_rounds:
+        if self.noise_place == "device" and state.block_rounds != self.block_rounds:
             raise InputError(
                 "run.memory_mib",
                 self.block_rounds,
-                f"blocks of {state['block_rounds']} rounds",
-                "resume with the memory and processes that the run was begun with",
+                f"blocks of {state.block_rounds} rounds",
+                "resume with the memory and processes that the run was started with",
             )
-        models = tuple(
-            began._replace(**{name: jnp.asarray(state[f"{name}{i}"]) for name in ModelArrays._fields})
-            for i, began in enumerate(self._start().models)
-        )
         noise = tuple(
-            group.noise.replay(round_ // self.block_rounds) if isinstance(group.noise, DeviceNoise) else ()
+            group.noise.replay(state.round // self.block_rounds) if isinstance(group.noise, DeviceNoise) else ()
             for group in self._groups
         )
-        self.held_out_accuracy[...] = state["held_out_accuracy"]
+        self.held_out_accuracy[...] = state.held_out_accuracy
         for name in METRICS:
-            self.history[name][...] = state[f"history_{name}"]
+            self.history[name][...] = state.history[name]
         if self.telemetry is not None:
-            self.telemetry.releases[...] = state["telemetry"]
-        self._position = _Position(round_, models, noise, ())
+            self.telemetry.releases[...] = state.telemetry
+        models = tuple(ModelArrays(*map(jnp.asarray, held)) for held in state.models)
+        self._position = _Position(state.round, models, noise, ())
 
     def close(self) -> None:
         """Let go of threads."""
@@ -549,16 +491,3 @@ def _with_device_noise(block: Block, noise: DeviceNoise) -> Callable[..., Any]:
         return after, *block.run(models, clients, made, *fixed)
 
     return run
-
-
-def _on_device(sample: Sample) -> Sample:
-    import jax.numpy as jnp
-
-    return Sample(jnp.asarray(sample.features), jnp.asarray(sample.target))
-
-
-def _count_right(task: Task, models: Any, features: Any, target: Any) -> Any:
-    """How many held-out clients each model gets right, (methods,)."""
-    import jax
-
-    return jax.vmap(lambda model: (task.predict(model, features) == target).sum())(models)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from veilstream.errors import PrivacyError
 from veilstream.mechanisms import Factorization, NoiseStream
 from veilstream.mechanisms.jax_noise import JaxNoise
 from veilstream.mechanisms.keystream import noise_seed
+from veilstream.plans.plan import Plan
 from veilstream.simulation.attendance import Attendance
 
 if TYPE_CHECKING:
@@ -41,21 +43,19 @@ def learner_noise_seed(seed: int, mechanism: str, learner: int) -> int:
     return noise_seed(seed, f"{mechanism}/{learner}")
 
 
-def noise_place(asked: str, *, own_pace: bool = False) -> NoisePlace:
-    """Where noise is made: as asked, or on the host where JAX computes on a CPU.
+def noise_place_of(plan: Plan) -> NoisePlace:
+    """Where a run of this plan makes its noise on this machine.
 
-    Learners that advance at a pace of their own have it on the host, always.
+    Learners that miss rounds always have it on the host. Otherwise it is as the plan says; if the
+    plan leaves it open, noise is made where JAX computes.
     """
-    if own_pace:
-        return "host"
-    if asked in ("host", "device"):
-        return asked  # type: ignore[return-value]
-    from importlib.util import find_spec
-
     import jax
 
-    on_cpu = jax.default_backend() == "cpu"
-    return "host" if on_cpu and find_spec("cryptography") is not None else "device"
+    if plan.data.partial_attendance:
+        return "host"
+    if plan.run.noise in ("host", "device"):
+        return plan.run.noise
+    return "host" if jax.default_backend() == "cpu" and find_spec("cryptography") is not None else "device"
 
 
 class HostNoise:

@@ -32,10 +32,10 @@ from veilstream.runs.folder import Run, check_folder, latest_folder, new_folder,
 from veilstream.runs.start import kept_start, starting_model
 from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
-from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
+from veilstream.simulation.engine import evaluated_rounds, memory_of
+from veilstream.simulation.noise_source import noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (
-    BatchResults,
     Results,
     RunProgress,
     SeedBatches,
@@ -144,7 +144,7 @@ def simulate(
     on_prepared(prepared)
     batches = SeedBatches.of(folder, plan, prepared, own_task, own_stream, processes)
     look = _Look(plan, prepared, own_task, own_stream)
-    made: dict[int, BatchResults] = {}
+    made: dict[int, Results] = {}
     began = time.monotonic()
     try:
         run_seed_batches(
@@ -289,7 +289,7 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
 def _finish(
     folder: Path, look: _Look, results: Results, solved: list[Comparators], *, complete: bool, training_s: float | None
 ) -> None:
-    plan, prepared, seeds, done = look.plan, look.prepared, results.seeds, results.rounds
+    plan, prepared, seeds, done = look.plan, look.prepared, list(results.seeds), results.rounds
     names = [p.plan.name for p in prepared]
     columns: dict[str, NDArray[Any]] = {COLUMNS.get(m, m): results.history[m][..., :done] for m in METRICS}
     if solved:
@@ -351,7 +351,7 @@ def _method_summary(
         preq = results.history["accuracy"][index, :, :done].astype(np.float64)
         figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
     if not look.task.classifies and look.holds_out and results.models is not None:
-        figures |= _regression(look, results.models[index], results.seeds)
+        figures |= _regression(look, results.models[index], list(results.seeds))
     diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
     if len(diverged):
         figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"

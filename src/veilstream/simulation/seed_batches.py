@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,16 @@ from veilstream.plans.prepare import Prepared, prepare
 from veilstream.runs.start import kept_start
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import Simulation, evaluated_rounds, memory_of
-from veilstream.simulation.run_checkpoint import read_checkpoint, read_seed_batches, write_checkpoint
+from veilstream.simulation.run_checkpoint import (
+    BatchState,
+    StateShape,
+    read_checkpoint,
+    read_seed_batches,
+    write_checkpoint,
+)
 from veilstream.streams.pool import Stream
+
+_Number = TypeVar("_Number", np.float32, np.float64)
 
 _CHECKPOINT_EVERY_S = 10.0
 _MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a run's folder
@@ -125,42 +133,28 @@ class SeedBatches:
 
 @dataclass(frozen=True)
 class Results:
-    """What all batches have measured so far, (methods, seeds, rounds) each."""
+    """What some seeds have measured so far, (methods, seeds, rounds) each."""
 
-    seeds: list[int]
+    seeds: tuple[int, ...]
     rounds: int
     history: dict[str, NDArray[np.float32]]
     held_out_accuracy: NDArray[np.float32]
     models: NDArray[np.float32] | None
     """Published last, (methods, seeds, d); None where they are many."""
-    telemetry: NDArray[np.float64] | None = None
+    telemetry: NDArray[np.float64] | None
     """As released, (methods, seeds, rounds, metrics); None where the plan has none."""
 
-
-@dataclass(frozen=True)
-class BatchResults:
-    """What one batch has measured so far."""
-
-    rounds: int
-    history: dict[str, NDArray[np.float32]]
-    held_out_accuracy: NDArray[np.float32]
-    models: NDArray[np.float32] | None
-    telemetry: NDArray[np.float64] | None = None
-
     @classmethod
-    def of(cls, state: dict[str, Any]) -> BatchResults:
-        """From a `Simulation.state`."""
-        return cls(
-            int(state["round"]),
-            {m: state[f"history_{m}"] for m in METRICS},
-            state["held_out_accuracy"],
-            _published(state),
-            state.get("telemetry"),
-        )
+    def of(cls, seeds: tuple[int, ...], state: BatchState) -> Results:
+        """What one batch has measured."""
+        methods, count = state.held_out_accuracy.shape[:2]
+        many = 4 * methods * count * state.models[0].average.shape[-1] > _MODELS_BYTES
+        published = None if many else state.published()
+        return cls(seeds, state.round, state.history, state.held_out_accuracy, published, state.telemetry)
 
 
-def together(batches: SeedBatches, made: Mapping[int, BatchResults], plan: Plan) -> Results | None:
-    """Put the batches' results together; a batch that has not begun is left out.
+def together(batches: SeedBatches, made: Mapping[int, Results], plan: Plan) -> Results | None:
+    """Join the batches' results; a batch that has not started is left out.
 
     Args:
         batches: which seeds run together.
@@ -174,58 +168,40 @@ def together(batches: SeedBatches, made: Mapping[int, BatchResults], plan: Plan)
         InputError: for another process's checkpoint that is damaged.
 
     """
-    seeds: list[int] = []
-    parts: list[BatchResults] = []
-    for index, own in enumerate(batches.seeds):
+    parts = []
+    for index, seeds in enumerate(batches.seeds):
         if index in made:
             parts.append(made[index])
         elif batches.checkpoint(index).exists():
-            parts.append(BatchResults.of(_stored(batches, index, plan)))
-        else:
-            continue
-        seeds += own
+            parts.append(Results.of(seeds, _stored(batches, index, plan)))
     if not parts:
         return None
-    models = [part.models for part in parts]
-    kept = [m for m in models if m is not None]
     return Results(
-        seeds,
+        tuple(seed for part in parts for seed in part.seeds),
         min(part.rounds for part in parts),
         {m: np.concatenate([part.history[m] for part in parts], axis=1) for m in METRICS},
         np.concatenate([part.held_out_accuracy for part in parts], axis=1),
-        np.concatenate(kept, axis=1) if len(kept) == len(models) else None,
-        None if parts[0].telemetry is None else _all_telemetry(parts),
+        _joined([part.models for part in parts]),
+        _joined([part.telemetry for part in parts]),
     )
 
 
-def _all_telemetry(parts: list[BatchResults]) -> NDArray[np.float64]:
-    each = [part.telemetry for part in parts if part.telemetry is not None]
-    return np.concatenate(each, axis=1)
+def _joined(arrays: list[NDArray[_Number] | None]) -> NDArray[_Number] | None:
+    """One after the other along the seeds; None where one is missing."""
+    there = [array for array in arrays if array is not None]
+    return np.concatenate(there, axis=1) if len(there) == len(arrays) else None
 
 
-def _published(state: dict[str, Any]) -> NDArray[np.float32] | None:
-    """(methods, seeds, d) of one batch."""
-    methods, seeds, _ = state["history_loss"].shape
-    dim = state["average0"].shape[-1]
-    if 4 * methods * seeds * dim > _MODELS_BYTES:
-        return None
-    models: NDArray[np.float32] = np.empty((methods, seeds, dim), np.float32)
-    for name in state:
-        if name.startswith("methods"):
-            models[state[name]] = state[name.replace("methods", "average")]
-    return models
-
-
-def _stored(batches: SeedBatches, index: int, plan: Plan) -> dict[str, Any]:
+def _stored(batches: SeedBatches, index: int, plan: Plan) -> BatchState:
     """A batch's checkpoint, read and checked."""
-    return read_checkpoint(
-        batches.checkpoint(index),
+    shape = StateShape(
         methods=len(plan.methods),
         seeds=len(batches.seeds[index]),
         rounds=plan.learning.rounds,
         looks=len(evaluated_rounds(plan)),
         metrics=len(plan.telemetry.metrics) if plan.telemetry else 0,
     )
+    return read_checkpoint(batches.checkpoint(index), shape)
 
 
 def run_seed_batches(
@@ -237,7 +213,7 @@ def run_seed_batches(
     *,
     processes: int,
     on_progress: OnProgress,
-    made: dict[int, BatchResults],
+    made: dict[int, Results],
 ) -> None:
     """Run every batch to its end; each leaves its last checkpoint, for --resume.
 
@@ -270,20 +246,22 @@ def _run_seed_batch(
     task: Task | None,
     stream: Stream | None,
     advanced: Advanced,
-    made: dict[int, BatchResults],
+    made: dict[int, Results],
 ) -> None:
-    path = batches.checkpoint(index)
+    path, seeds = batches.checkpoint(index), batches.seeds[index]
     state = None
     if path.exists():
         state = _stored(batches, index, plan)
-        if int(state["round"]) == plan.learning.rounds:
-            made[index] = BatchResults.of(state)
-            advanced(index, plan.learning.rounds, None, _all_of(made[index], batches, index, plan))
+        if state.round == plan.learning.rounds:
+            made[index] = Results.of(seeds, state)
+            looks = evaluated_rounds(plan)
+            everything = Measured.of(seeds, 0, state.round, state.history["loss"], state.held_out_accuracy, looks)
+            advanced(index, state.round, None, everything)
             return
     simulation = Simulation(
         plan,
         prepared,
-        batches.seeds[index],
+        seeds,
         task=task,
         stream=stream,
         block_rounds=batches.block_rounds,
@@ -297,14 +275,8 @@ def _run_seed_batch(
         def news() -> Measured:
             nonlocal shown
             first, shown = shown, simulation.measured
-            return Measured.of(
-                batches.seeds[index],
-                first,
-                shown,
-                simulation.history["loss"],
-                simulation.held_out_accuracy,
-                simulation.evaluated,
-            )
+            loss, held_out = simulation.history["loss"], simulation.held_out_accuracy
+            return Measured.of(seeds, first, shown, loss, held_out, simulation.evaluated)
 
         while True:
             progress = simulation.advance()
@@ -319,20 +291,14 @@ def _run_seed_batch(
             with _no_further_interrupts():
                 state = simulation.state()
                 write_checkpoint(path, state)
-                made[index] = BatchResults.of(state)
+                made[index] = Results.of(seeds, state)
         raise
     finally:
         simulation.close()
     state = simulation.state()
     write_checkpoint(path, state)
-    made[index] = BatchResults.of(state)
+    made[index] = Results.of(seeds, state)
     advanced(index, progress.round, progress.accuracy, news())  # done: what the disk says is done
-
-
-def _all_of(results: BatchResults, batches: SeedBatches, index: int, plan: Plan) -> Measured:
-    looks = evaluated_rounds(plan)
-    loss, held_out = results.history["loss"], results.held_out_accuracy
-    return Measured.of(batches.seeds[index], 0, results.rounds, loss, held_out, looks)
 
 
 @contextmanager

@@ -168,10 +168,8 @@ def dataset_table(name: str, part: str = PARTS[0]) -> Path:
     return path
 
 
-def named_source(source: str) -> tuple[Path, str] | None:
-    """Table and provenance, where a plan's data.source is "data:NAME" or "data:NAME/PART"."""
-    if not source.startswith(SOURCE_PREFIX):
-        return None
+def named_source(source: str) -> tuple[Path, str]:
+    """Table and provenance of a plan's data.source "data:NAME" or "data:NAME/PART"."""
     name, _, part = source.removeprefix(SOURCE_PREFIX).partition("/")
     return dataset_table(name, part or PARTS[0]), dataset_of(name).provenance
 

@@ -1,7 +1,7 @@
 """A text file that may grow while it is read: bytes in, lines out; holds no file open.
 
-Encoding and newline are found out from the beginning. A file that shrinks, is replaced or written
-over is refused, since old records would come a second time.
+Encoding and newline are detected from the beginning of the file. A file that shrinks, is replaced
+or written over is refused, since old records would come a second time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from veilstream.errors import InputError
 _SAMPLE_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 _SETTLED_S = 2.0
-"""A last line without its newline is whole once the file has not changed for so long."""
+"""A last line without a newline counts as whole once the file has not changed for this long."""
 _LONGEST_LINE = 1 << 24
 _LAST_BYTES = 256
-"""So much of what was read last is compared before more is read."""
+"""Bytes before the position that are compared again before more is read."""
 
 _OTHER_KINDS = (
     (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip -k"),
@@ -36,16 +36,11 @@ _OTHER_KINDS = (
     (b"<html", "a web page", "the download went wrong: fetch the file again"),
     (b"<?xml", "an XML file", "export the table as CSV"),
 )
-"""First bytes of files that are no text, what they are and the way out."""
+"""First bytes of files that are not text, what they are and the way out."""
 
 
 def check_plain_file(path: Path) -> None:
-    """Refuse what is no file that can be read, and say what it is.
-
-    Raises:
-        InputError: missing, a broken link, a folder, a pipe or device, or without permission.
-
-    """
+    """Refuse (`InputError`) what is missing, a folder, a pipe or device, or not readable."""
 
     def refused(rule: str, way_out: str) -> InputError:
         return InputError("data", str(path), rule, way_out)
@@ -78,7 +73,7 @@ class GrowingLines:
         whole: whether the file is complete: its last line counts without a newline at once.
 
     Raises:
-        InputError: for a file that is no text, or cannot be read.
+        InputError: the file is not text, or cannot be read.
 
     """
 
@@ -100,7 +95,7 @@ class GrowingLines:
         self._last = b""  # the end of what has been fetched
         self._file_number = path.stat().st_ino
         self.number = 0
-        """Of the line that was given out last, from 1."""
+        """Number of the last line given out, from 1."""
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -123,7 +118,7 @@ class GrowingLines:
             return line.decode(self.encoding, "replace") + "\udc80"
 
     def rows_left(self, rows: int) -> int | None:
-        """About how many follow, if all are as long as those that were read."""
+        """About how many rows follow, if they are as long as those read so far."""
         try:
             size = self.path.stat().st_size
         except OSError:
@@ -133,11 +128,11 @@ class GrowingLines:
         return round(max(0, size - self._position) * rows / max(1, self._position - self.bom))
 
     def settled(self) -> bool:
-        """Whether what has no end yet (a line, a quote) is all there is."""
+        """Whether an unfinished line or quote will not be continued."""
         return self._whole or time.time() - self.path.stat().st_mtime >= _SETTLED_S
 
     def _end_of_line(self) -> int:
-        """Behind the next newline in the buffer; -1 where there is none."""
+        """Index after the next newline in the buffer; -1 if there is none."""
         width = len(self._newline)
         found = self._buffer.find(self._newline, self._at)
         while found >= 0 and (found - self._at) % width:  # half a character
@@ -147,7 +142,7 @@ class GrowingLines:
         return -1 if found < 0 else found + width
 
     def _fetch(self) -> bool:
-        """More of the file into the buffer; whether there was more."""
+        """Read more of the file into the buffer; False at its end."""
         known = self._position + len(self._buffer) - self._at
         try:
             about = self.path.stat()
@@ -178,7 +173,7 @@ class GrowingLines:
 
 
 def is_broken_text(text: str) -> bool:
-    """Whether bytes in it were no text, or a zero byte is in it (a disk that lost a block)."""
+    """Whether it holds bytes that are not text, or a zero byte (a disk that lost a block)."""
     if "\x00" in text:
         return True
     try:
@@ -189,7 +184,7 @@ def is_broken_text(text: str) -> bool:
 
 
 def _encoding(sample: bytes, name: str) -> tuple[str, int, str]:
-    """Encoding, bytes of the mark before the text, and a notice."""
+    """Encoding, length of the byte-order mark, and a notice."""
     if sample.startswith(b"\xef\xbb\xbf"):
         return "utf-8", 3, ""
     for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):

@@ -75,7 +75,7 @@ class LookAhead:
 @dataclass(frozen=True)
 class _Item:
     record: Encoded | Refusal | None
-    """None for another learner's."""
+    """None for another learner's row."""
     bookmark: Bookmark
 
 
@@ -85,11 +85,11 @@ class TableSource:
     Args:
         table: where rows come from; rows that are appended later are read later.
         schema: what a record is.
-        learner: this learner's name; where the table has the schema's column of learners, rows with
-            another name are passed over and counted.
+        learner: this learner's name; rows with another name in the schema's column of learners are
+            skipped and counted.
 
     Raises:
-        InputError: for a table without the schema's columns.
+        InputError: the table lacks the schema's columns.
 
     """
 
@@ -102,7 +102,7 @@ class TableSource:
         self._passed = table.bookmark
         self.counts = RowCounts()
         self.exhausted = False
-        """Whether the last look found the end of the table before enough clients."""
+        """Whether `ready` last met the end of the table before enough clients."""
 
     @property
     def bookmark(self) -> SourceBookmark:
@@ -116,10 +116,10 @@ class TableSource:
         return None if left is None else left + len(self._held)
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
-        """Go on behind what was read under this table's name.
+        """Continue after what was read under this table's name.
 
         Raises:
-            InputError: the table is not the one that was read then, or has become shorter.
+            InputError: the table is another one, or has become shorter.
 
         """
         for mark in bookmarks:
@@ -128,7 +128,7 @@ class TableSource:
         self._passed = self.table.bookmark
 
     def look_ahead(self, rows: int) -> LookAhead:
-        """What the next so many rows of this learner would be; nothing is used or passed."""
+        """What this learner's next rows would be; uses and passes none."""
         own = sum(item.record is not None for item in self._held)
         whole = False
         while own < rows and not whole:
@@ -143,10 +143,10 @@ class TableSource:
         return seen
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether at least so many people wait who can be taken; reads ahead, uses nothing.
+        """Whether enough people wait who can be taken; reads ahead, uses nothing.
 
-        Rows at the front that nobody can use (refused, of another learner, of people who may not
-        take the next step) are passed, as they would be if they were offered at this step.
+        Rows at the front that are of no use (refused, of another learner, of people who may not take
+        the next step) are passed, as they would be if they were offered at this step.
         """
 
         def usable(item: _Item) -> bool:
@@ -171,7 +171,7 @@ class TableSource:
         return len(people) >= minimum or (bool(people) and not ended)
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
-        """The next records; at the end of the table nobody comes any more."""
+        """Hand over the next records; none at the end of the table."""
         observe(self._clients())
 
     def _clients(self) -> Iterator[Offered]:
@@ -181,7 +181,7 @@ class TableSource:
                 yield Offered(item.record.client, item.record.sample, self.bookmark)
 
     def _pass(self) -> _Item:
-        """The row at the front; from here on it counts as read."""
+        """Take the row at the front; from here on it counts as read."""
         item = self._held.popleft()
         self.counts.add(item.record)
         self._passed = item.bookmark
@@ -191,7 +191,7 @@ class TableSource:
         """Read one more row; False at the end of the table as it is now."""
         rows, self._rows = self._rows or self.table.rows(), None
         row = next(rows, None)
-        if row is None:  # what is appended later is found by another look
+        if row is None:  # a later call finds what is appended
             return False
         self._rows = rows
         self._held.append(_Item(self._encoded(*row), self.table.bookmark))
@@ -287,7 +287,7 @@ def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = 
 
 
 def _is_of(cells: Cells, schema: RecordSchema, learner: str | None) -> bool:
-    """Whether a row is this learner's; one that names nobody is."""
+    """Whether a row is this learner's; one without a name is."""
     if learner is None or schema.learner is None:
         return True
     return as_text(cells.get(schema.learner, learner)) == learner

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from veilstream.errors import UnknownName
+from veilstream.federation.addresses import Address
 from veilstream.federation.keys.identity import ServerKeys
-from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.protocol.transport import ServerSide, Transport, supervisor
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.federation.supervision import Address, ServerSide, supervised
+from veilstream.federation.transports import TRANSPORTS, TransportSetting
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
@@ -72,8 +74,12 @@ class ServerService:
     """Learners that are taken at their next enrolment as they are."""
     live: LiveView | None = None
     """Makes the live page that is published beside the models; None: there is none."""
-    transport: ServerSide | None = None
-    """None: the direct transport, at ``address``."""
+    transport: ServerSide | str = "direct"
+    """What carries messages, or its name among `TRANSPORTS`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.transport, str) and self.transport not in TRANSPORTS:
+            raise UnknownName("--transport", self.transport, TRANSPORTS)
 
     def run(
         self, watch: Callable[[Standing], None] = lambda _: None, stop: threading.Event | None = None
@@ -105,29 +111,34 @@ class ServerService:
             self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
-            carrying = self.transport or self._direct(len(x0))
+            carrying = self._carrying(len(x0))
             stack.callback(carrying.close)
             carrying.start()
             transport = CountedTransport(carrying, metrics)
-            with supervised([carrying]) as check:
-                if not coordinator.finished:
-                    at = "" if self.transport else f" at {self.address[0]}:{self.address[1]}"
-                    _log.info("run %s waits for learners%s", coordinator.run, at)
-                    coordinator.go(transport, look=check)
-                if self.exit_when_done:
-                    left = coordinator.end_all(transport, _END_S, check)
-                    if left:
-                        _log.warning("%s did not confirm the end of the run", ", ".join(left))
-                else:
-                    self._serve_on(coordinator, transport, check, stop)
+            check = supervisor(carrying)
+            if not coordinator.finished:
+                at = f" at {self.address[0]}:{self.address[1]}" if isinstance(self.transport, str) else ""
+                _log.info("run %s waits for learners%s", coordinator.run, at)
+                coordinator.go(transport, look=check)
+            if self.exit_when_done:
+                left = coordinator.end_all(transport, _END_S, check)
+                if left:
+                    _log.warning("%s did not confirm the end of the run", ", ".join(left))
+            else:
+                self._serve_on(coordinator, transport, check, stop)
         return coordinator
 
-    def _direct(self, dim: int) -> ServerSide:
-        from veilstream.federation.direct import DirectServer
-
-        return DirectServer(
-            self.keys, self.address, dim=dim, answer_within_s=self.plan.federation.deadline_s, insecure=self.insecure
+    def _carrying(self, dim: int) -> ServerSide:
+        if not isinstance(self.transport, str):
+            return self.transport
+        setting = TransportSetting(
+            keys=self.keys,
+            address=self.address,
+            dim=dim,
+            answer_within_s=self.plan.federation.deadline_s,
+            insecure=self.insecure,
         )
+        return TRANSPORTS[self.transport](setting)
 
     def _operate(self, coordinator: Coordinator) -> None:
         """What the operator has decided, before anyone is asked."""
