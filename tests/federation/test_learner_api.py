@@ -21,6 +21,7 @@ from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
+from veilstream.reports import learner_page
 from veilstream.streams.waiting_source import CAPACITY, LiveSource
 
 TOKEN = "k" * 43
@@ -48,7 +49,7 @@ class Served:
         self.daemon = self.world.start("a", source=self.source, replies="when done", min_clients=min_clients)
         more = {} if limits is None else {"limits": limits}
         more["taken_within_s"] = taken_within_s
-        self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
+        self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, learner_page, **more)
         self.port = self.api.port
         self._coordinator = self.world.coordinator()
         self._going: threading.Thread | None = None
