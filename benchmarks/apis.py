@@ -21,7 +21,8 @@ import numpy as np
 
 from veilstream.deployment.learner import Learner
 from veilstream.federation.demo import demo_plan
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.server.coordinator import Coordinator

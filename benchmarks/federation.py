@@ -38,14 +38,14 @@ from veilstream.deployment.release import HEADER_BYTES
 from veilstream.federation.addresses import free_port
 from veilstream.federation.direct import DirectServer
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.protocol.transport import Transport
 from veilstream.federation.server.coordinator import Coordinator
-from veilstream.federation.supervision import supervised
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady
@@ -191,7 +191,6 @@ def direct_server(root: Path, port: int, dim: int, stack: ExitStack) -> DirectSe
     server = DirectServer(root / "keys/server", ("localhost", port), dim=dim)
     stack.callback(server.close)
     server.start()
-    stack.enter_context(supervised([server]))
     return server
 
 

@@ -37,8 +37,8 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode, encode
 from veilstream.federation.addresses import free_port
-from veilstream.federation.demo import _children
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.demo import direct_processes
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.server.checkpoint import ModelFile, Position
 from veilstream.plans.plan import Plan
@@ -104,7 +104,7 @@ def study(
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     (folder / "plan.toml").write_text(plan.to_toml())
     sources = {name: f"plan:{place}" for place, name in enumerate(names)}
-    children = _children(folder, port, sources, [])
+    children = direct_processes(folder, sources, port)
     report = Report(learners, rounds)
     began = time.monotonic()
     try:
@@ -158,7 +158,7 @@ def _live(
 
 
 def _again(child: Child) -> None:
-    """Start what has died at once: `Child.keep_running` would wait ever longer."""
+    """Start again a process that has died."""
     if not child.running:
         child.end()
         child.start()
@@ -233,7 +233,7 @@ def _compare(folder: Path, plan: Plan, names: list[str], report: Report) -> None
         verify(store)
         with Ledger(store, create=True) as ledger:
             known = {
-                (record.body["epoch"], record.body["round"]): record.body["hash"]
+                (record.body.epoch, record.body.round): record.body.hash
                 for record in ledger.records()
                 if record.kind == "message"
             }

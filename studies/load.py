@@ -39,7 +39,8 @@ from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.addresses import free_port
 from veilstream.federation.direct import wire
-from veilstream.federation.keys.identity import LearnerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.server.checkpoint import ModelFile
@@ -283,7 +284,7 @@ class _Watch:
         if server.pid is None:
             if server.exit_code != -signal.SIGKILL or not self._kills:
                 raise RuntimeError(f"the server has ended: {server.last_lines()}")
-            server.keep_running()
+            server.start()
             return
         process = psutil.Process(server.pid)
         times = process.cpu_times()

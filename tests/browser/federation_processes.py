@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.federation import plan_of
 from veilstream.federation.addresses import free_port
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.keys.new_keys import make_keys
 
 NAMES = ("north", "south")
 
@@ -65,8 +65,8 @@ class Federation:
         self._start(
             name,
             "learner",
-            "--id",
-            name,
+            "--keys",
+            f"keys/learners/{name}",
             "--data",
             f"plan:{NAMES.index(name)}",
             "--server",

@@ -26,12 +26,14 @@ def test_a_demo_keeps_flower_off_the_learners_account_or_says_why_it_cannot(tmp_
 
 
 def test_a_learner_that_dials_needs_to_know_where(tmp_path):
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     plan = tmp_path / "plan.toml"
     plan.write_text(demo_plan(1, 2).to_toml())
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
-    done = veilstream("learner", "--id", "a", "--data", "plan:0", "--plan", str(plan), "--new-store", cwd=tmp_path)
+    done = veilstream(
+        "learner", "--keys", "keys/learners/a", "--data", "plan:0", "--plan", str(plan), "--new-store", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "--server" in done.stderr
 
@@ -59,13 +61,13 @@ def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_pat
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_of(federation={"patience_s": 30.0}).to_toml())
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     done = veilstream(
         "learner",
-        "--id",
-        "a",
+        "--keys",
+        "keys/learners/a",
         "--plan",
         str(plan),
         "--server",
@@ -84,7 +86,7 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
 
 
 def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
     from veilstream.federation.server.run_lock import lock_run
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])

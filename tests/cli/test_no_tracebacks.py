@@ -48,14 +48,14 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("absent", "extras"),
+    ("command", "absent", "extras"),
     [
-        (("jax", "jaxlib", "matplotlib"), "veilstream[jax,figures]"),
-        (("jax", "jaxlib"), "veilstream[jax]"),
-        (("matplotlib",), "veilstream[figures]"),
+        ("demo", ("jax", "jaxlib", "matplotlib"), "veilstream[jax]"),
+        ("run", ("jax", "jaxlib"), "veilstream[jax]"),
+        ("reproduce", ("jax", "jaxlib", "matplotlib"), "veilstream[jax,figures]"),
+        ("reproduce", ("matplotlib",), "veilstream[figures]"),
     ],
 )
-@pytest.mark.parametrize("command", ["demo", "run", "reproduce"])
 def test_a_bare_install_says_which_extra_to_install(command, absent, extras, tmp_path):
     what = {"demo": [], "run": ["demo"], "reproduce": ["logistic", "--smoke"]}[command]
     done = bare(command, *what, "--out", tmp_path / "out", absent=absent)

@@ -23,7 +23,7 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
     assert "tree: (2, 0.001)-local differential privacy" in done.stderr
     assert "average loss" in done.stdout
     assert "protects (simulated)" in done.stdout
-    assert (tmp_path / "out" / "learning.png").exists()
+    assert (tmp_path / "out" / "report.html").exists()
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 8
     again = veilstream("run", str(plan), "--out", str(tmp_path / "out"))
     assert again.returncode == 2
@@ -101,7 +101,7 @@ def test_ctrl_c_says_what_is_left_and_resumes(tmp_path):
     partial = json.loads((out / "summary.json").read_text())
     assert not partial["complete"]
     assert 0 < partial["rounds"] < 6000
-    for name in ("models.npz", "learning.png", "report.html"):
+    for name in ("models.npz", "report.html"):
         assert (out / name).stat().st_size > 0, name
     assert "Not complete" in (out / "report.html").read_text()
     refused = veilstream(*options)
@@ -124,8 +124,7 @@ def test_demo_trains_and_can_be_run_again(tmp_path):
         done = veilstream("demo", "--set", "run.seeds=1", "--out", str(tmp_path / "demo"))
         assert done.returncode == 0, done.stderr
     assert "noise-free" in done.stdout
-    assert "Figure:" in done.stdout
-    assert (tmp_path / "demo" / "learning.png").stat().st_size > 10_000
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 
 def test_run_prints_what_auto_chose_and_from_which_facts(tmp_path):

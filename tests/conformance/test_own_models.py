@@ -17,7 +17,8 @@ from tests.cli.test_plan import veilstream
 from tests.engine.test_parity import streams_between
 from tests.support.pages import blocks_in
 from veilstream.errors import ProtocolError
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource

@@ -151,7 +151,7 @@ def test_the_learner_command_shows_no_data_when_it_fails(tmp_path):
             raise RuntimeError(record)
 
         service.LearnerService.run = fails
-        sys.argv = ["veilstream", "learner", "--server", "127.0.0.1:1", "--id", "north",
+        sys.argv = ["veilstream", "learner", "--server", "127.0.0.1:1", "--keys", "keys/learners/north",
                     "--plan", {str(tmp_path / "plan.toml")!r}, "--data", "plan:0"]
         main()
     """)

@@ -23,7 +23,7 @@ from tests.support.direct import DirectWorld, RawStream, dated_certificate, refu
 from tests.support.federation import DIM, Lines, plan_of, seeds_by_name, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.direct import DirectServer, certificates, wire
-from veilstream.federation.keys.identity import add_learner, make_keys, remove_learner, renew_learner
+from veilstream.federation.keys.new_keys import add_learner, make_keys, remove_learner, renew_learner
 from veilstream.federation.protocol.transport import Failure
 
 

@@ -27,7 +27,8 @@ from veilstream.deployment.terms import Terms
 from veilstream.federation.flower.app_folder import write_app
 from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.flower.local import LocalFlower, socket_folder
-from veilstream.federation.keys.identity import LearnerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol import frames
 from veilstream.federation.server.checkpoint import ModelFile
@@ -284,7 +285,7 @@ def test_a_hostile_app_reads_nothing_of_a_learner(federation):
             elif answer not in ("ConnectionResetError", "BrokenPipeError", "", "TimeoutError"):
                 assert b'"kind":"refusal"' in bytes.fromhex(answer)
     notes = "".join(carrier.supervise() or "" for carrier in federation.carriers.values())
-    assert "what is not a request" in notes
+    assert "something that is not a request" in notes
     assert before == {name: daemon.learner.round for name, daemon in federation.daemons.items()}
 
 

@@ -17,7 +17,8 @@ from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
 from tests.support.federation import serve
 from veilstream.federation.direct import DirectNode, DirectServer
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.server.coordinator import Coordinator

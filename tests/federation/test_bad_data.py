@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.local_account import read_account
 from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol import frames
@@ -259,9 +261,8 @@ def test_the_command_ends_with_code_2_and_no_traceback(beside):
 )
 def test_the_same_records_in_another_form_give_the_same_release(change, tmp_path, monkeypatch):
     from tests.support.known_secrets import NamedRounds
-    from veilstream.deployment.learner import Learner
 
-    monkeypatch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
+    monkeypatch.setattr(EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
     bodies = []
     for name, content in (("usual", csv_of), ("other", change)):
         (tmp_path / name).mkdir()
@@ -279,7 +280,7 @@ def test_numbers_out_of_range_are_moved_and_counted(beside, caplog):
         row["x0"] = 17.5
     with caplog.at_level(logging.WARNING), beside.write(csv_of(rows)).running():
         assert beside.ask(0).kind == "release"
-    assert "40 have a cell in x0 outside the plan's range or vocabulary" in caplog.text
+    assert "40 of the next 40 records have a cell in x0 outside the plan's range or vocabulary" in caplog.text
     assert "17.5" not in caplog.text
     assert read_account(beside.store)["clamped"] == {"x0": 2}
 

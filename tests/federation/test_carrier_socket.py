@@ -229,7 +229,7 @@ def test_a_folder_that_no_carrier_can_enter_is_named(tmp_path, caplog):
 
 def test_the_learner_serves_its_socket_and_starts_no_other_process(tmp_path):
     from veilstream.federation.demo import demo_plan
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["north"])
     (tmp_path / "plan.toml").write_text(demo_plan(1, 3).to_toml())
@@ -242,8 +242,8 @@ def test_the_learner_serves_its_socket_and_starts_no_other_process(tmp_path):
                 "learner",
                 "--plan",
                 "plan.toml",
-                "--id",
-                "north",
+                "--keys",
+                "keys/learners/north",
                 "--data",
                 "plan:0",
                 "--new-store",

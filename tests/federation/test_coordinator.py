@@ -15,7 +15,8 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.keys.identity import PrivateKey, ServerKeys, add_learner
+from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from veilstream.federation.keys.new_keys import add_learner
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.protocol.transport import Failure
 from veilstream.federation.server.coordinator import Coordinator

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.federation import Plain, plan_of
 from veilstream.errors import InputError, RunBusy
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.server.process import ServerService
 from veilstream.federation.server.run_lock import lock_run
 
@@ -18,7 +19,7 @@ from veilstream.federation.server.run_lock import lock_run
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_private_key_that_others_can_read_is_refused_with_the_command(tmp_path, mode):
     from veilstream.federation.direct import DirectNode, DirectServer
-    from veilstream.federation.keys.identity import renew_server
+    from veilstream.federation.keys.new_keys import renew_server
 
     make_keys(tmp_path, ["127.0.0.1"], ["north"])
     server, north = tmp_path / "server", tmp_path / "learners/north"

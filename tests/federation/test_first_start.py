@@ -7,7 +7,7 @@ import pytest
 from tests.cli.test_plan import veilstream
 from tests.deployment.test_learner import Still, plan_of
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner import process as service
 from veilstream.federation.learner.process import LearnerService
 

@@ -21,6 +21,7 @@ from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
 from veilstream.plans.plan import Plan
+from veilstream.reports import learner_page
 from veilstream.streams.waiting_source import CAPACITY, LiveSource
 
 TOKEN = "k" * 43
@@ -48,7 +49,7 @@ class Served:
         self.daemon = self.world.start("a", source=self.source, replies="when done", min_clients=min_clients)
         more = {} if limits is None else {"limits": limits}
         more["taken_within_s"] = taken_within_s
-        self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, **more)
+        self.api = LearnerApi(self.daemon, self.source, ("127.0.0.1", 0), TOKEN, learner_page, **more)
         self.port = self.api.port
         self._coordinator = self.world.coordinator()
         self._going: threading.Thread | None = None
@@ -536,7 +537,7 @@ def test_callers_who_are_there_before_the_port_is_known_are_refused_not_failed(t
 @pytest.mark.parametrize(("deadline_s", "said"), [(5.0, True), (32.0, False)])
 def test_a_deadline_before_the_reply_is_said(caplog, tmp_path, deadline_s, said):
     plan = plan_of(rounds=6, learners=1, federation={"deadline_s": deadline_s})
-    LearnerService(plan, tmp_path, tmp_path, "live", None)._check_times(31.0)
+    LearnerService(plan, tmp_path, tmp_path, "live", None)._check_deadline(31.0)
     assert ("federation.deadline_s = 5: the server waits no longer" in caplog.text) is said
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import plan_of
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.logs import Format, Level, configure_logs
 
 NAME = "veilstream.federation.server.coordinator"

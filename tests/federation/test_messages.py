@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.keys.identity import (
-    LearnerKeys,
-    PrivateKey,
-    ServerKeys,
-    add_learner,
-    make_keys,
-    remove_learner,
-    renew_server,
-)
+from veilstream.federation.keys.identity import LearnerKeys, PrivateKey, ServerKeys
+from veilstream.federation.keys.new_keys import add_learner, make_keys, remove_learner, renew_server
 from veilstream.federation.protocol.messages import Reply, Request, body_hash, digest
 
 KEY = PrivateKey(bytes(range(32)))
@@ -266,7 +259,7 @@ def test_learners_are_added_and_removed(tmp_path):
     make_keys(keys, ["127.0.0.1"], ["north"])
     add_learner(keys, "south")
     assert set(ServerKeys.load(keys / "server").learners) == {"north", "south"}
-    with pytest.raises(InputError, match="no keys yet"):
+    with pytest.raises(InputError, match="a learner without keys"):
         add_learner(keys, "south")
     remove_learner(keys, "south")
     assert set(ServerKeys.load(keys / "server").learners) == {"north"}
@@ -292,7 +285,7 @@ def test_a_renewed_certificate_keeps_its_names_and_does_not_outlive_the_ca(tmp_p
 def test_a_folder_of_keys_keeps_its_name(tmp_path):
     make_keys(tmp_path, ["127.0.0.1"], ["north"])
     (tmp_path / "learners/north").rename(tmp_path / "mykeys")
-    with pytest.raises(InputError, match="a folder that is called north"):
+    with pytest.raises(InputError, match="a folder called north"):
         LearnerKeys.load(tmp_path / "mykeys")
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from veilstream.errors import InputError
-from veilstream.plans.schema import Table, value
+from veilstream.plans.schema import Table, agreed, value
 
 
 class Wheel(Table):
@@ -101,3 +101,23 @@ def test_texts_may_be_a_choice_or_fit_a_pattern():
 def test_copies_are_checked_again():
     with pytest.raises(InputError, match="gears"):
         replace(Bike(front=FRONT), gears=0)
+
+
+class Lamp(Table):
+    kind: Literal["bulb", "tube"] = "bulb"
+    watts: int = value(default=40, only_where=("kind", "bulb"))
+    switch: str | None = None
+    dimmer: str | None = agreed(default=None, only_with="switch")
+
+
+def test_a_field_stands_only_where_another_has_its_value_or_is_given():
+    assert Lamp(watts=60, switch="wall", dimmer="wheel").allows("watts")
+    assert not Lamp(kind="tube").allows("watts")
+    with pytest.raises(InputError, match=r'watts = 60: expected nothing unless kind is "bulb" \(kind = "bulb", or'):
+        Lamp(kind="tube", watts=60)
+    with pytest.raises(InputError, match=r"dimmer = 'wheel': expected switch beside it \(add switch, or remove"):
+        Lamp(dimmer="wheel")
+
+
+def test_agreed_values_are_those_that_decide_the_model():
+    assert Lamp(switch="wall", dimmer="wheel").agreed_values() == {"dimmer": "wheel"}

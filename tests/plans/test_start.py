@@ -89,7 +89,7 @@ def test_a_hash_in_the_plan_pins_the_model(file):
     assert starting_model(right, DIM) is not None
     with pytest.raises(InputError, match=r"learning\.start_sha256 = .*holds another model"):
         starting_model(plan_of(str(file), start_sha256="0" * 64), DIM)
-    with pytest.raises(PlanError, match=r"learning\.start_sha256.*learning\.start beside it"):
+    with pytest.raises(PlanError, match=r"learning\.start_sha256.*expected start beside it"):
         plan_of(start_sha256="0" * 64)
     with pytest.raises(PlanError, match="64 hexadecimal digits"):
         plan_of(str(file), start_sha256="abc")
@@ -162,7 +162,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path):
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a"])
     server = HTTPServer(("127.0.0.1", 0), type("OnePage", (Page,), {}))

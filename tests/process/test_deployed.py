@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
 from veilstream.federation.addresses import free_port
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.keys.new_keys import make_keys
 
 pytest.importorskip("packaging")
 pytest.importorskip("grpc")

@@ -16,7 +16,8 @@ import pytest
 from studies.load import Fleet, Releases, plan_of
 
 from veilstream.federation.addresses import free_port
-from veilstream.federation.keys.identity import PrivateKey, make_keys
+from veilstream.federation.keys.identity import PrivateKey
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.protocol.transport import Inbox
 from veilstream.federation.server.process import ServerService

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 import jax
 import numpy as np
@@ -15,8 +14,9 @@ from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import build
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
+from veilstream.simulation import noise_source
 from veilstream.simulation.engine import Simulation
-from veilstream.simulation.noise_source import DeviceNoise, HostNoise, noise_place, noise_seed
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, noise_place_of, noise_seed
 
 FREE = {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5}
 
@@ -177,18 +177,18 @@ def test_noise_that_is_run_forward_goes_on_where_it_stood():
 
 
 def test_auto_is_the_host_on_a_cpu_and_the_device_elsewhere(monkeypatch):
+    plan = plan_of(1, [entry("tree")])
+
+    def place(asked: str) -> str:
+        return noise_place_of(at(asked, plan))
+
     assert jax.default_backend() == "cpu"
-    assert noise_place("auto") == "host"
-    assert noise_place("device") == "device"
+    assert (place("auto"), place("device")) == ("host", "device")
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        assert noise_place("auto") == "device"
-        assert noise_place("host") == "host"
-    original = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "cryptography" else original(name, *rest)
-    )
-    assert noise_place("auto") == "device"
+        assert (place("auto"), place("host")) == ("device", "host")
+    monkeypatch.setattr(noise_source, "find_spec", lambda name: None)  # without cryptography
+    assert place("auto") == "device"
 
 
 # --- checkpoints -------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.known_secrets import NamedRounds
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
 from veilstream.federation.flower.carrier_socket import CarrierSocket
-from veilstream.federation.keys.identity import LearnerKeys, ServerKeys, make_keys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.server.coordinator import Coordinator
@@ -193,5 +195,5 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
     monkeypatch.setattr(
-        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
+        EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
     )

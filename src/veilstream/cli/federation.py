@@ -1,4 +1,4 @@
-"""`veilstream federation`: a whole federation on this machine, to see how it goes."""
+"""`veilstream federation`: a whole federation on this machine, to see how it works."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, TrustCarrier
-from veilstream.federation.logs import Format, Level, configure_logs
+from veilstream.cli.service_options import PlanFile, TrustCarrier
+from veilstream.federation.logs import configure_logs
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Run a whole federation on this machine. Start with `veilstream federation demo`.",
 )
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON at the end.")]
 
 
 class Transport(Enum):
@@ -30,8 +32,7 @@ def demo_command(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="A plan of your own, with your files and your model.",
-            show_default="logistic regression on made-up clients",
+            help="Your own plan, with your files and your model.", show_default="logistic regression on made-up clients"
         ),
     ] = None,
     learners: Annotated[
@@ -46,17 +47,14 @@ def demo_command(
         Path | None,
         typer.Option(help="Folder for everything.", show_default="runs/federation, or runs/federation-2 and so on"),
     ] = None,
-    insecure: Insecure = False,
-    log_level: LogLevel = Level.INFO,
-    log_format: LogFormat = Format.TEXT,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
+    json: Json = False,
 ) -> None:
     """Make keys, start a server and learners as processes of their own, and run to the end.
 
-    Everything goes over loopback, with TLS and keys as between machines; nothing else is reached.
-    Without a plan the data are made up. With one whose [data] has kind = "table", each learner gets
-    a file of its own records in the folder, without the people who are held out to measure on. What
-    is left: the last model (model.npz), the run's folder, each learner's ledger, the keys.
+    Everything goes over loopback, with TLS and keys as between machines. Without a plan the data are
+    made up. If the plan has [data] kind = "table", each learner gets a file of its own records in the
+    folder, without the people who are held out to measure on. The folder keeps the last model
+    (model.npz), the run, each learner's ledger and the keys.
 
     Example: `veilstream federation demo --plan plan.toml --out federation`
     """
@@ -65,53 +63,39 @@ def demo_command(
     from veilstream.plans.plan import Plan
     from veilstream.runs.folder import new_folder
 
-    configure_logs(log_level, log_format)
-    options = ["--log-level", log_level.value, "--log-format", log_format.value]
+    configure_logs()
     if plan is None:
         chosen = demo_plan(learners or 3, rounds or 30)
     else:
         given = {"learning.learners": learners, "learning.rounds": rounds}
         chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
-    result = run_demo(
-        out or new_folder("federation"),
-        transport.value,
-        chosen,
-        insecure=insecure,
-        trust_carrier=trust_carrier,
-        options=options,
-    )
+    result = run_demo(out or new_folder("federation"), transport.value, chosen, trust_carrier=trust_carrier)
     if json:
         print_json(result.as_dict())
-        return
-    typer.echo(result.text())
+    else:
+        typer.echo(result.text())
 
 
 @app.command("flower-app")
 def flower_app_command(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app.", metavar="DIR")],
-    plan: Annotated[Path, typer.Option(help="The plan, on the SuperLink's machine.")],
-    keys: Annotated[Path, typer.Option(help="The server's folder of keys, there.")] = Path("keys/server"),
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder, there.", show_default="runs/NAME of the plan")
-    ] = None,
-    sockets: Annotated[
-        Path | None, typer.Option(help="For Flower's simulation only: a folder with 0.sock, 1.sock, ...")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON at the end.")] = False,
+    plan: PlanFile,
+    keys: Annotated[Path, typer.Option(help="The server's folder of keys.")] = Path("keys/server"),
+    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME of the plan")] = None,
+    json: Json = False,
 ) -> None:
     """Write the Flower app that carries this federation; `flwr run DIR` submits it.
 
-    Started again after a crash of the SuperLink or of its run, `flwr run DIR` goes on from the
-    run's folder.
+    Plan, keys and the run's folder are on the SuperLink's machine. After a crash of the SuperLink or of
+    its run, `flwr run DIR` goes on from the run's folder.
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.flower.app_folder import write_app
     from veilstream.plans.plan import Plan
 
-    name = Plan.load(plan).name
-    run = out or Path("runs") / name
-    write_app(folder, plan=plan, keys=keys, out=run, sockets=sockets)
+    run = out or Path("runs") / Plan.load(plan).name
+    write_app(folder, plan=plan, keys=keys, out=run)
     if json:
         print_json({"app": str(folder), "run": str(run.absolute())})
-        return
-    typer.echo(f"{folder}: submit it with `flwr run {folder} SUPERLINK`")
+    else:
+        typer.echo(f"{folder}: submit it with `flwr run {folder} SUPERLINK`")

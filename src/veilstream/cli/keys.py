@@ -18,9 +18,11 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of all keys.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)]
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address by which learners reach the server. Repeatable.")
 ]
+Days = Annotated[int, typer.Option(min=1, help="How long certificates last.")]
 
 
 @app.command("make")
@@ -28,10 +30,10 @@ def make_command(
     folder: Folder,
     host: Hosts = None,
     learner: Annotated[list[str] | None, typer.Option("--learner", help="Name of a learner. Repeatable.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long certificates last.")] = 825,
+    days: Days = 825,
 ) -> None:
     """Make a new CA, the server's keys and the learners' keys."""
-    from veilstream.federation.keys.identity import make_keys
+    from veilstream.federation.keys.new_keys import make_keys
 
     make_keys(folder, host or ["127.0.0.1", "localhost"], learner or [], days)
     typer.echo(f"server:   {folder / 'server'}")
@@ -41,24 +43,20 @@ def make_command(
 
 
 @app.command("add")
-def add_command(
-    folder: Folder, name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)]
-) -> None:
+def add_command(folder: Folder, name: Name) -> None:
     """Make keys for one more learner. Copy the server's folder to the server again."""
-    from veilstream.federation.keys.identity import add_learner
+    from veilstream.federation.keys.new_keys import add_learner
 
     typer.echo(f"learner:  {add_learner(folder, name)}")
 
 
 @app.command("remove")
-def remove_command(
-    folder: Folder, name: Annotated[str, typer.Argument(help="Name of the learner.", show_default=False)]
-) -> None:
-    """Have the server no longer know a learner. The server must be given its folder anew."""
-    from veilstream.federation.keys.identity import remove_learner
+def remove_command(folder: Folder, name: Name) -> None:
+    """Make the server forget a learner. Copy the server's folder to the server again."""
+    from veilstream.federation.keys.new_keys import remove_learner
 
     remove_learner(folder, name)
-    typer.echo(f"{name} is no longer known to {folder / 'server'}")
+    typer.echo(f"{folder / 'server'} no longer knows {name}")
 
 
 @app.command("renew")
@@ -68,15 +66,15 @@ def renew_command(
     learner: Annotated[
         list[str] | None, typer.Option("--learner", help="Renew this learner's instead. Repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificate lasts.")] = 825,
+    days: Days = 825,
 ) -> None:
     """Make a new TLS key and certificate for the server (or learners), from the same CA."""
-    from veilstream.federation.keys.identity import renew_learner, renew_server
+    from veilstream.federation.keys.new_keys import renew_learner, renew_server
 
-    for name in learner or []:
-        renew_learner(folder, name, days)
-        typer.echo(f"renewed:  {folder / 'learners' / name / 'tls.pem'}")
     if learner:
-        return
-    renew_server(folder, host or [], days)
-    typer.echo(f"renewed:  {folder / 'server/tls.pem'}")
+        for name in learner:
+            renew_learner(folder, name, days)
+            typer.echo(f"renewed:  {folder / 'learners' / name / 'tls.pem'}")
+    else:
+        renew_server(folder, host or [], days)
+        typer.echo(f"renewed:  {folder / 'server/tls.pem'}")

@@ -1,4 +1,4 @@
-"""`veilstream ledger`: what a learner's store holds, whether it is whole, and how to go on."""
+"""`veilstream ledger`: look at a learner's store, check it, and go on after a loss."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ app = typer.Typer(
 Store = Annotated[Path, typer.Argument(help="The learner's store.", show_default=False)]
 WitnessFile = Annotated[
     Path | None,
-    typer.Option(
-        "--witness",
-        help="Its witness, if it is neither where the store remembers it nor beside it.",
-        show_default=False,
-    ),
+    typer.Option("--witness", help="Its witness, if it is no longer where the store remembers it.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -50,15 +46,12 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
 def page_command(
     store: Store,
     learner_api: Annotated[str, typer.Option(help="HOST:PORT of its learner API, on this machine.")] = "127.0.0.1:8490",
-    token_file: Annotated[
-        Path | None, typer.Option(help="The learner API's access token.", show_default="STORE with the suffix .token")
-    ] = None,
     json: Json = False,
 ) -> None:
     """Print a link to a running learner's local page: counts, score, what is left.
 
-    The link opens the page once, within a minute; the browser may then look for twelve hours, or
-    until the learner ends. The page shows exact figures without noise: they stay on this machine.
+    The link opens the page once, within a minute. The browser then has access for twelve hours, or until
+    the learner ends. The page shows exact figures without noise: keep them on this machine.
 
     Example: `veilstream ledger page learner.db --learner-api 127.0.0.1:8490`
     """
@@ -66,8 +59,7 @@ def page_command(
     from veilstream.cli.tables import print_json
     from veilstream.federation.learner.access import page_link, read_token, token_path
 
-    token = read_token(token_file or token_path(store))
-    link = page_link(parse_address("--learner-api", learner_api), token)
+    link = page_link(parse_address("--learner-api", learner_api), read_token(token_path(store)))
     if json:
         print_json({"link": link})
     else:
@@ -82,13 +74,13 @@ def verify_command(
         bool,
         typer.Option(
             "--renew-witness",
-            help="Write a lost witness anew. Only if this store is the newest there is: "
-            "an old copy would then no longer be recognised.",
+            help="Write a lost witness again. Only if this store is the newest: otherwise an old copy "
+            "would no longer be recognised.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check every record, all that hangs on it, and every entry of the witness.
+    """Check every record, everything it refers to, and every entry of the witness.
 
     Exit code 0: nothing was changed or lost. 4: something was; the message says what to do.
     """
@@ -104,30 +96,29 @@ def verify_command(
 def epoch_command(
     store: Store,
     witness: WitnessFile = None,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Give up an epoch whose horizon has not ended.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up an epoch before its last round.")] = False,
     lost: Annotated[
         bool,
         typer.Option(
             "--lost",
-            help="The store is gone, damaged or old: begin a new one from the witness. "
-            "What is there is put aside, not deleted.",
+            help="The store is gone, damaged or old: begin a new one from the witness. The old one is put aside, "
+            "not deleted.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Have the learner begin a new epoch when it next starts: fresh noise, new clients only.
+    """Begin a new epoch when the learner next starts: fresh noise, new clients only.
 
-    Secrets of the old epoch are destroyed (with --lost: if the old store can still be opened; else
-    it says so). Everyone who took part before is left out for ever, so
-    the promise holds for each client whatever happened to the store. The new epoch may have
-    another plan.
+    The old epoch's secrets are destroyed (with --lost: if the old store can still be opened). Clients who
+    took part before are left out for good, so the promise holds for each of them whatever happened to
+    the store. The new epoch may have another plan.
     """
     from veilstream.cli.tables import print_json
     from veilstream.deployment.ledger.inspect import inspect
     from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, holds_secrets
 
     if lost and abandon:
-        raise InputError("--abandon", True, "not together with --lost", "--lost gives it up anyway")
+        raise InputError("--abandon", True, "not together with --lost", "--lost gives the epoch up anyway")
     if lost:
         aside, carried = begin_again(store, witness)
         status = inspect(store, witness)
@@ -137,7 +128,7 @@ def epoch_command(
             "put_aside": None if aside is None else str(aside),
             "records": status.records,
         }
-        text = f"{store}: begun anew; {carried} clients who took part are left out"
+        text = f"{store}: a new store; {carried} clients who took part are left out"
         if aside is not None:
             text += f"\nThe old store is kept as {aside}"
             if holds_secrets(aside):
@@ -182,4 +173,4 @@ def _show(status: Status, json: bool, *, verified: bool = False, local: bool = F
         for notice in account.get("notices", ()):
             typer.echo(f"Notice        {notice}")
     if verified:
-        typer.echo("Verified      every record, everything it keeps, every entry of the witness")
+        typer.echo("Verified      every record, everything it refers to, every entry of the witness")

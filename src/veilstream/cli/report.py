@@ -82,7 +82,7 @@ def report_command(
         from veilstream.federation.keys.identity import ServerKeys
         from veilstream.reports.statement import write_statement
 
-        made += write_statement(folder, ServerKeys.load_signing(keys))
+        made += write_statement(folder, ServerKeys.load(keys))
     exported, hint = _export(folder, export, to) if export else ([], "")
     if json:
         print_json({"run": str(run), "files": [str(path) for path in made], "exported": exported})

@@ -14,6 +14,9 @@ from veilstream.http_client import is_loopback
 
 _log = logging.getLogger(__name__)
 
+Address = tuple[str, int]
+"""Host and port."""
+
 _SPARE_FILES, _OWN_FILES = 4096, 64
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.demo_data import DemoData, Scores
 from veilstream.federation.flower.carrier_socket import OWN_ACCOUNT
-from veilstream.federation.keys.identity import make_keys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.server.checkpoint import ModelFile
 from veilstream.files import write_file
@@ -37,7 +37,7 @@ from veilstream.runs.tables import read_rounds
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_QUIET_S = 60.0
+_FLOWER_STARTS_S = 60.0
 _PLAN = """
 name = "federation-demo"
 [learning]
@@ -58,31 +58,31 @@ step_size = 0.05
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What came of it."""
+    """What a demonstration measured."""
 
     transport: str
     learners: int
     rounds: int
     seconds: float
     seconds_per_round: float
-    """Median, from announcing a model to moving it."""
+    """Median, from announcing a model to the next."""
     scores: Scores | None
     """Of the first and the last model."""
     clients: int
     """Visits that were learned from, by the ledgers."""
     records: str
-    """What became of the rows of files; empty where the data are made up."""
+    """What became of the rows of files; empty for made-up data."""
     guarantee: str
     folder: str
     model: str
     """The last model's file."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The result as JSON."""
         return dataclasses.asdict(self)
 
     def text(self) -> str:
-        """For people."""
+        """The result for people."""
         lines = {
             "Guarantee": self.guarantee,
             "Records": self.records,
@@ -102,115 +102,79 @@ def demo_plan(learners: int, rounds: int) -> Plan:
     return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds})
 
 
-def run_demo(
-    folder: Path,
-    transport: str,
-    plan: Plan,
-    *,
-    insecure: bool = False,
-    trust_carrier: bool = False,
-    options: Sequence[str] = (),
-) -> DemoResult:
-    """Keys, a server, learners; to the end of the horizon, then everything is checked.
+def run_demo(folder: Path, transport: str, plan: Plan, *, trust_carrier: bool = False) -> DemoResult:
+    """Make keys, run a server and learners to the end of the horizon, and check everything.
 
-    Learners are those of the plan's files, with a file each without the people who are held out; or
-    the plan's made-up ones. Flower's processes run under accounts of their own, for which this
-    needs root; ``trust_carrier`` lets them run under this one. ``options`` go to every
-    process.
+    Args:
+        folder: new or empty; everything is written there.
+        transport: direct or flower.
+        plan: its files are dealt to the learners, without the people who are held out; or its
+            made-up clients are used.
+        trust_carrier: run Flower's processes under this account. Otherwise each has an account of
+            its own, which needs root.
 
     Raises:
-        InputError: for a plan that cannot be deployed, or whose records do not last.
+        InputError: the plan cannot be deployed, or its records do not last.
 
     """
-    _check_accounts(transport, trusted=trust_carrier)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
-    if plan.learning.unbounded:
-        raise InputError("learning.unbounded", True, "false: a demonstration ends", "--set, or another plan")
-    task = task_of(plan)
-    Terms.of(plan, task.dim, task)  # what cannot be deployed is refused before anything is written
-    data = DemoData.of(plan)
-    names, rounds = list(data.names), plan.learning.rounds
-    sources = data.deal(folder / "learners")
-    # Records are dealt already: each learner has a file, and asks no database.
-    deployed = dataclasses.replace(plan, data=dataclasses.replace(plan.data, query=None))
-    port = free_port()
-    make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
-    write_file(folder / "plan.toml", deployed.to_toml())
-    if transport == "flower":
-        seconds = _run_flower(
-            folder, plan, dict(zip(names, sources, strict=True)), trusted=trust_carrier, options=list(options)
-        )
-        return _result(data, task, folder, transport, seconds)
-    given = [*options, *(["--insecure"] if insecure else [])]
-    children = _children(folder, port, dict(zip(names, sources, strict=True)), given)
-    began = time.monotonic()
-    try:
-        for child in children:
-            child.start()
-        _log.info("a server and %d learners run; their logs are in %s", len(names), folder / "logs")
-        _wait(children, folder / "run/rounds.csv", rounds)
-    finally:
-        for child in reversed(children[1:]):
-            child.end(5.0)
-        children[0].end()
-    return _result(data, task, folder, transport, time.monotonic() - began)
-
-
-def _check_accounts(transport: str, *, trusted: bool) -> None:
-    if transport != "direct" and not trusted and os.geteuid() != 0:
+    if transport != "direct" and not trust_carrier and os.geteuid() != 0:
         raise InputError(
             "--transport",
             transport,
             f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
-            "leave --transport out, or add --trust-carrier where the data are made up",
+            "leave --transport out, or add --trust-carrier if the data are made up",
         )
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
+    if plan.learning.unbounded:
+        raise InputError("learning.unbounded", True, "false, since a demonstration ends", "use another plan")
+    task = task_of(plan)
+    Terms.of(plan, task.dim, task)  # refuse a plan that cannot be deployed before writing anything
+    data = DemoData.of(plan)
+    sources = dict(zip(data.names, data.deal(folder / "learners"), strict=True))
+    # Each learner has a file of its records by now, and asks no database.
+    deployed = dataclasses.replace(plan, data=dataclasses.replace(plan.data, query=None))
+    make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(data.names))
+    write_file(folder / "plan.toml", deployed.to_toml())
+    began = time.monotonic()
+    if transport == "flower":
+        _run_flower(folder, sources, plan.learning.rounds, trusted=trust_carrier)
+    else:
+        _run_direct(folder, sources, plan.learning.rounds)
+    return _result(data, task, folder, transport, time.monotonic() - began)
 
 
-def _children(folder: Path, port: int, sources: dict[str, str], options: list[str]) -> list[Child]:
-    """The server first, then the learners, each with its ``--data``."""
-    veilstream = [sys.executable, "-m", "veilstream"]
-    common = ["--plan", str(folder / "plan.toml"), *options]
-    server = [
-        *veilstream,
-        "server",
-        *common,
-        "--keys",
-        str(folder / "keys/server"),
-        "--listen",
-        f"127.0.0.1:{port}",
-        "--out",
-        str(folder / "run"),
-        "--exit-when-done",
-    ]
-    children = [Child(server, folder / "logs/server.log")]
-    for name, source in sources.items():
-        learner = [
-            *veilstream,
-            "learner",
-            *common,
-            "--keys",
-            str(folder / "keys/learners" / name),
-            "--server",
-            f"127.0.0.1:{port}",
-            "--data",
-            source,
-            "--store",
-            str(folder / "learners" / name / "store.db"),
-            "--new-store",
-        ]
-        children.append(Child(learner, folder / f"logs/{name}.log"))
-    return children
+def _run_direct(folder: Path, sources: Mapping[str, str], rounds: int) -> None:
+    server, *learners = direct_processes(folder, sources, free_port())
+    try:
+        for child in (server, *learners):
+            child.start()
+        _log.info("a server and %d learners run; their logs are in %s", len(learners), folder / "logs")
+        _watch(folder, rounds, learners, lambda: server.running)
+        if server.exit_code:
+            raise _failed(server)
+    finally:
+        for child in reversed(learners):
+            child.end(5.0)
+        server.end()
 
 
-def _run_flower(folder: Path, plan: Plan, sources: dict[str, str], *, trusted: bool, options: list[str]) -> float:
-    """With a SuperLink, SuperNodes and `flwr run` (`transports.flower.local`); seconds it took."""
+def direct_processes(folder: Path, sources: Mapping[str, str], port: int) -> list[Child]:
+    """The server, then the learners, each with its ``--data``; none is started."""
+    at = f"127.0.0.1:{port}"
+    server = _veilstream(folder, "server", "server", keys="keys/server", out="run", listen=at)
+    server.command.append("--exit-when-done")
+    return [server, *(_learner(folder, name, source, "--server", at) for name, source in sources.items())]
+
+
+def _run_flower(folder: Path, sources: Mapping[str, str], rounds: int, *, trusted: bool) -> None:
+    """With a SuperLink, SuperNodes and `flwr run` (`flower.local`)."""
     from veilstream.federation.flower.app_folder import write_app
     from veilstream.federation.flower.local import LocalFlower, socket_folder
 
-    folder.chmod(0o711)  # what others may not read is closed below it
-    began, rounds, names = time.monotonic(), plan.learning.rounds, list(sources)
-    flower = LocalFlower(folder / "flower", folder / "keys", names, other_accounts=not trusted)
+    folder.chmod(0o711)  # what other accounts may not read is closed below it
+    began = time.monotonic()
+    flower = LocalFlower(folder / "flower", folder / "keys", list(sources), other_accounts=not trusted)
     shutil.copytree(folder / "keys/server", folder / "server-keys")
     flower.give_to_server(folder / "server-keys")
     flower.give_to_server(folder / "run")
@@ -222,74 +186,64 @@ def _run_flower(folder: Path, plan: Plan, sources: dict[str, str], *, trusted: b
         learners = []
         for name, source in sources.items():
             at = socket_folder(folder / "sockets" / name, flower.accounts[name]) / "s"
-            learner = [
-                sys.executable,
-                "-m",
-                "veilstream",
-                "learner",
-                "--plan",
-                str(folder / "plan.toml"),
-                "--data",
-                source,
-                "--keys",
-                str(folder / "keys/learners" / name),
-                "--socket",
-                str(at),
-                "--store",
-                str(folder / "learners" / name / "store.db"),
-                "--new-store",
-                *(["--trust-carrier"] if trusted else []),
-                *options,
-            ]
-            child = Child(learner, folder / f"logs/{name}.log")
-            stack.callback(child.end, 5.0)
-            child.start()
-            learners.append(child)
+            more = ["--socket", str(at), *(["--trust-carrier"] if trusted else [])]
+            learners.append(_learner(folder, name, source, *more))
+            stack.callback(learners[-1].end, 5.0)
+            learners[-1].start()
             flower.start_supernode(name, at)
         (folder / "sockets").chmod(0o711)
         run = flower.submit(folder / "app")
         _log.info("Flower's run %s has begun; logs are in %s and logs", run, folder / "flower")
-        children = [flower.superlink, *flower.supernodes.values(), *learners]
-        with progress("rounds", rounds) as tick:
-            done = 0
-            while (now := _lines(folder / "run/rounds.csv") - 1) < rounds:
-                if (failed := next((c for c in children if not c.running), None)) is not None:
-                    raise _failed(failed)
-                if time.monotonic() - began > _QUIET_S and flower.status(run) == "finished:failed":
-                    raise _failed(flower.superlink)
-                tick(max(0, now - done))
-                done = max(done, now)
-                time.sleep(_LOOK_S)
+
+        def running() -> bool:
+            if time.monotonic() - began > _FLOWER_STARTS_S and flower.status(run) == "finished:failed":
+                raise _failed(flower.superlink)
+            return _rounds_done(folder) < rounds
+
+        _watch(folder, rounds, [flower.superlink, *flower.supernodes.values(), *learners], running)
         while not flower.status(run).startswith("finished"):
             time.sleep(_LOOK_S)
-    return time.monotonic() - began
 
 
-def _wait(children: list[Child], rounds_csv: Path, rounds: int) -> None:
-    """Until the server has ended; a process that failed is an error with the end of its log."""
+def _veilstream(folder: Path, command: str, name: str, *, keys: str, **options: str) -> Child:
+    """A veilstream command; options that name a file of the folder are relative to it."""
+    paths = {"plan": "plan.toml", "keys": keys}
+    arguments = [sys.executable, "-m", "veilstream", command]
+    for option, value in {**paths, **options}.items():
+        inside = option in ("plan", "keys", "out", "store")
+        arguments += [f"--{option}", str(folder / value) if inside else value]
+    return Child(arguments, folder / f"logs/{name}.log")
+
+
+def _learner(folder: Path, name: str, source: str, *more: str) -> Child:
+    keys, store = f"keys/learners/{name}", f"learners/{name}/store.db"
+    child = _veilstream(folder, "learner", name, keys=keys, store=store, data=source)
+    child.command += ["--new-store", *more]
+    return child
+
+
+def _watch(folder: Path, rounds: int, children: list[Child], running: Callable[[], bool]) -> None:
+    """Show progress while it runs; a process that ended is an error with the end of its log."""
     with progress("rounds", rounds) as tick:
-        done = 0
-        while children[0].running:
-            for child in children[1:]:
-                if not child.running:
-                    raise _failed(child)
-            now = _lines(rounds_csv) - 1
-            tick(max(0, now - done))
-            done = max(done, now)
+        shown = 0
+        while running():
+            if (ended := next((child for child in children if not child.running), None)) is not None:
+                raise _failed(ended)
+            done = _rounds_done(folder)
+            tick(max(0, done - shown))
+            shown = max(shown, done)
             time.sleep(_LOOK_S)
-    if children[0].exit_code:
-        raise _failed(children[0])
 
 
 def _failed(child: Child) -> VeilstreamError:
     return VeilstreamError(f"a process ended with {child.exit_code} ({child.log}):\n{child.last_lines()}")
 
 
-def _lines(path: Path) -> int:
+def _rounds_done(folder: Path) -> int:
     try:
-        return path.read_bytes().count(b"\n")
+        return (folder / "run/rounds.csv").read_bytes().count(b"\n") - 1
     except OSError:
-        return 1
+        return 0
 
 
 def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: float) -> DemoResult:
@@ -298,9 +252,8 @@ def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: f
     ledgers = [verify(folder / "learners" / name / "store.db") for name in data.names]
     guarantee = Terms.of(plan, task.dim, task).guarantee
     run = json.loads((folder / "run/summary.json").read_text())["run"]
-    released = ReleasedModel(
-        models.read(rounds), rounds, rounds, run, (folder / "run/plan.toml").read_text(), guarantee.as_dict()
-    )
+    toml = (folder / "run/plan.toml").read_text()
+    released = ReleasedModel(models.read(rounds), rounds, rounds, run, toml, guarantee.as_dict())
     released.save(folder / "model.npz")
     return DemoResult(
         transport,

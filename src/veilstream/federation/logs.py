@@ -1,7 +1,7 @@
-"""Logs of the commands that run for long: on stderr, with levels, as text or as lines of JSON.
+"""Logs of the long-running commands: on stderr, with levels, as text or as lines of JSON.
 
-Modules log under their own names (`veilstream.federation.server.coordinator`). A library that is
-imported says nothing of this kind unless its user configures `logging`; these commands do.
+Modules log under their own names (`veilstream.federation.server.coordinator`). Imported as a library,
+veilstream logs nothing unless its user configures `logging`; these commands do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veilstream.deployment.process_secrecy import shown_without_values
 
 
 class Level(StrEnum):
-    """From everything to hardly anything."""
+    """The least important lines to show."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -27,23 +27,23 @@ class Level(StrEnum):
 
 
 class Format(StrEnum):
-    """For people, or for a log collector."""
+    """Lines for people, or for a log collector."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> None:
-    """Have this process write our log, and Python's warnings, to stderr.
+    """Write our log, and Python's warnings, to stderr.
 
-    An exception in it is shown as the places it passed, without text that may quote data.
+    An exception is shown as the places it passed, without text that may quote data.
     """
     handler = _Stderr()
     handler.setFormatter(_JsonLines() if form is Format.JSON else _Text())
     ours = logging.getLogger("veilstream")
     ours.handlers[:] = [handler]
     ours.setLevel(level.name)
-    ours.propagate = False  # an engine may have given the root logger handlers of its own
+    ours.propagate = False  # a framework may have given the root logger handlers of its own
 
     def as_log(message: Warning | str, *_: object, **__: object) -> None:
         ours.warning("%s", message)
@@ -52,7 +52,7 @@ def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> Non
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Writes to whatever stderr is at that time: a progress bar puts itself in its place."""
+    """Writes to the current stderr, which a progress bar may have replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,4 +1,4 @@
-"""Child processes that end when their parent does, however it ends, and are started again."""
+"""Child processes that end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Runs in the child before the command: the kernel kills it when the parent is gone.
+# Runs in the child before the command: the kernel kills the child when the parent is gone.
 _LEASH = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
-_CALM_S = 5.0  # one that has run so long is not the reason why it ended
 # The kernel's parent is the *thread* that started a child: one that lasts as long as we do.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start")
 
 
 class Child:
-    """A command, its log, and how often it had to be started."""
+    """A command as a process, and its log."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class Child:
         account: int | None = None,
         python: str = sys.executable,
     ) -> None:
-        """A command that is not started yet.
+        """The command is not started yet.
 
         Args:
             command: program and arguments.
@@ -51,27 +49,24 @@ class Child:
         self._environment = os.environ | dict(environment or {})
         self._directory, self._account, self._python = directory, account, python
         self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
-        self._due = self._began = 0.0
-        self._hasty = 0
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Number of the running process."""
         return self._process.pid if self.running and self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last one, once it has ended."""
+        """Exit code of the last process, once it has ended."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start it, in a group of its own so that all it starts can be ended with it."""
+        """Start it, in a process group of its own, so that everything it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
             leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
@@ -90,26 +85,9 @@ class Child:
                 group=self._account,
                 extra_groups=None if self._account is None else [],
             ).result()
-        self.starts += 1
-        self._began = time.monotonic()
-
-    def keep_running(self) -> bool:
-        """Start it again if it has ended, ever more slowly; whether it had to be."""
-        if self.running:
-            return False
-        now = time.monotonic()
-        if self._due == 0.0:
-            self._hasty = 0 if now - self._began > _CALM_S else self._hasty + 1
-            self._due = now + min(0.2 * 2.0**self._hasty, 20.0)
-        if now < self._due:
-            return False
-        self._due = 0.0
-        self.end()
-        self.start()
-        return True
 
     def end(self, patience_s: float = 3.0) -> None:
-        """Ask it to end; then make it, and all it started."""
+        """Ask it to end; then kill it, with everything it started."""
         process = self._process
         if process is None:
             return
@@ -122,7 +100,7 @@ class Child:
         process.wait()
 
     def last_lines(self, count: int = 5) -> str:
-        """End of its log, for an error message."""
+        """The end of its log, for an error message."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
         except OSError:

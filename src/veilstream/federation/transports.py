@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from veilstream.federation.supervision import Address, ServerSide
+from veilstream.federation.addresses import Address
+from veilstream.federation.protocol.transport import ServerSide
 from veilstream.registry import Registry
 
 

@@ -61,7 +61,11 @@ class LearningPlan(PlanTable):
     """Start from an earlier model: the folder of a finished run, an .npz file, or the address of a
     server's models (`veilstream.runs.start`). Learners do not read it: they get the server's x."""
     start_sha256: str | None = agreed(
-        default=None, pattern=r"[0-9a-f]{64}", shape="64 hexadecimal digits", hint="start.json of a run says it"
+        default=None,
+        pattern=r"[0-9a-f]{64}",
+        shape="64 hexadecimal digits",
+        hint="start.json of a run says it",
+        only_with="start",
     )
     """Which model `start` must be; server and learners then agree on it."""
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")

@@ -131,23 +131,14 @@ def _state(prepared: Prepared) -> int:
     return prepared.factorization.program.state_size
 
 
-def warn_of_kept_noise(plan: Plan, mechanism: str) -> None:
-    """Notices for a plan under which this noise does not cancel as it could.
-
-    Args:
-        plan: the whole run.
-        mechanism: the name of the noise that runs.
-
-    """
-    if mechanism == "independent":  # nothing of it cancels anyway
-        return
+def warn_of_kept_noise(plan: Plan, method: MethodPlan) -> None:
+    """Notice for a plan under which correlated noise does not cancel as it could."""
     radius = plan.learning.projection_radius
-    if radius is not None:
+    if radius is not None and method.mechanism_name not in (None, "independent"):
         warnings.warn(
-            f"learning.projection_radius = {radius:g} beside {mechanism} noise: a "
-            "model that is put back into the ball keeps noise that later steps would have "
-            "cancelled (remove it; forgetting keeps a model near its start too, or take mechanism "
-            '= "independent")',
+            f"learning.projection_radius = {radius:g} beside correlated noise ({method.name}): a model that is put "
+            "back into the ball keeps noise that later steps would have cancelled (remove it; forgetting keeps a "
+            'model near its start too, or take mechanism = "independent")',
             PlanNotice,
             stacklevel=3,
         )
@@ -183,7 +174,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         factorization = build_for(name, plan.workload_of(method), plan.participation)
     else:
         factorization = build(name, horizon, **options)
-    warn_of_kept_noise(plan, factorization.name)
+    warn_of_kept_noise(plan, method)
     std, guarantee = calibrate(
         plan.budget_of(method),
         factorization,

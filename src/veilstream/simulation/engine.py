@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,9 @@ from veilstream.plans.prepare import Prepared, main_method
 from veilstream.plans.tasks import task_of
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.block import METRICS, Block, ModelArrays, Schedule
+from veilstream.simulation.held_out import HeldOut
 from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
-from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place
+from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place_of
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.run_checkpoint import BatchState
 from veilstream.simulation.telemetry import SimulatedTelemetry
@@ -35,7 +35,6 @@ from veilstream.streams.pool import PoolStream, Stream
 
 Float32s = NDArray[np.float32]
 
-_CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
 _IN_FLIGHT = 2  # blocks handed to the device before the oldest must be done
 
 
@@ -52,11 +51,6 @@ def evaluated_rounds(plan: Plan) -> list[int]:
     """Rounds before which held-out accuracy is measured, and the end."""
     R = plan.learning.rounds
     return [r for r in range(R + 1) if r % plan.run.evaluate_every == 0 or r == R]
-
-
-def noise_place_of(plan: Plan) -> NoisePlace:
-    """Where a run of this plan makes its noise, on this machine."""
-    return noise_place(plan.run.noise, own_pace=plan.data.partial_attendance)
 
 
 def _by_shape(prepared: Sequence[Prepared]) -> list[list[int]]:
@@ -151,8 +145,6 @@ class Simulation:
         start: Float32s | None = None,
     ) -> None:
         """``start`` is the model that every method and seed begins with, if not the task's own."""
-        import jax
-
         self.plan, self._x0 = plan, start
         self.task = task_of(plan) if task is None else task
         self.stream = stream_of(plan) if stream is None else stream
@@ -177,8 +169,7 @@ class Simulation:
         self.history: dict[str, Float32s] = {m: np.full(shape, np.nan, np.float32) for m in METRICS}
         self.evaluated = evaluated_rounds(plan)
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
-        self._held: dict[int, Sample] = {}
-        self._count_right = jax.jit(partial(_count_right, self.task))
+        self._held_out = HeldOut(plan, self.task, self.stream, self.seeds, self._expected)
         self._pool = self._device_pool()
         self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
         self._position = self._start()
@@ -364,7 +355,7 @@ class Simulation:
             (first, blocks), *later = here.unread
             for group, (measured, kept) in zip(self._groups, blocks, strict=True):
                 self._record(group, measured, first)
-                self._evaluate(group, kept, first)
+                self._evaluate(group, kept, first, later[0][0] if later else here.round)
             if self.task.classifies:
                 main = self._main
                 until = later[0][0] if later else here.round
@@ -373,7 +364,7 @@ class Simulation:
                 accuracy = float(met.mean()) if met.size else None
             if here.round == self.plan.learning.rounds and not later:
                 for group, models in zip(self._groups, here.models, strict=True):
-                    self._evaluate_at(group, models.average, len(self.evaluated) - 1)
+                    self._measure_held_out(group, models.average, len(self.evaluated) - 1)
             self._position = _Position(here.round, here.models, here.noise, tuple(later))
         return accuracy
 
@@ -385,58 +376,16 @@ class Simulation:
         if self.telemetry is not None:
             self.telemetry.record(group.methods, first, np.asarray(measured["telemetry"]))
 
-    def _evaluate(self, group: _Group, kept: Any, first: int) -> None:
-        """Held-out accuracy of what was published before the rounds that are looked at."""
-        span = range(first, min(first + self.block_rounds, self.plan.learning.rounds))
-        columns = [column for column, r in enumerate(self.evaluated) if r in span]
+    def _evaluate(self, group: _Group, kept: Any, first: int, until: int) -> None:
+        """Held-out accuracy of the models published before the rounds of a block that are looked at."""
+        columns = [column for column, r in enumerate(self.evaluated) if first <= r < until]
         for place, column in enumerate(columns):
-            self._evaluate_at(group, kept[place], column)
+            self._measure_held_out(group, kept[place], column)
 
-    def _evaluate_at(self, group: _Group, published: Any, column: int) -> None:
-        """Held-out clients are those that a model of round r would meet: under drift, its own."""
-        if not self.task.classifies:
-            return
-        import jax
-
-        round_ = min(self.evaluated[column], self.plan.learning.rounds - 1)
-        for s, seed in enumerate(self.seeds):
-            held_out = self._held_out(seed, round_)
-            size = len(held_out.target)
-            together = self._held_out_together(len(group.methods))
-            with jax.default_matmul_precision("highest"):
-                right = sum(
-                    np.asarray(
-                        self._count_right(
-                            published[:, s],
-                            held_out.features[first : first + together],
-                            held_out.target[first : first + together],
-                        )
-                    )
-                    for first in range(0, size, together)
-                )
-            self.held_out_accuracy[group.methods, s, column] = right / size
-
-    def _held_out_together(self, methods: int) -> int:
-        """How many held-out clients are looked at at once."""
-        # Looking takes about a quarter of what a gradient does.
-        each = methods * max(1, self._expected.details.workspace // 4)
-        eighth = self.plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
-        room = _CACHE_FLOATS if self.noise_place == "host" else eighth
-        return max(50, min(eighth, room) // each)
-
-    def _held_out(self, seed: int, round_: int) -> Sample:
-        """Without drift, every round has the same ones: drawn once."""
-        if self.plan.data.drift != "none":
-            return self._drawn_held_out(seed, round_)
-        which = 0 if self._pool is not None else seed
-        if which not in self._held:
-            self._held[which] = _on_device(self._drawn_held_out(which, 0))
-        return self._held[which]
-
-    def _drawn_held_out(self, seed: int, round_: int) -> Sample:
-        drawn = self.stream.held_out(seed, self.plan.data.held_out, round_)
-        self._expected.check_held_out(drawn, seed, round_)
-        return drawn
+    def _measure_held_out(self, group: _Group, published: Any, column: int) -> None:
+        if self.task.classifies:
+            accuracy = self._held_out.accuracy(published, self.evaluated[column])
+            self.held_out_accuracy[group.methods, :, column] = accuracy
 
     def models(self) -> Float32s:
         """The models published last, (methods, seeds, d)."""
@@ -542,16 +491,3 @@ def _with_device_noise(block: Block, noise: DeviceNoise) -> Callable[..., Any]:
         return after, *block.run(models, clients, made, *fixed)
 
     return run
-
-
-def _on_device(sample: Sample) -> Sample:
-    import jax.numpy as jnp
-
-    return Sample(jnp.asarray(sample.features), jnp.asarray(sample.target))
-
-
-def _count_right(task: Task, models: Any, features: Any, target: Any) -> Any:
-    """How many held-out clients each model gets right, (methods,)."""
-    import jax
-
-    return jax.vmap(lambda model: (task.predict(model, features) == target).sum())(models)

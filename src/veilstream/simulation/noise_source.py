@@ -15,9 +15,9 @@ step size share them and differ only in the factor, so that they differ in nothi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms import Factorization, NoiseStream
 from veilstream.mechanisms.jax_noise import JaxNoise
+from veilstream.mechanisms.keystream import noise_seed
+from veilstream.plans.plan import Plan
 from veilstream.simulation.attendance import Attendance
 
 if TYPE_CHECKING:
@@ -36,31 +38,24 @@ Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]
 
 
-def noise_seed(seed: int, mechanism: str) -> int:
-    """Seed of one mechanism's draws in one run; simulation only, as all seeds are."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
-
-
 def learner_noise_seed(seed: int, mechanism: str, learner: int) -> int:
     """Seed of one learner's draws, where every learner has a stream of its own."""
     return noise_seed(seed, f"{mechanism}/{learner}")
 
 
-def noise_place(asked: str, *, own_pace: bool = False) -> NoisePlace:
-    """Where noise is made: as asked, or on the host where JAX computes on a CPU.
+def noise_place_of(plan: Plan) -> NoisePlace:
+    """Where a run of this plan makes its noise on this machine.
 
-    Learners that advance at a pace of their own have it on the host, always.
+    Learners that miss rounds always have it on the host. Otherwise it is as the plan says; if the
+    plan leaves it open, noise is made where JAX computes.
     """
-    if own_pace:
-        return "host"
-    if asked in ("host", "device"):
-        return asked  # type: ignore[return-value]
-    from importlib.util import find_spec
-
     import jax
 
-    on_cpu = jax.default_backend() == "cpu"
-    return "host" if on_cpu and find_spec("cryptography") is not None else "device"
+    if plan.data.partial_attendance:
+        return "host"
+    if plan.run.noise in ("host", "device"):
+        return plan.run.noise
+    return "host" if jax.default_backend() == "cpu" and find_spec("cryptography") is not None else "device"
 
 
 class HostNoise:

@@ -32,7 +32,8 @@ from veilstream.runs.folder import Run, check_folder, latest_folder, new_folder,
 from veilstream.runs.start import kept_start, starting_model
 from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
-from veilstream.simulation.engine import evaluated_rounds, memory_of, noise_place_of
+from veilstream.simulation.engine import evaluated_rounds, memory_of
+from veilstream.simulation.noise_source import noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.seed_batches import (
     Results,

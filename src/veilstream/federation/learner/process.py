@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
+from veilstream.federation.addresses import Address
 from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
@@ -19,7 +20,7 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.reply_times import reply_times
-from veilstream.federation.supervision import Address, Node, supervised
+from veilstream.federation.protocol.transport import Node, supervisor
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
@@ -32,17 +33,18 @@ from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
+    from veilstream.federation.learner.local_page import LearnerPages
 
 
 _log = logging.getLogger(__name__)
 
-_LAST_REPLY_S = 1.0  # for the confirmation to reach the server
+_LAST_REPLY_S = 1.0  # for the last reply to reach the server
 _TELL_EVERY_S = 60.0
 
 
 @dataclass
 class LearnerService:
-    """`veilstream learner`: ledger, daemon, data source, and a way to the server."""
+    """`veilstream learner`: ledger, daemon, data source, and a transport to the server."""
 
     plan: Plan
     keys: Path
@@ -55,38 +57,39 @@ class LearnerService:
     insecure: bool = False
     task: Task | None = None
     new_store: bool = False
-    """Begin a store where there is none."""
+    """Begin a store if there is none."""
     reply_after_s: float | None = None
-    """When releases leave after their request; None: by the source (`reply_times`)."""
-    token_file: Path | None = None
-    """The learner API's access token; None: beside the store, with the suffix .token."""
+    """When releases leave after their request; None: as the source needs (`reply_times`)."""
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
     socket: Path | None = None
     """Where a carrier (Flower's SuperNode) connects, instead of ``server``."""
     trust_carrier: bool = False
-    """Answer a carrier of this process's own account, which could read all that is here."""
+    """Answer a carrier of this process's own account, which could read everything here."""
     accept_refusals: float = 0.05
-    """Share of a file's first records that may be refused at a start."""
+    """Share of a file's next records that may be refused at the start."""
     end_with_file: bool = False
-    """Return when the file has ended; else stay, and read what is appended."""
+    """Return when the file ends; otherwise wait for rows to be appended."""
+    pages: LearnerPages | None = None
+    """Makes the learner API's pages for a browser; None: there are none."""
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Answer the server until ``stop``, also after the last round (`exit_when_done`)."""
+        """Answer the server until ``stop``, also after the last round."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
         source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
-        times = reply_times(window_s, self.reply_after_s)
+        replies = reply_times(window_s, self.reply_after_s)
+        if replies is not None and window_s is not None:
+            self._check_deadline(replies.after_s)
         task = task_of(self.plan) if self.task is None else self.task
-        api: LearnerApi | None = None
         with ExitStack() as stack:
             learner = Learner(self.plan, self.store, task, witness=self.witness, create=self.new_store)
             stack.callback(learner.close)
             _log.info("guarantee: %s", learner.guarantee)
-            for notice in learner.notices:
+            for notice in learner.ledger.notices:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
@@ -94,48 +97,46 @@ class LearnerService:
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
-            if window_s is not None:
-                self._check_times(window_s if times is None else times.after_s)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
                 learner,
                 keys,
                 source,
-                replies=times or "when done",
+                replies=replies or "when done",
                 min_clients=self.plan.federation.min_clients,
                 account=account,
             )
             stack.callback(account.save)
             stack.callback(daemon.close)
+            api: LearnerApi | None = None
             if self.learner_api is not None:
                 api = self._api(daemon, source, self.learner_api)
                 stack.callback(api.close)
             node = self._node(daemon, learner)
             stack.callback(node.close)
             node.start()
-            progress = _Progress(keys.name, daemon, account)
-            stack.callback(progress.last)
-            with supervised([node]) as check:
-                while not stop.wait(0.1):
-                    check()
-                    if api is not None:
-                        api.log_refusals()
-                    progress.log()
-                    if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
-                        stop.wait(_LAST_REPLY_S)
-                        return
-                    if self.end_with_file and daemon.file_has_ended():
-                        stop.wait(_LAST_REPLY_S)
-                        _log.info("learner %s ends with its file %s", keys.name, self.data)
-                        return
+            progress = _Progress(daemon, account)
+            stack.callback(progress.log_account)
+            check = supervisor(node)
+            while not stop.wait(0.1):
+                check()
+                if api is not None:
+                    api.log_refusals()
+                progress.log()
+                if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
+                    stop.wait(_LAST_REPLY_S)
+                    return
+                if self.end_with_file and daemon.file_has_ended():
+                    stop.wait(_LAST_REPLY_S)
+                    _log.info("learner %s ends with its file %s", keys.name, self.data)
+                    return
 
-    def _check_times(self, reply_s: float) -> None:
+    def _check_deadline(self, reply_s: float) -> None:
         deadline = self.plan.federation.deadline_s
         if deadline <= reply_s:
             _log.warning(
-                "federation.deadline_s = %g: the server waits no longer for this learner, which "
-                "answers after up to %g s (federation.patience_s, --reply-after), so its rounds "
-                "may come too late: give it more than %g",
+                "federation.deadline_s = %g: the server waits no longer for this learner, which replies after %g s "
+                "(federation.patience_s, --reply-after), so its rounds may come too late: give it more than %g",
                 deadline,
                 reply_s,
                 reply_s,
@@ -144,17 +145,12 @@ class LearnerService:
     def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
         from veilstream.federation.learner.learner_api import LearnerApi
 
-        path = self.token_file or token_path(self.store)
+        path = token_path(self.store)
         token, made = open_token(path)
-        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
-        named = "" if self.token_file is None else f" --token-file {path}"
         _log.info(
-            "a link to its local page: veilstream ledger page %s --learner-api %s:%d%s",
-            self.store,
-            at[0],
-            api.port,
-            named,
+            "a link to its local page: veilstream ledger page %s --learner-api %s:%d", self.store, at[0], api.port
         )
         if made:
             _log.info("learner API: new access token, shown this once: %s", token)
@@ -187,35 +183,31 @@ class LearnerService:
 
 
 class _Progress:
-    """Logs where a learner stands, when that changes; now and then with its account."""
+    """Logs a learner's progress when it changes, and now and then its account."""
 
-    def __init__(self, name: str, daemon: Daemon, account: LocalAccount) -> None:
-        self._name, self._daemon, self._learner = name, daemon, daemon.learner
-        self._account, self._told = account, (time.monotonic(), self._learner.round, "")
+    def __init__(self, daemon: Daemon, account: LocalAccount) -> None:
+        self._daemon, self._learner, self._account = daemon, daemon.learner, account
+        self._told, self._told_at, self._told_round = "", time.monotonic(), self._learner.round
         self._seen = (self._learner.epoch, self._learner.round)
         self._over: int | None = None
-        _log.info("learner %s: epoch %d, round %d", name, *self._seen)
+        _log.info("learner %s: epoch %d, round %d", daemon.name, *self._seen)
 
     def log(self) -> None:
         learner, rounds = self._learner, self._learner.terms.rounds
         now = (learner.epoch, learner.round)
         if now != self._seen and learner.round:
-            _log.info("learner %s: %d of %d rounds sealed", self._name, learner.round, rounds)
-            at, since, _ = self._told
-            tenth = abs(learner.round - since) >= max(1, rounds // 10)
-            if tenth or time.monotonic() - at >= _TELL_EVERY_S:
-                self._tell()
+            _log.info("learner %s: %d of %d rounds sealed", self._daemon.name, learner.round, rounds)
+            a_tenth = abs(learner.round - self._told_round) >= max(1, rounds // 10)
+            if a_tenth or time.monotonic() - self._told_at >= _TELL_EVERY_S:
+                self.log_account()
         self._seen = now
         if learner.over and self._over != learner.epoch:
             self._over = learner.epoch
-            _log.info("learner %s: %s; nobody is taken any more", self._name, self._daemon.ended)
+            _log.info("learner %s: %s; no more clients are taken", self._daemon.name, self._daemon.ended)
 
-    def last(self) -> None:
-        """At the end, if there is anything new."""
-        self._tell()
-
-    def _tell(self) -> None:
+    def log_account(self) -> None:
+        """Log the account, if it has changed."""
         line = self._account.line()
-        if self._account.counts.rounds and line != self._told[2]:
-            _log.info("learner %s: %s", self._name, line)
-        self._told = (time.monotonic(), self._learner.round, line)
+        if self._account.counts.rounds and line != self._told:
+            _log.info("learner %s: %s", self._daemon.name, line)
+        self._told, self._told_at, self._told_round = line, time.monotonic(), self._learner.round

@@ -3,6 +3,7 @@
     send(node, head, body)  soon, or a `Failure` comes back; many requests share one body
     receive(timeout_s)      what has come since: (node, reply bytes or Failure)
     nodes()                 who can be reached now
+    supervise()             what its operator should know, a line; now and then (`supervisor`)
 
 A node is the transport's word for a machine. Who sits there is found out by asking (`Coordinator`).
 Messages may be lost, late or doubled; their contents guard against that.
@@ -10,10 +11,16 @@ Messages may be lost, late or doubled; their contents guard against that.
 
 from __future__ import annotations
 
+import logging
 import queue
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+_log = logging.getLogger(__name__)
+
+_SUPERVISE_EVERY_S = 1.0
 _AT_ONCE = 32  # replies that are handed over together: whoever reads them holds all of these
 
 
@@ -42,6 +49,43 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End the transport's run."""
+
+
+class ServerSide(Transport, Protocol):
+    """A transport that the server starts itself."""
+
+    def start(self) -> None:
+        """Begin to carry."""
+
+    def supervise(self) -> str | None:
+        """What happened since the last call, if anything."""
+
+
+class Node(Protocol):
+    """A learner's side of a transport."""
+
+    def start(self) -> None:
+        """Connect."""
+
+    def supervise(self) -> str | None:
+        """What happened since the last call, if anything; raises if the server refuses this learner."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+def supervisor(side: ServerSide | Node) -> Callable[[], None]:
+    """A function to call often: once a second it logs what happened, and raises what cannot be mended."""
+    next_at = 0.0
+
+    def check() -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at:
+            next_at = time.monotonic() + _SUPERVISE_EVERY_S
+            if note := side.supervise():
+                _log.warning("%s", note)
+
+    return check
 
 
 class Inbox:

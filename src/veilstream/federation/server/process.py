@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from veilstream.errors import UnknownName
+from veilstream.federation.addresses import Address
 from veilstream.federation.keys.identity import ServerKeys
-from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.protocol.transport import ServerSide, Transport, supervisor
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_lock import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.federation.supervision import Address, ServerSide, supervised
 from veilstream.federation.transports import TRANSPORTS, TransportSetting
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
@@ -115,17 +115,17 @@ class ServerService:
             stack.callback(carrying.close)
             carrying.start()
             transport = CountedTransport(carrying, metrics)
-            with supervised([carrying]) as check:
-                if not coordinator.finished:
-                    at = f" at {self.address[0]}:{self.address[1]}" if isinstance(self.transport, str) else ""
-                    _log.info("run %s waits for learners%s", coordinator.run, at)
-                    coordinator.go(transport, look=check)
-                if self.exit_when_done:
-                    left = coordinator.end_all(transport, _END_S, check)
-                    if left:
-                        _log.warning("%s did not confirm the end of the run", ", ".join(left))
-                else:
-                    self._serve_on(coordinator, transport, check, stop)
+            check = supervisor(carrying)
+            if not coordinator.finished:
+                at = f" at {self.address[0]}:{self.address[1]}" if isinstance(self.transport, str) else ""
+                _log.info("run %s waits for learners%s", coordinator.run, at)
+                coordinator.go(transport, look=check)
+            if self.exit_when_done:
+                left = coordinator.end_all(transport, _END_S, check)
+                if left:
+                    _log.warning("%s did not confirm the end of the run", ", ".join(left))
+            else:
+                self._serve_on(coordinator, transport, check, stop)
         return coordinator
 
     def _carrying(self, dim: int) -> ServerSide:

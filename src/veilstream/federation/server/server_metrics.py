@@ -1,4 +1,4 @@
-"""What a server counts while it runs, as Prometheus text.
+"""What a server counts while it runs, for Prometheus.
 
 Everything here the server knows anyway: numbers of learners, messages, bytes and seconds. No
 learner is named, and nothing depends on a client's data beyond the releases themselves.
@@ -6,16 +6,26 @@ learner is named, and nothing depends on a client's data beyond the releases the
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from veilstream.errors import MissingExtra
 from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,32 +67,61 @@ class ServerMetrics:
                 self._round, self._round_began = now.round, moment
 
     def text(self, coordinator: Coordinator) -> str:
-        """All of it, in the text format of Prometheus."""
+        """All of it, in the text format of Prometheus.
+
+        Raises:
+            MissingExtra: without prometheus_client.
+
+        """
+        try:
+            from prometheus_client import generate_latest
+        except ImportError as error:
+            raise MissingExtra("prometheus_client", "federation", "the metrics page") from error
+
+        return generate_latest(_Families(self, coordinator)).decode()
+
+    def families(self, coordinator: Coordinator) -> Iterator[Metric]:
+        """Metric families, as a collector of prometheus_client yields them."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
         with self._lock:
             counts, seconds = Counter(self._counts), list(self._seconds)
             rounds, total_s = self._rounds, self._total_s
-        fold, refused = coordinator.fold, dict(coordinator.messages_refused)
-        page = _Page()
-        page.one("rounds_done", "gauge", "Rounds that are closed.", coordinator.round)
-        page.one("rounds_planned", "gauge", "Rounds of the plan.", coordinator.terms.rounds)
-        page.one("learners_planned", "gauge", "Learners of the plan.", coordinator.terms.learners)
-        page.one("learners_seated", "gauge", "Learners enrolled.", len(coordinator.seated))
-        answered = "Learners whose message counts in the open round."
-        page.one("learners_answered", "gauge", answered, len(fold.answered))
-        page.one("learners_refused", "gauge", "Learners that cannot take part.", len(coordinator.refused))
-        page.many(
-            "messages_refused_total",
-            "counter",
-            "Messages of learners that were not acted on.",
-            (({"reason": reason}, count) for reason, count in sorted(refused.items())),
+        for name, text, value in (
+            ("rounds_done", "Rounds that are closed.", coordinator.round),
+            ("rounds_planned", "Rounds of the plan.", coordinator.terms.rounds),
+            ("learners_planned", "Learners of the plan.", coordinator.terms.learners),
+            ("learners_seated", "Learners enrolled.", len(coordinator.seated)),
+            ("learners_answered", "Learners whose message counts in the open round.", coordinator.fold.answered_count),
+            ("learners_refused", "Learners that cannot take part.", len(coordinator.refused)),
+            ("uptime_seconds", "Seconds since the server's start.", self._clock() - self._began),
+            ("resident_memory_bytes", "Memory of this process.", _memory_bytes()),
+        ):
+            yield GaugeMetricFamily(f"veilstream_{name}", text, value)
+        refused = CounterMetricFamily(
+            "veilstream_messages_refused", "Messages of learners that were not acted on.", labels=["reason"]
         )
+        for reason, count in sorted(coordinator.messages_refused.items()):
+            refused.add_metric([reason], count)
+        yield refused
         for name, text in _COUNTERS.items():
-            page.one(f"{name}_total", "counter", text, counts[name])
-        page.summary("round_seconds", "Seconds of a round.", seconds, rounds, total_s)
-        up = self._clock() - self._began
-        page.one("uptime_seconds", "gauge", "Seconds since the server's start.", up)
-        page.one("resident_memory_bytes", "gauge", "Memory of this process.", _memory_bytes())
-        return page.text()
+            yield CounterMetricFamily(f"veilstream_{name}", text, counts[name])
+        timed = SummaryMetricFamily("veilstream_round_seconds", "Seconds of a round.", rounds, total_s)
+        for q in _QUANTILES:  # of recent rounds; NaN before the first
+            value = float(np.quantile(seconds, q)) if seconds else float("nan")
+            timed.add_sample(timed.name, {"quantile": str(q)}, value)
+        yield timed
+
+
+@dataclass(frozen=True)
+class _Families:
+    """A collector of prometheus_client."""
+
+    metrics: ServerMetrics
+    coordinator: Coordinator
+
+    def collect(self) -> Iterator[Metric]:
+        return self.metrics.families(self.coordinator)
 
 
 _COUNTERS = {
@@ -127,57 +166,10 @@ class CountedTransport:
         self._transport.close()
 
 
-class _Page:
-    """Lines of the text format, a family after the other."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def one(self, name: str, kind: str, text: str, value: float) -> None:
-        self.many(name, kind, text, [({}, value)])
-
-    def many(self, name: str, kind: str, text: str, samples: Iterable[tuple[dict[str, str], float]]) -> None:
-        full = self._head(name, kind, text)
-        self._lines += [f"{full}{_labels(labels)} {_number(value)}" for labels, value in samples]
-
-    def summary(self, name: str, text: str, values: list[float], count: int, total: float) -> None:
-        """Quantiles are of recent values, as Prometheus has it; NaN before the first."""
-        full = self._head(name, "summary", text)
-        for q in _QUANTILES:
-            value = float(np.quantile(values, q)) if values else float("nan")
-            self._lines.append(f"{full}{_labels({'quantile': str(q)})} {_number(value)}")
-        self._lines += [f"{full}_sum {_number(total)}", f"{full}_count {count}"]
-
-    def _head(self, name: str, kind: str, text: str) -> str:
-        full = f"veilstream_{name}"
-        self._lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-        return full
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    escaped = {
-        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()
-    }
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
-
-
-def _number(value: float) -> str:
-    return "NaN" if value != value else repr(value)
-
-
 def _memory_bytes() -> int:
-    """Now where psutil is installed, else the most that there ever was."""
+    """Now where /proc says it, else the most that there ever was."""
     try:
-        import psutil
-    except ImportError:
-        import resource
-        import sys
-
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else 1024 * most
-    return int(psutil.Process().memory_info().rss)
