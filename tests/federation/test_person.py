@@ -13,7 +13,7 @@ from tests.federation.test_learner_api import KEPT, TOKEN, served
 from tests.federation.test_local_page import open_link
 from tests.support.federation import plan_of
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger.person import part_of_person
+from veilstream.deployment.ledger.inspect import part_of_person
 from veilstream.deployment.ledger.rescue import begin_again
 from veilstream.errors import InputError
 
