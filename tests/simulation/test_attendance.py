@@ -11,13 +11,13 @@ from studies import dropouts
 import veilstream as vs
 from tests.conformance.test_factorizations import draws
 from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, plan_of, simulate
+from veilstream.deployment.simulated_learner import SimulatedLearner
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.noise_source import OwnPaceNoise, learner_noise_seed
-from veilstream.simulation.one_learner import SimulatedLearner
 
 FREE = {"name": "free", "kind": "noise-free", "step_size": 0.3, "server_step_size": 1.5}
 

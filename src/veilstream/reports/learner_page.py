@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.deployment.ledger.person import PersonsPart
+from veilstream.deployment.ledger.inspect import PersonsPart
 from veilstream.federation.learner.local_account import duration
 from veilstream.federation.learner.local_page import PERSON_PATH, REFRESH_S, LocalPage
 from veilstream.reports.charts import chart

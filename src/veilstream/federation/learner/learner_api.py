@@ -38,7 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from veilstream.deployment.ledger.person import PersonsPart, part_of_person
+from veilstream.deployment.ledger.inspect import PersonsPart, part_of_person
 from veilstream.errors import InputError, LedgerError, MissingExtra
 from veilstream.federation.addresses import is_own_host
 from veilstream.federation.http.asgi_server import AsgiServer, Limits

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from veilstream.deployment.ledger.person import PersonsPart
+from veilstream.deployment.ledger.inspect import PersonsPart
 from veilstream.federation.learner.access import LINK_S, SESSION_S, PageAccess
 
 PERSON_PATH = "/page/person"

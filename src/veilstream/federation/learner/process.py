@@ -89,7 +89,7 @@ class LearnerService:
             learner = Learner(self.plan, self.store, task, witness=self.witness, create=self.new_store)
             stack.callback(learner.close)
             _log.info("guarantee: %s", learner.guarantee)
-            for notice in learner.notices:
+            for notice in learner.ledger.notices:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
