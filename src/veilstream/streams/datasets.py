@@ -65,7 +65,7 @@ class DataSet:
     files: tuple[KnownFile, ...]
     """Those that are fetched."""
     make: Callable[[dict[str, bytes]], dict[str, bytes]]
-    """From the content of what is fetched to the files that are written, by name."""
+    """Makes the files that are written, by name, from the contents that were fetched."""
     kept: tuple[KnownFile, ...]
     """Those that the directory holds."""
     megabytes: int
@@ -175,7 +175,7 @@ def named_source(source: str) -> tuple[Path, str]:
 
 
 def read_kept(name: str, directory: Path) -> tuple[list[bytes], dict[str, str]]:
-    """Contents of a data set's intact files in a directory, and what is wrong with each other one."""
+    """Contents of the intact files in a directory, and the problem with each other file."""
     contents: list[bytes] = []
     problems: dict[str, str] = {}
     for file in dataset_of(name).kept:
@@ -187,7 +187,7 @@ def read_kept(name: str, directory: Path) -> tuple[list[bytes], dict[str, str]]:
 
 
 def dataset_problems(name: str, directory: Path) -> dict[str, str]:
-    """What is wrong with each file of a directory; empty when all is well."""
+    """The problem with each file of a directory; empty if all are intact."""
     return read_kept(name, directory)[1]
 
 

@@ -32,7 +32,7 @@ _SLACK = 1 << 16
 """Bytes that gzip may add to content that it cannot compress."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, bytes so far, and bytes in all where known."""
+"""Called with a description, bytes so far, and bytes in all if known."""
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
