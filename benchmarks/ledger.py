@@ -16,27 +16,28 @@ long it takes to open, to write a round, to find an old message and to verify, a
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.archive import Row, fold_segment, pack, rows_from, segment_is_due
-from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
+from veilstream.deployment.ledger.chain import Body, Chain, Record, digest, tag_key
 from veilstream.deployment.ledger.database import open_sqlite
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import visit_key
 from veilstream.deployment.ledger.witness import Witness, entries_of
 from veilstream.learning.cnn import Cnn
-from veilstream.learning.tasks import Sample
+from veilstream.learning.tasks import Sample, Task
 from veilstream.plans.plan import Plan
 from veilstream.records.participation import PastVisits
 
@@ -51,14 +52,7 @@ class NoLedger:
         self.blobs: dict[str, bytes] = {}
 
     def write(
-        self,
-        kind: str,
-        body: dict[str, Any],
-        *,
-        keep: Any = None,
-        destroy: Any = None,
-        tag: object = None,
-        tags: object = None,
+        self, kind: str, body: Body, *, keep: Any = None, destroy: Any = None, tag: object = None, tags: object = None
     ) -> None:
         for name in destroy or []:
             del self.blobs[name]
@@ -67,6 +61,7 @@ class NoLedger:
             self.chain.follow(Record(0, kind, body, b""))
 
     def witness(self) -> None: ...
+    def reached(self, point: str) -> None: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
 
@@ -89,7 +84,9 @@ class NoLedger:
 class Bare(Learner):
     """A learner that would forget everything in a crash."""
 
-    _open_ledger = staticmethod(NoLedger)  # type: ignore[assignment]
+    def __init__(self, plan: Plan, store: Path, task: Task, *, create: bool = False) -> None:
+        parts = LearnerParts(ledger=NoLedger)  # type: ignore[arg-type]
+        super().__init__(plan, store, task, create=create, parts=parts)
 
 
 def plan_of(mechanism: str) -> Plan:
@@ -245,16 +242,16 @@ def write_store(path: Path, steps: int) -> None:
     chain, rows, visits = Chain(key), [], []
     blobs: dict[str, bytes] = {}
 
-    def write(kind: str, body: dict[str, Any], keep: Any = None, destroy: Any = None) -> None:
-        if keep:
-            body["kept"] = {name: digest(content) for name, content in keep.items()}
-        if destroy:
-            body["destroyed"] = destroy
-        if not chain.length:
-            body["tag_key"] = digest(key)
+    def write(kind: str, body: Body, keep: Any = None, destroy: Any = None) -> None:
+        body = replace(
+            body,
+            kept={name: digest(content) for name, content in keep.items()} if keep else None,
+            destroyed=destroy,
+            tag_key=None if chain.length else digest(key),
+        )
         if segment_is_due(len(rows), len(chain.kept)):
             first, content = rows[0].number, pack(rows)
-            body["before"] = chain.summary(fold_segment(chain.archive, first, content))
+            body = replace(body, before=chain.summary(fold_segment(chain.archive, first, content)))
             db.execute("INSERT INTO segments VALUES (?, ?)", (first, content))
             db.executemany("INSERT INTO visits VALUES (?)", visits)
             db.execute("COMMIT")
@@ -268,27 +265,27 @@ def write_store(path: Path, steps: int) -> None:
         chain.follow(record)
         rows.append(Row(record.number, kind, text, record.hash))
 
-    write("epoch", {"epoch": 0, "settings": {"rounds": steps, "guarantee": {}}})
+    write("epoch", Body(epoch=0, settings={"rounds": steps, "guarantee": {}}))
     for r in range(steps // TAU):
         x = os.urandom(12)
-        write("pin", {"epoch": 0, "round": r, "x": digest(x)}, {"x": x})
+        write("pin", Body(epoch=0, round=r, x=digest(x)), {"x": x})
         for t in range(TAU):
             step, tag = r * TAU + t, os.urandom(32)
-            body = {"epoch": 0, "step": step, "tag": tag.hex()}
+            body = Body(epoch=0, step=step, tag=tag.hex())
             secret = f"seed/0/{step:010d}"
             write("step", body, {secret: os.urandom(32), f"noisy/{t}": os.urandom(12)})
             visits.append((visit_key(tag, 0, step),))
         payload = os.urandom(64)
-        sealed = {"epoch": 0, "round": r, "hash": _message(r), "x": digest(x)}
+        sealed = Body(epoch=0, round=r, hash=_message(r), x=digest(x))
         write("message", sealed, {"message": payload})
         if r % 16 == 15:
             seeds = [name for name in blobs if name.startswith("seed/")]
-            write("snapshot", {"epoch": 0, "step": step}, {"snapshot": os.urandom(200)}, seeds)
+            write("snapshot", Body(epoch=0, step=step), {"snapshot": os.urandom(200)}, seeds)
     db.executemany("INSERT INTO visits VALUES (?)", visits)
     db.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
     db.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
     db.execute("COMMIT")
-    records = (Record(row.number, row.kind, json.loads(row.text), row.hash) for row in rows_from(db))
+    records = (Record.read(row) for row in rows_from(db))
     entries = (entry for record in records for entry in entries_of(db, record))
     Witness.create(path.with_suffix(".witness"), key, entries).close()
     db.close()
@@ -316,15 +313,15 @@ def opened(store: Path, answer: Any) -> None:
         wall = time.perf_counter()
         for t in range(TAU):
             tag = ledger.keyed(os.urandom(8))
-            assert ledger.visit(tag) is None
-            ledger.write("step", {"epoch": 0, "step": standing.steps}, tag=tag, keep={f"noisy/{t}": os.urandom(12)})
+            assert ledger.past_visits(tag) is None
+            ledger.write("step", Body(epoch=0, step=standing.steps), tag=tag, keep={f"noisy/{t}": os.urandom(12)})
             ledger.witness()
         stepping = time.perf_counter() - wall
         wall = time.perf_counter()
         assert ledger.knows_message(1, _message(1))
         finding = time.perf_counter() - wall
         for _ in range(3000):
-            ledger.write("step", {"epoch": 0, "step": standing.steps}, keep={"a": os.urandom(12)})
+            ledger.write("step", Body(epoch=0, step=standing.steps), keep={"a": os.urandom(12)})
             ledger.witness()
         answer.send((*opening, stepping, finding, at_open, _peak() - before))
 

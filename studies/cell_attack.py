@@ -35,7 +35,7 @@ import veilstream as vs
 from veilstream.audit.disposable import Disposable
 from veilstream.audit.statistics.law import law_of
 from veilstream.audit.statistics.many_run import clopper_pearson
-from veilstream.deployment.local_rounds import NoisySum
+from veilstream.deployment import local_rounds
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.learning.tasks import Sample
@@ -207,9 +207,12 @@ def attack(
 class Float32Noise(GridNoise):
     """The noise of 0.3.0: float32 draws, multiplied once more in float32."""
 
-    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **(more | {"draw": self._singles}))
+
+    def _singles(self, row: Row, out: Floats, scale: float) -> Iterator[slice]:
         feed = self._program.matrix(self._position)[0, -1]
-        std = np.float32(self._scale * self._grid.step)
+        std = np.float32(scale * self._grid.step)
         single = np.empty(len(out), np.float32)
         context, tiles = row.open(), NormalTiles(len(out))
         for first in range(0, len(out), TILE):
@@ -225,7 +228,7 @@ class Float32Noise(GridNoise):
 
 def planted() -> Any:
     """Put the hole back."""
-    return patch.object(NoisySum, "noise_type", Float32Noise)
+    return patch.object(local_rounds, "GridNoise", Float32Noise)
 
 
 def study(runs: int, mechanisms: list[str], dim: int = DIM) -> list[Case]:

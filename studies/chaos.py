@@ -233,7 +233,7 @@ def _compare(folder: Path, plan: Plan, names: list[str], report: Report) -> None
         verify(store)
         with Ledger(store, create=True) as ledger:
             known = {
-                (record.body["epoch"], record.body["round"]): record.body["hash"]
+                (record.body.epoch, record.body.round): record.body.hash
                 for record in ledger.records()
                 if record.kind == "message"
             }

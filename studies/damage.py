@@ -41,7 +41,7 @@ import veilstream.deployment.ledger.store
 from studies.disk import scratch
 from studies.power_cuts import ROUNDS, D, NumpyTask, plan_of, small_snapshots
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
+from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import TAG_BYTES
 from veilstream.errors import LedgerError, VeilstreamError
 from veilstream.learning.tasks import Sample
@@ -207,10 +207,10 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
     return {
         **tables,
         "by name": {name: ledger.blob(name) for name in sorted(ledger.chain.kept)},
-        "by tag": [ledger.visit(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
+        "by tag": [ledger.past_visits(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
         "messages": _messages(learner),
         "standing": asdict(ledger.chain.standing),
-        "place": (learner.epoch, learner.round, local.taken, learner._snapshot_at),
+        "place": (learner.epoch, learner.round, local.taken, learner.epochs.snapshot_step),
         "models": (local.pinned, local.sealed_model, local.model.reveal().tobytes()),
         "prefix": local.prefix.tobytes(),
         "noise": local.noise.snapshot(),
@@ -220,9 +220,9 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
 
 def _messages(learner: Learner) -> dict[str, int]:
     """Hashes of all messages, with their rounds; each must be known when it is asked for."""
-    ledger = learner._ledger
+    ledger = learner.ledger
     found = [record.body for record in ledger.records() if record.kind == "message"]
-    return {body["hash"]: body["round"] for body in found if ledger.knows_message(body["round"], body["hash"])}
+    return {body.hash: body.round for body in found if ledger.knows_message(body.round, body.hash)}
 
 
 def _continuation(learner: Learner) -> bytes:
@@ -389,7 +389,7 @@ def _history(root: Path, rng: np.random.Generator) -> tuple[list[Copy], tuple[in
         messages = max(chain.epoch, 0) * ROUNDS + chain.standing.rounds
         copies.append(Copy(chain.length, messages, _read(root)))
 
-    with mock.patch.object(crash_points, "reached", copy):
+    with mock.patch.object(Ledger, "reached", staticmethod(copy)):
         for _ in range(int(rng.integers(4, 14))):
             _advance(learner, 1)
             if rng.random() < 0.3:

@@ -22,14 +22,13 @@ import veilstream.deployment.learner as learner_module
 import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
 import veilstream.deployment.local_rounds as local_rounds
+from veilstream.deployment import epochs as epochs_module
+from veilstream.deployment.epochs import EpochLedger, secret_name
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
-from veilstream.deployment.ledger.crash_points import CRASH_POINTS
 from veilstream.deployment.ledger.database import open_sqlite
-from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.store import CRASH_POINTS, Ledger
 from veilstream.deployment.ledger.witness import Witness
 from veilstream.deployment.local_rounds import LocalRounds
-from veilstream.deployment.recovery import secret_name
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
@@ -210,12 +209,12 @@ def _live(store: Path, diary: Diary, fate: Fate, sabotage: str | None, world: Co
 
 
 def _place_faults(fate: Fate) -> None:
-    crash_points.reached = fate.reached
-    learner_module._SNAPSHOT_STEPS = SNAPSHOT_STEPS
+    Ledger.reached = staticmethod(fate.reached)
+    epochs_module._SNAPSHOT_STEPS = SNAPSHOT_STEPS
     store_module.segment_is_due = lambda records, kept: records >= SEGMENT_RECORDS
     Ledger._connect = staticmethod(lambda path: CutBetweenStatements(open_sqlite(path), fate))
     append, make = Witness.append, witness_module.write_file
-    recover, draw = Learner._recover, learner_module.fresh_secret
+    recover, draw = EpochLedger._recover, learner_module.fresh_secret
 
     def appended(self: Witness, entries: list[Any]) -> None:
         data = b"".join(entry.pack() for entry in entries)
@@ -231,7 +230,7 @@ def _place_faults(fate: Fate) -> None:
         make(path, content, **options)
         fate.reached("after the witness is made")
 
-    def recovered(self: Learner) -> None:
+    def recovered(self: EpochLedger) -> None:
         fate.reached("before recovery")
         recover(self)
         fate.reached("after recovery")
@@ -242,7 +241,7 @@ def _place_faults(fate: Fate) -> None:
         return secret
 
     Witness.append, witness_module.write_file = appended, made
-    Learner._recover, learner_module.fresh_secret = recovered, drawn
+    EpochLedger._recover, learner_module.fresh_secret = recovered, drawn
     learner_module.check_generator_once = unguarded  # done, for all lives, before they are forked
 
 
@@ -349,7 +348,7 @@ _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
 
 
 def _would_take(learner: Learner, name: str) -> bool:
-    spent = learner._spent([learner.ledger.keyed(name.encode())])
+    spent = learner._spent(learner.ledger.keyed(name.encode()))
     return bool(learner.clients_wanted) and not spent
 
 
@@ -358,7 +357,7 @@ def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> Non
     if kind == "same-secrets":
         _same_secrets(learner)
     elif kind == "forget-clients":
-        learner._spent = lambda tags: False
+        learner._spent = lambda tag: False
     elif kind == "send-first":
         _send_first(learner, world, fate)
 
@@ -376,7 +375,7 @@ def _same_secrets(learner: Learner) -> None:
 
 def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
     """Steps without a client and the message are stored when the message has left already."""
-    write, late = learner._write, []
+    write, late = learner.epochs.write, []
 
     def written(kind: str, body: Any, **more: Any) -> None:
         if kind in ("step", "steps") and not more.get("tag") and not any(more.get("tags", ())):
@@ -396,8 +395,8 @@ def _send_first(learner: Learner, world: Connection, fate: Fate) -> None:
         else:
             fate.reached(point)
 
-    learner._write = written
-    crash_points.reached = reached
+    learner.epochs.write = written
+    Ledger.reached = staticmethod(reached)
 
 
 def _sha(content: bytes) -> str:

@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import veilstream as vs
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
@@ -56,7 +57,6 @@ from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, prepare
 from veilstream.plans.tasks import task_of
-from veilstream.privacy.grid_noise import GridNoise
 from veilstream.progress import progress
 from veilstream.records.admission import Answer
 from veilstream.simulation.engine import Simulation
@@ -194,22 +194,18 @@ class Given(Row):
         raise AssertionError("given normals have no further bits")
 
 
-class GivenNormals(GridNoise):
-    """Takes a row's normals as they are."""
-
-    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
-        assert isinstance(row, Given)
-        np.multiply(row.draws, self._scale, out=out)
-        yield slice(0, len(out))
+def given_normals(row: Row, out: Floats, scale: float) -> Iterator[slice]:
+    """A row's normals as they are."""
+    assert isinstance(row, Given)
+    np.multiply(row.draws, scale, out=out)
+    yield slice(0, len(out))
 
 
 class GivenRounds(LocalRounds):
     """Rounds whose normals are the simulation's, at one learner's place."""
 
-    noise_type = GivenNormals
-
     def __init__(self, terms: Terms, epoch: int, place: int) -> None:
-        super().__init__(terms, epoch)
+        super().__init__(terms, epoch, given_normals)
         self.place = place
 
     def row(self, step: int, secret: bytes) -> Given:
@@ -230,8 +226,11 @@ class GivenNoise(Learner):
         """Such learners at this place."""
         return type(cls.__name__, (cls,), {"place": place})
 
-    def new_rounds(self, epoch: int) -> GivenRounds:
-        return self.Rounds(self.terms, epoch, self.place)
+    def __init__(self, plan: Plan, store: Path, task: Task, *, create: bool = False) -> None:
+        super().__init__(plan, store, task, create=create, parts=LearnerParts(rounds=self.rounds))
+
+    def rounds(self, terms: Terms, epoch: int) -> GivenRounds:
+        return self.Rounds(terms, epoch, self.place)
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
 
 def _program_noise(learner: GivenNoise) -> Floats:
     """The increments of a learner's program once more, (T, d)."""
-    again = learner.new_rounds(learner.epoch)
+    again = learner.rounds(learner.terms, learner.epoch)
     prefixes = [np.zeros(again.dim)]
     for step in range(again.terms.mechanism.horizon):
         again.noise.step(again.row(step, b""))

@@ -16,6 +16,7 @@ witness can go back to the same earlier moment, and only the outside can tell.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import hmac
 import json
@@ -26,7 +27,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,15 +38,17 @@ from unittest import mock
 import apsw
 import numpy as np
 
-import veilstream.deployment.learner
+import veilstream.deployment.epochs
 import veilstream.deployment.ledger.store
 from studies.disk import Disk, PowerCut, ledger_on, mounted, scratch
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import Release
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, PrivacyError, VeilstreamError
-from veilstream.learning.tasks import Sample
+from veilstream.learning.tasks import Sample, Task
 from veilstream.plans.plan import Plan
 from veilstream.progress import progress
 from veilstream.records.admission import Answer
@@ -104,7 +107,7 @@ def plan_of(rounds: int = ROUNDS, local_steps: int = TAU) -> Plan:
 def small_snapshots() -> Iterator[None]:
     """Snapshots within a horizon of a few steps, and segments of a few records."""
     with (
-        mock.patch.object(veilstream.deployment.learner, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
+        mock.patch.object(veilstream.deployment.epochs, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
         mock.patch.object(
             veilstream.deployment.ledger.store, "segment_is_due", lambda records, kept: records >= SEGMENT_RECORDS
         ),
@@ -238,12 +241,17 @@ class WatchedLearner(Learner):
     """A learner whose every pairing of noise and gradient is seen."""
 
     outside: Outside
-    meeting: str | None = None
-    """The visitor whose gradient is to be paired; None for a step without a client."""
+    ledger_type: type[Ledger]
+    meetings: list[str | None]
+    """Visitors whose gradients are paired next; None for a step without a client."""
 
-    def _step(self, sample: Any, tag: bytes | None, seed: bytes) -> Any:
-        self.meeting = None if tag is None else self.visitors.get(tag)
-        return super()._step(sample, tag, seed)
+    def __init__(self, plan: Plan, store: Path, task: Task, **more: Any) -> None:
+        parts = LearnerParts(ledger=self.ledger_type, rounds=functools.partial(WatchedRounds, learner=self))
+        super().__init__(plan, store, task, parts=parts, **more)
+
+    def _store_steps(self, group: Sequence[tuple[bytes | None, Sample | None]]) -> None:
+        self.meetings = [None if tag is None else self.visitors.get(tag) for tag, _ in group]
+        super()._store_steps(group)
 
     def expect(self, who: str) -> None:
         """Someone whose steps are to be told apart from others'."""
@@ -254,26 +262,23 @@ class WatchedLearner(Learner):
         """By their keyed tags."""
         return {}
 
-    def new_rounds(self, epoch: int) -> WatchedRounds:
-        rounds = WatchedRounds(self.terms, epoch)
-        rounds.learner = self
-        return rounds
-
 
 class WatchedRounds(LocalRounds):
     """Tells of every pairing before anything can come of it."""
 
-    learner: WatchedLearner
+    def __init__(self, terms: Terms, epoch: int, learner: WatchedLearner) -> None:
+        super().__init__(terms, epoch)
+        self.learner = learner
 
     def noisy(self, gradient: Any, secret: bytes) -> Any:
-        place, who = (self.epoch, self.step), self.learner.meeting
+        place, who = (self.epoch, self.step), self.learner.meetings.pop(0)
         self.learner.outside.pairing(secret, gradient.reveal().tobytes(), place, who)
         return super().noisy(gradient, secret)
 
 
 def learner_class(ledger: type[Ledger], outside: Outside) -> type[WatchedLearner]:
     """Learners on this kind of ledger, seen from here."""
-    members = {"_open_ledger": staticmethod(ledger), "outside": outside}
+    members = {"ledger_type": ledger, "outside": outside}
     return type("StudiedLearner", (WatchedLearner,), members)
 
 
@@ -425,7 +430,7 @@ class History:
         """One learner, for a few rounds; closed in good order unless the power fails."""
         opened = learner(self._plan, self._store, NumpyTask(), create=True)
         try:
-            self._outside.compare(opened._ledger._db)
+            self._outside.compare(opened.ledger._db)
             self._findings.work["starts"] += 1
             while self._rng.random() < 0.9:
                 self._visitor.some_round(opened)

@@ -42,6 +42,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +123,11 @@ class Sent:
 class Float32Draws(GridNoise):
     """Sabotage: draws are float32 numbers, of which a cell holds few, and ties go to even cells."""
 
-    def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
-        for tile in super()._draw(row, out):
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **(more | {"draw": self._singles}))
+
+    def _singles(self, row: Row, out: Floats, scale: float) -> Iterator[slice]:
+        for tile in self._normals.tiles(row, out, scale):
             out[tile] = out[tile].astype(np.float32)
             yield tile
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from veilstream import audit, errors, mechanisms, privacy, streams
     from veilstream.deployment.learner import Learner
+    from veilstream.deployment.private_model import PrivateModel
     from veilstream.deployment.private_sum import PrivateSum
     from veilstream.deployment.release import Release, decode
     from veilstream.errors import VeilstreamError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from veilstream.reports.reported_run import run
     from veilstream.research import theory
     from veilstream.runs.folder import Run
-    from veilstream.simulation.private_model import PrivateModel
 
 __version__ = "0.5.0"
 
@@ -78,7 +78,7 @@ _NAMES = {
     "Learner": "veilstream.deployment.learner",
     "Participation": "veilstream.mechanisms",
     "Plan": "veilstream.plans.plan",
-    "PrivateModel": "veilstream.simulation.private_model",
+    "PrivateModel": "veilstream.deployment.private_model",
     "PrivateSum": "veilstream.deployment.private_sum",
     "Release": "veilstream.deployment.release",
     "Run": "veilstream.runs.folder",

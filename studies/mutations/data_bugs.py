@@ -15,11 +15,10 @@ from tests.support.known_secrets import known_secrets
 from studies.mutations.findings import Finding, both, mu_of
 from studies.precision import Float32Draws, Setting, attack
 from veilstream.audit.canary import canary_runs
-from veilstream.audit.deployed import listen
+from veilstream.audit.deployed import Replaced, listen, twin_runs
 from veilstream.audit.report import _on_grid
 from veilstream.audit.statistics import Law, one_run
 from veilstream.audit.transcript import law_of_terms
-from veilstream.audit.twins import Replaced, twin_runs
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import Witness
@@ -128,7 +127,7 @@ def nan_let_through() -> Finding:
 def same_client_twice() -> Finding:
     plan, terms = both(1)
     kept = canary_runs(plan, terms, 400, insist=True, seed=0)
-    with patch.object(Learner, "_spent", lambda self, tags: False):
+    with patch.object(Learner, "_spent", lambda self, tag: False):
         found = canary_runs(plan, terms, 4000, insist=True, seed=0)
         epochs = canary_runs(plan, terms, 8000, insist=True, epochs=2, seed=0)
     best = max(g.mu_surely for g in found.guesses)

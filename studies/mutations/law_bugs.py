@@ -15,14 +15,13 @@ import pytest
 
 from studies.cell_attack import planted
 from studies.mutations.findings import Finding, both
-from veilstream.audit.checks import cell_checks, run_checks, seed_check
+from veilstream.audit.checks import cell_checks, run_checks, seed_check, small_checks
 from veilstream.audit.deployed import listen
-from veilstream.audit.small_runs import small_checks
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment import learner as learner_module
 from veilstream.deployment import local_rounds
-from veilstream.deployment.learner import Learner
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms.keystream import Row
@@ -72,7 +71,7 @@ def every_epoch_alike():
         rounds.store = str(self.ledger.path).encode()
         return rounds
 
-    return patch.object(Learner, "new_rounds", derived)
+    return patch.object(EpochLedger, "new_rounds", derived)
 
 
 def weak_seeds(bits: int = 16):

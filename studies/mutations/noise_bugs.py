@@ -20,8 +20,10 @@ from veilstream.audit.report import unlike_each
 from veilstream.audit.statistics import Law, one_run
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment import learner as learner_module
+from veilstream.deployment import local_rounds
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.local_rounds import LocalRounds, NoisySum
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import Payload, Release, decode, encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import HorizonExhausted, PrivacyError
@@ -54,7 +56,7 @@ def redrawn_after_a_restart() -> Finding:
     )
 
 
-_last_release = Learner._last_release
+_last_release = EpochLedger.last_release
 
 
 def renoised(self):
@@ -66,7 +68,7 @@ def renoised(self):
     message = decode(first.payload)
     norm = np.sqrt(self.terms.mechanism.row_norms_squared()[message.steps - 1])
     fresh = np.random.default_rng(message.round).standard_normal(len(message.prefix))
-    other = np.rint(self.noise_std * norm * fresh / self.grid.step).astype(np.int64)
+    other = np.rint(self.terms.noise_std * norm * fresh / self.terms.grid.step).astype(np.int64)
     prefix = Noised(message.prefix - self.local.noise.cells + other)
     payload = encode(message.epoch, message.round, message.steps, message.grid, prefix)
     return Release(message.epoch, message.round, Payload(payload), "")
@@ -77,7 +79,7 @@ def resent_with_fresh_noise() -> Finding:
     first, again, known = [], [], []
     task = Unkind(terms)
     with (
-        patch.object(Learner, "_last_release", renoised),
+        patch.object(EpochLedger, "last_release", renoised),
         tempfile.TemporaryDirectory() as folder,
         Learner(plan, Path(folder) / "s.db", task, create=True) as learner,
     ):
@@ -125,7 +127,7 @@ class Late(GridNoise):
 
 def row_shifted() -> Finding:
     plan, terms = both()
-    with patch.object(NoisySum, "noise_type", Late):
+    with patch.object(local_rounds, "GridNoise", Late):
         found = one_run(listen(plan, terms).residuals, law_of_terms(terms))
     return Finding(
         "noise row shifted by one", "one run", found.violation, f"step 0 is bare: {mu_of(found.mu_surely, CLAIM)}"
@@ -160,7 +162,7 @@ def clamped_past_the_horizon() -> Finding:
     longer = dataclasses.replace(terms, rounds=17)
     with (
         patch.object(Terms, "of", classmethod(lambda cls, plan, dim, task=None: longer)),
-        patch.object(NoisySum, "noise_type", Clamped),
+        patch.object(local_rounds, "GridNoise", Clamped),
     ):
         transcript = listen(plan, longer, rounds=17)
     found = one_run(transcript.residuals, Law(np.tril(np.ones((17, 17))), 2.0, CLAIM))

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from studies.mutations.findings import Finding, both
+from veilstream.audit.deployed import twin_runs
 from veilstream.audit.statistics.check import alarming
 from veilstream.audit.telemetry_canary import telemetry_runs
-from veilstream.audit.twins import twin_runs
 from veilstream.deployment import terms as terms_module
-from veilstream.deployment.learner import Learner
+from veilstream.deployment.client_steps import ClientSteps
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
@@ -54,18 +54,17 @@ def no_guard():
 
 def thrice_in_the_step():
     """A deployed learner's step adds its metrics threefold; all that it calls is correct."""
-    step = Learner._step
+    noisy = ClientSteps.noisy
 
-    def wrong(self, sample, tag, seed):
-        local = self._local
+    def wrong(self, local, sample, seed):
         whole = local.whole
         local.whole = lambda g, v: thrice(whole(g, v), local.terms.dim)
         try:
-            return step(self, sample, tag, seed)
+            return noisy(self, local, sample, seed)
         finally:
             del local.whole
 
-    return patch.object(Learner, "_step", wrong)
+    return patch.object(ClientSteps, "noisy", wrong)
 
 
 def less_noise(divisor: int):

@@ -24,18 +24,16 @@ from studies.mutations.findings import both, plan_of
 from veilstream.audit import audit
 from veilstream.audit.canary import Canary, canary_runs
 from veilstream.audit.cells import count_cells, learner_cells
-from veilstream.audit.checks import cell_checks, run_checks, seed_check
-from veilstream.audit.deployed import Unkind, listen
+from veilstream.audit.checks import cell_checks, run_checks, seed_check, small_checks
+from veilstream.audit.deployed import Unkind, listen, twin_runs
 from veilstream.audit.disposable import Apart, Twin
 from veilstream.audit.federated import federation_checks, listen_to_federation
 from veilstream.audit.report import AuditReport, auditable
 from veilstream.audit.simulated import simulated_many_run, simulated_one_run
-from veilstream.audit.small_runs import small_checks
 from veilstream.audit.statistics import one_run
 from veilstream.audit.statistics.cells import cell_fit
 from veilstream.audit.statistics.check import alarming
 from veilstream.audit.transcript import law_of_terms
-from veilstream.audit.twins import twin_runs
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import HEADER_BYTES, decode
 from veilstream.deployment.terms import Terms

@@ -19,8 +19,10 @@ from studies.mutations.noise_bugs import Late, halved, raw_step, redrawn, renois
 
 from tests.support.known_secrets import known_secrets, unguarded
 from veilstream.audit import audit
+from veilstream.deployment import local_rounds
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.local_rounds import LocalRounds, NoisySum
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 from veilstream.privacy import gradient_types, grid
@@ -30,10 +32,10 @@ LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.deployment.learner"
 
 PLANTED = {
     "noise redrawn after a restart": (1, "not the noise", [patch.object(LocalRounds, "row", redrawn)]),
-    "a round re-sent with fresh noise": (1, "answered twice", [patch.object(Learner, "_last_release", renoised)]),
+    "a round re-sent with fresh noise": (1, "answered twice", [patch.object(EpochLedger, "last_release", renoised)]),
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
-    "noise row shifted by one": (1, "mu is at least", [patch.object(NoisySum, "noise_type", Late)]),
-    "the same client twice": (1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tags: False)]),
+    "noise row shifted by one": (1, "mu is at least", [patch.object(local_rounds, "GridNoise", Late)]),
+    "the same client twice": (1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)]),
     "clipping off": (
         1,
         "no gradient explains",

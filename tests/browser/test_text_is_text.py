@@ -14,8 +14,8 @@ import veilstream as vs
 from tests.browser.samples import AUDIT
 from tests.support.run_folders import federation_folder, simulated_folder
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
-from veilstream.federation.learner import local_page
 from veilstream.reports.comparison import compared_runs, comparison_state
+from veilstream.reports.learner_page import status_html
 from veilstream.reports.live_state import LiveState
 from veilstream.reports.page_kit import page_html
 from veilstream.reports.report import report_state, write_report
@@ -121,5 +121,5 @@ def test_in_a_learners_own_page(page, tmp_path, text):
         "refusals": {f"reason {text}": 2},
         "local": None,
     }
-    (tmp_path / "learner.html").write_text(local_page.page_html(status))
+    (tmp_path / "learner.html").write_text(status_html(status))
     check(page, tmp_path / "learner.html", [f"clinic {text}", f"reason {text}"])

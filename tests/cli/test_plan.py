@@ -33,7 +33,7 @@ step_size = 0.1
 
 def veilstream(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "veilstream", *arguments], capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-m", "veilstream", *arguments], capture_output=True, text=True, timeout=600, **options
     )
 
 
@@ -83,7 +83,7 @@ def test_figures_follow_from_their_definitions():
 
 
 def test_a_table_prints_the_guarantee_first_and_every_mechanism(plan_file):
-    done = veilstream("plan", str(plan_file), "--set", "privacy.participations=4")
+    done = veilstream("plan", str(plan_file))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Guarantee  (2, 0.001)-local differential privacy")
     for name in MECHANISMS:
@@ -97,7 +97,7 @@ def test_a_table_prints_the_guarantee_first_and_every_mechanism(plan_file):
         "max_error() and mean_error() are variances",
         "With averaging = 3.0 the noise in what is published would be 0.",
         "noise of norm",
-        "need at least 25 people a learner",
+        "need at least 100 people a learner",
     ):
         assert said in text
     assert "…" not in done.stdout
@@ -159,7 +159,7 @@ def test_an_unbounded_plan_shows_the_promise_of_its_run(forgetting):
     assert result["recommended"] == runs.mechanism
     assert {row["mechanism"] for row in result["mechanisms"]} == {runs.mechanism, "independent"}
     assert result["setting"]["unbounded"] is True
-    assert result["offers"] == []
+    assert result["offers"] == {}
 
 
 def test_a_methods_own_clients_a_step_divide_its_noise_as_in_the_run():
@@ -251,7 +251,7 @@ def test_damaged_cache_is_a_notice_in_plain_words(plan_file, tmp_path):
 
 def test_reader_who_leaves_early_is_no_error(plan_file):
     line = f"{sys.executable} -m veilstream plan {plan_file} --json | head -c 10"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, timeout=120)
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, timeout=600)
     assert done.stderr == b""
 
 

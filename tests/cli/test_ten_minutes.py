@@ -93,7 +93,7 @@ def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
     assert accuracy > common + 0.1
 
 
-# --- from a clone to a figure of one's own file --------------------------------------------------
+# --- from a clone to a report on one's own file --------------------------------------------------
 
 QUICKSTART = "docs/quickstart.md"
 
@@ -120,7 +120,7 @@ def filled_in(proposed: str) -> str:
     return re.sub(r"\[learning\].*?(?=^\[)", learning, rest, flags=re.DOTALL | re.MULTILINE) + data
 
 
-def test_from_a_clone_to_a_figure_of_ones_own_file_takes_ten_commands(tmp_path):
+def test_from_a_clone_to_a_report_on_ones_own_file_takes_ten_commands(tmp_path):
     """Every command of docs/quickstart.md as it stands; only the clone's address is this one's."""
     commands = quickstart_commands()
     assert len(commands) <= 10
@@ -155,7 +155,6 @@ def test_from_a_clone_to_a_figure_of_ones_own_file_takes_ten_commands(tmp_path):
     plan.write_text(filled_in(plan.read_text()))
     shown = run(commands[edit:], project)
     assert "All rows are usable" in shown
-    figure = project / "run/learning.png"
-    assert f"Figure: {figure.relative_to(project)}" in shown
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "Report: run/report.html" in shown
+    assert (project / "run/report.html").exists()
     assert json.loads((project / "run/summary.json").read_text())["rounds"] == 100

@@ -147,7 +147,7 @@ def test_a_client_has_the_promise_in_one_epoch_whatever_the_server_says(path):
         epochs: dict[str, set[int]] = {}
         for record in learner.ledger.records():
             for tag, _ in record.visits:
-                epochs.setdefault(tag.hex(), set()).add(record.body["epoch"])
+                epochs.setdefault(tag.hex(), set()).add(record.body.epoch)
         assert len(epochs) == len(people)
         assert all(len(taken) == 1 for taken in epochs.values())
     assert verify(path).secrets == 0
@@ -156,7 +156,7 @@ def test_a_client_has_the_promise_in_one_epoch_whatever_the_server_says(path):
 def test_another_number_of_epochs_is_another_plan(path):
     with learner_at(path, epochs=2):
         pass
-    with pytest.raises(InputError, match=r"'epochs': 3.*begun with: .*'epochs': 2"):
+    with pytest.raises(InputError, match=r"'federation.epochs': 3.*begun with: .*'federation.epochs': 2"):
         learner_at(path, epochs=3)
 
 
@@ -202,7 +202,7 @@ def test_a_kill_on_the_way_into_the_next_epoch_is_made_good_by_asking_again(path
         learner.join("two")
         assert (learner.epoch, learner.round, learner.run, learner.epochs_left) == (1, 0, "two", 0)
         assert learner.ledger.names("seed/") == []
-        begun = [r.body["epoch"] for r in learner.ledger.records() if r.kind == "epoch"]
+        begun = [r.body.epoch for r in learner.ledger.records() if r.kind == "epoch"]
         assert begun == [0, 1]
         learner.begin_round(0, model(0))
         learner.observe("someone", client(1, 0))

@@ -11,6 +11,7 @@ import pytest
 from tests.deployment.test_learner import Still, client, model, plan_of, run_round
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger import paths
+from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.inspect import inspect, verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, renew_witness
 from veilstream.deployment.ledger.witness import ENTRY_BYTES, Entry, Witness
@@ -125,14 +126,14 @@ def test_a_link_that_appears_after_the_check_is_not_followed_either(tmp_path):
 
 def test_a_witness_on_the_store_s_device_is_named(store, monkeypatch):
     with learner_at(store) as learner:
-        (notice,) = learner.notices
+        (notice,) = learner.ledger.notices
     assert "on the same device" in notice
     assert str(store.with_suffix(".witness")) in notice
     assert "--witness" in notice
     real = paths._device
     monkeypatch.setattr(paths, "_device", lambda p: real(p) + (p.suffix == ".witness"))
     with learner_at(store) as learner:
-        assert learner.notices == []
+        assert learner.ledger.notices == []
 
 
 def test_files_that_others_may_read_are_closed_to_them_and_named(store):
@@ -140,7 +141,7 @@ def test_files_that_others_may_read_are_closed_to_them_and_named(store):
     store.chmod(0o640)
     witness.chmod(0o604)
     with learner_at(store) as learner:
-        notices = learner.notices
+        notices = learner.ledger.notices
     assert str(store) in notices[0]
     assert str(witness) in notices[1]
     assert sum("open to other accounts" in notice for notice in notices) == 2
@@ -211,7 +212,7 @@ def test_a_witness_that_moves_between_store_and_witness_is_not_overwritten(store
     """The narrow case: after the store's write, before the witness's."""
     witness = store.with_suffix(".witness")
     with learner_at(store) as learner:
-        learner.ledger.write("ack", {"epoch": 0, "round": 0, "hash": ""})
+        learner.ledger.write("ack", Body(epoch=0, round=0, hash=""))
         harm_longer(witness, tmp_path)
         left = witness.read_bytes()
         with pytest.raises(LedgerError, match="moved on"):

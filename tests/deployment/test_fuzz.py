@@ -79,13 +79,13 @@ class LetsErrorsOut(Learner):
 
     def __init__(self, *given, **more):
         super().__init__(*given, **more)
-        quiet = self._gradients.raw
+        quiet = self.steps.gradient
 
         def raw(model, sample):
             self.task.host_gradient(model.reveal(), sample)
             return quiet(model, sample)
 
-        self._gradients.raw = raw
+        self.steps.gradient = raw
 
 
 class AsksClientsFirst(Learner):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.support.known_secrets import NamedRounds
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger import crash_points
-from veilstream.deployment.ledger.database import SCHEMA
-from veilstream.deployment.ledger.inspect import inspect, verify
+from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import begin_again
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.witness import ENTRY_BYTES, Witness
@@ -50,8 +48,8 @@ def model(r: int) -> np.ndarray:
 class Named(Learner):
     """Whose noise follows from the step, so that two of them can be compared."""
 
-    def new_rounds(self, epoch: int):
-        return NamedRounds(self.terms, epoch, "same")
+    def __init__(self, *given, **more):
+        super().__init__(*given, parts=LearnerParts(rounds=partial(NamedRounds, name="same")), **more)
 
 
 def learner_at(store, plan: Plan | None = None, kind: type[Learner] = Named) -> Learner:
@@ -168,7 +166,7 @@ def test_an_interrupted_group_is_stored_whole_or_not_at_all(point, visit, one_by
     with learner_at(store) as learner:
         learner.begin_round(0, model(0))
         with monkeypatch.context() as patch:
-            patch.setattr(crash_points, "reached", reached)
+            patch.setattr(Ledger, "reached", staticmethod(reached))
             group = [(tag, record, mark) for tag, record in people(0, 5)]
             if visit == 1 or point == "step-computed":
                 with pytest.raises(Killed):
@@ -282,28 +280,3 @@ def test_a_damaged_entry_of_a_group_is_no_torn_end(grouped):
     witness.write_bytes(broken)
     with pytest.raises(LedgerError, match="damaged"):
         verify(store)
-
-
-# --- stores of the version before ----------------------------------------------------------------
-
-
-def schema_of(store) -> int:
-    with closing(sqlite3.connect(store)) as db:
-        return db.execute("PRAGMA user_version").fetchone()[0]
-
-
-def test_a_store_without_groups_is_gone_on_with(one_by_one, tmp_path):
-    """Schema 3 has the records of single steps as they are written now; looking changes nothing."""
-    store = tmp_path / "s.db"
-    with learner_at(store) as learner:
-        learner.begin_round(0, model(0))
-        for tag, record in people(0, 5):
-            learner.observe(tag, record)
-    with closing(sqlite3.connect(store)) as db:
-        db.execute("PRAGMA user_version=3")
-    assert inspect(store).steps == verify(store).steps == 5
-    assert schema_of(store) == 3
-    with learner_at(store) as learner:
-        learner.observe_many(people(5, TAU - 5))
-        assert bytes(learner.finish_round().payload) == one_by_one[0]
-    assert schema_of(store) == SCHEMA == 4

@@ -169,7 +169,7 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
         assert drawn == learner.ledger.names("seed/") == []
         learner.observe("a", client(0, 0))
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.ledger.crash_points.reached", killed)
+            patch.setattr(Ledger, "reached", staticmethod(killed))
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("b", client(0, 1))
     assert len(drawn) == 2
@@ -336,7 +336,7 @@ def test_an_epoch_under_another_law_of_noise_is_not_continued(tmp_path, monkeypa
         sealed = learner.finish_round()
     with monkeypatch.context() as patch:
         patch.setattr("veilstream.deployment.terms.NOISE_LAW", "another")
-        with pytest.raises(InputError, match=r"noise law .*'another'.*ledger epoch --abandon"):
+        with pytest.raises(InputError, match=r"noise_law': 'another'.*ledger epoch"):
             Learner(plan_of(), store, Still())
     with Learner(plan_of(), store, Still()) as learner:
         assert learner.finish_round() == sealed
@@ -436,7 +436,7 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
         drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
         monkeypatch.setattr("veilstream.deployment.learner.fresh_secret", partial(next, drawn))
         monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
-        monkeypatch.setattr("veilstream.deployment.learner._SNAPSHOT_STEPS", steps)
+        monkeypatch.setattr("veilstream.deployment.epochs._SNAPSHOT_STEPS", steps)
         store = tmp_path / f"{steps}.db"
         sent = []
         for r in range(R):
@@ -460,7 +460,7 @@ def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_pa
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("veilstream.deployment.ledger.crash_points.reached", interrupted)
+            patch.setattr(Ledger, "reached", staticmethod(interrupted))
             with pytest.raises(KeyboardInterrupt):
                 learner.observe("a", client(0, 0))
         for call in (lambda: learner.observe("b", client(0, 1)), learner.finish_round):

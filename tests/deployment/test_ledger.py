@@ -1,17 +1,16 @@
-"""The ledger by itself: other schemas, lost files, who writes, what is left of secrets."""
+"""The ledger by itself: other formats, lost files, who writes, what is left of secrets."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import sqlite3
 import stat
-import struct
+from contextlib import closing
 
 import pytest
 
-from veilstream.deployment.ledger.database import SCHEMA
+from veilstream.deployment.ledger.chain import Body
+from veilstream.deployment.ledger.database import FORMAT
 from veilstream.deployment.ledger.inspect import inspect, verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again, holds_secrets, renew_witness
 from veilstream.deployment.ledger.store import Ledger
@@ -22,72 +21,44 @@ from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
 def small_ledger(path, steps=3):
     with Ledger(path, create=True) as ledger:
         settings = {"rounds": 5, "guarantee": {}}
-        ledger.write("epoch", {"epoch": 0, "settings": settings})
+        ledger.write("epoch", Body(epoch=0, settings=settings))
         ledger.witness()
         for step in range(steps):
             tag = ledger.keyed(b"client %d" % step)
-            ledger.write("step", {"epoch": 0, "step": step}, keep={"seed/0": b"s" * 32}, tag=tag)
+            ledger.write("step", Body(epoch=0, step=step), keep={"seed/0": b"s" * 32}, tag=tag)
             ledger.witness()
 
 
-def second_schema(path):
-    """A store and witness as 0.3.0 wrote them, from their definition."""
-    key = bytes(range(32))
-    db = sqlite3.connect(path)
-    db.executescript(
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
-        "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL,"
-        "                      hash BLOB NOT NULL);"
-        "CREATE TABLE tags (tag BLOB PRIMARY KEY, epoch INTEGER NOT NULL, step INTEGER NOT NULL,"
-        "                   times INTEGER NOT NULL) WITHOUT ROWID;"
-        "CREATE TABLE blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL);"
-        "INSERT INTO blobs VALUES ('seed/0', 'ssssssssssssssss');"
-        "PRAGMA user_version=2;"
-    )
-    db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (key,))
-    start = b"VEILWIT2" + key + bytes(40)
-    testimony = start + hashlib.sha256(start).digest()[:16]
-    tags = [hmac.new(key, b"client %d" % i, hashlib.sha256).digest() for i in range(2)]
-    for number, tag in enumerate(tags):
-        db.execute("INSERT INTO tags VALUES (?, 4, ?, 1)", (tag, number))
-        entry = struct.pack(">QQ32s32s", number, 4, bytes([number]) * 32, tag)
-        testimony += entry + hashlib.sha256(entry).digest()[:16]
-    db.commit()
-    db.close()
-    path.with_suffix(".witness").write_bytes(testimony)
-
-
-def test_a_store_of_the_released_version_goes_on_from_its_witness_and_leaves_everyone_out(tmp_path):
-    path = tmp_path / "s.db"
-    second_schema(path)
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_store_of_an_earlier_version_is_refused_by_name_and_left_alone(version, tmp_path):
+    path, witness = tmp_path / "s.db", tmp_path / "s.witness"
+    small_ledger(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version={version}")
+    before = path.read_bytes()
     for opened in (inspect, verify, renew_witness, Ledger):
-        with pytest.raises(LedgerError, match=r"schema 2.*epoch --lost"):
+        with pytest.raises(LedgerError, match=rf"earlier veilstream \(format {version}\).*other clients only"):
             opened(path)
-    aside, carried = begin_again(path)
-    assert carried == 2
-    assert aside is not None
-    assert not holds_secrets(aside)
-    with Ledger(path) as ledger:
-        assert ledger.past_visits(ledger.keyed(b"client 0")) == (4, -1, 1)
-        assert ledger.past_visits(ledger.keyed(b"client 1")) == (4, -1, 1)
-        assert ledger.past_visits(ledger.keyed(b"client 2")) is None
-        assert ledger.chain.epoch == 4
+    assert path.read_bytes() == before
+    witness.write_bytes(b"VEILWIT2" + witness.read_bytes()[8:])
+    with pytest.raises(LedgerError, match="a witness of an earlier veilstream"):
+        begin_again(path)
+    assert path.read_bytes() == before
 
 
-def test_an_unknown_schema_is_refused(tmp_path):
+def test_an_unknown_format_is_refused(tmp_path):
     path = tmp_path / "s.db"
     small_ledger(path)
-    db = sqlite3.connect(path)
-    db.execute(f"PRAGMA user_version={SCHEMA + 1}")
-    db.close()
-    with pytest.raises(LedgerError, match=f"schema {SCHEMA + 1}"):
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version={FORMAT + 1}")
+    with pytest.raises(LedgerError, match="no store that this veilstream can read"):
         Ledger(path, create=True)
 
 
 def test_files_are_for_their_owner_alone(tmp_path):
     path = tmp_path / "deep" / "s.db"
     with Ledger(path, create=True) as ledger:
-        ledger.write("epoch", {"epoch": 0})
+        ledger.write("epoch", Body(epoch=0))
         ledger.witness()
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
     assert set(modes) == {"s.db", "s.db-wal", "s.db-shm", "s.lock", "s.witness"}
@@ -162,7 +133,7 @@ def test_a_witness_is_renewed_only_from_a_store_that_is_not_behind_it(tmp_path):
     small_ledger(path, steps=1)
     old = path.read_bytes()
     with Ledger(path, create=True) as ledger:
-        ledger.write("step", {"epoch": 0, "step": 1}, tag=ledger.keyed(b"x"))
+        ledger.write("step", Body(epoch=0, step=1), tag=ledger.keyed(b"x"))
         ledger.witness()
     newest, testimony = path.read_bytes(), witness.read_bytes()
     path.write_bytes(old)
@@ -216,9 +187,9 @@ def test_after_a_failed_write_nothing_goes_on(tmp_path, monkeypatch):
     with Ledger(path, create=True) as ledger:
         ledger._db.execute("DROP TABLE blobs")
         with pytest.raises(PrivacyError, match="nothing was released"):
-            ledger.write("step", {"epoch": 0, "step": 3}, keep={"a": b"b"})
+            ledger.write("step", Body(epoch=0, step=3), keep={"a": b"b"})
         with pytest.raises(PrivacyError, match="earlier write"):
-            ledger.write("step", {"epoch": 0, "step": 3})
+            ledger.write("step", Body(epoch=0, step=3))
         with pytest.raises(PrivacyError, match="earlier write"):
             ledger.check()
 
@@ -226,7 +197,7 @@ def test_after_a_failed_write_nothing_goes_on(tmp_path, monkeypatch):
 def test_a_witness_that_cannot_be_written_stops_everything(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
     with Ledger(path, create=True) as ledger:
-        ledger.write("epoch", {"epoch": 0})
+        ledger.write("epoch", Body(epoch=0))
 
         def fails(handle):
             raise OSError(5, "Input/output error")
@@ -236,7 +207,7 @@ def test_a_witness_that_cannot_be_written_stops_everything(tmp_path, monkeypatch
             with pytest.raises(PrivacyError, match="witness"):
                 ledger.witness()
         with pytest.raises(PrivacyError, match="earlier write"):
-            ledger.write("step", {"epoch": 0, "step": 0})
+            ledger.write("step", Body(epoch=0, step=0))
     with Ledger(path, create=True) as ledger:
         assert ledger.chain.length == 1
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
-import json
 import sqlite3
 import tracemalloc
 from contextlib import closing
@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from veilstream.deployment.ledger import store as store_module
 from veilstream.deployment.ledger.archive import SEGMENT_RECORDS, segment_is_due
-from veilstream.deployment.ledger.chain import digest
+from veilstream.deployment.ledger.chain import Body, digest
 from veilstream.deployment.ledger.inspect import inspect, verify
 from veilstream.deployment.ledger.rescue import begin_again, renew_witness
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.deployment.ledger.visits import VisitSum, clients_of, visit_key
+from veilstream.deployment.ledger.visits import VisitSum, VisitTotal, clients_of, visit_key
 from veilstream.errors import LedgerError, PrivacyError
 
 SETTINGS = {"rounds": 50, "guarantee": {}}
@@ -29,7 +29,7 @@ def message_hash(epoch: int, r: int) -> str:
     return hashlib.sha256(b"%d %d" % (epoch, r)).hexdigest()
 
 
-def write(ledger: Ledger, kind: str, body: dict[str, object], **more: object) -> None:
+def write(ledger: Ledger, kind: str, body: Body, **more: object) -> None:
     ledger.write(kind, body, **more)
     ledger.witness()
 
@@ -37,12 +37,12 @@ def write(ledger: Ledger, kind: str, body: dict[str, object], **more: object) ->
 def grow(ledger: Ledger, epoch: int, rounds: int, first: int = 0) -> None:
     """Rounds of two steps, with a blob that is replaced and one that lasts for a round."""
     for r in range(first, first + rounds):
-        write(ledger, "pin", {"epoch": epoch, "round": r, "x": digest(b"x%d" % r)})
+        write(ledger, "pin", Body(epoch=epoch, round=r, x=digest(b"x%d" % r)))
         for step in (2 * r, 2 * r + 1):
-            body = {"epoch": epoch, "step": step}
+            body = Body(epoch=epoch, step=step)
             tag = ledger.keyed(b"%d %d" % (epoch, step))
             write(ledger, "step", body, tag=tag, keep={f"seed/{step}": b"s%d" % step})
-        sealed = {"epoch": epoch, "round": r, "hash": message_hash(epoch, r)}
+        sealed = Body(epoch=epoch, round=r, hash=message_hash(epoch, r))
         seeds = [f"seed/{step}" for step in (2 * r, 2 * r + 1)]
         write(ledger, "message", sealed, keep={"message": b"m%d" % r}, destroy=seeds)
         write(ledger, "ack", sealed)
@@ -51,13 +51,13 @@ def grow(ledger: Ledger, epoch: int, rounds: int, first: int = 0) -> None:
 def long_ledger(path, rounds: int = 6) -> None:
     """Two epochs, and the second one's third round just begun."""
     with Ledger(path, create=True) as ledger:
-        write(ledger, "epoch", {"epoch": 0, "settings": SETTINGS})
+        write(ledger, "epoch", Body(epoch=0, settings=SETTINGS))
         grow(ledger, 0, rounds)
-        write(ledger, "next", {"epoch": 0})
-        write(ledger, "epoch", {"epoch": 1, "settings": SETTINGS})
-        write(ledger, "join", {"epoch": 1, "run": "a run"})
+        write(ledger, "next", Body(epoch=0))
+        write(ledger, "epoch", Body(epoch=1, settings=SETTINGS))
+        write(ledger, "join", Body(epoch=1, run="a run"))
         grow(ledger, 1, 2)
-        write(ledger, "pin", {"epoch": 1, "round": 2, "x": digest(b"x2")})
+        write(ledger, "pin", Body(epoch=1, round=2, x=digest(b"x2")))
 
 
 @pytest.fixture(params=[1, 2, 7])
@@ -84,15 +84,10 @@ def test_packed_or_not_a_ledger_knows_the_same(tmp_path, small_segments, monkeyp
         assert theirs.chain.packed == 0
         assert ours.chain.standing == theirs.chain.standing
         assert ours.chain.kept == theirs.chain.kept
-        stripped = [
-            (record.kind, {key: value for key, value in record.body.items() if key != "before"})
-            for record in ours.records()
-        ]
-        for number, (record, (kind, body)) in enumerate(zip(theirs.records(), stripped, strict=True)):
-            there = {key: value for key, value in record.body.items() if key not in ("tag",)}
-            assert (number, kind) == (record.number, record.kind)
-            if number and kind != "step":  # the keys of tags differ, and so do the tags
-                assert body == there
+        for number, (one, other) in enumerate(zip(ours.records(), theirs.records(), strict=True)):
+            assert (number, one.kind) == (other.number, other.kind)
+            if number and one.kind != "step":  # the keys of tags differ, and so do the tags
+                assert dataclasses.replace(one.body, before=None) == other.body
         for ledger in (ours, theirs):
             assert ledger.past_visits(ledger.keyed(b"0 11")) == (0, 11, 1)
             assert ledger.past_visits(ledger.keyed(b"1 0")) == (1, 0, 1)
@@ -163,7 +158,8 @@ def test_verify_finds_a_summary_that_was_false_when_it_was_written(tmp_path, sma
     def false(self, archive):
         told = honest(self, archive)
         if self.standing.acknowledged == 3:
-            told["standing"] = {**told["standing"], "run": "another run"}
+            standing = dataclasses.replace(told.standing, run="another run")
+            return dataclasses.replace(told, standing=standing)
         return told
 
     with monkeypatch.context() as patch:
@@ -183,7 +179,7 @@ def test_records_that_changed_under_a_learner_are_not_packed(tmp_path, monkeypat
         ledger._db.execute("UPDATE records SET body = '{}' WHERE number = 5")
         due = True
         with pytest.raises(LedgerError, match="damaged"):
-            ledger.write("step", {"epoch": 1, "step": 4})
+            ledger.write("step", Body(epoch=1, step=4))
         with pytest.raises(PrivacyError, match="earlier write"):
             ledger.check()
         (segments,) = ledger._db.execute("SELECT count(*) FROM segments").fetchone()
@@ -205,7 +201,7 @@ def test_a_long_witness_is_renewed_and_a_long_store_begun_again(tmp_path, small_
     assert carried == 16
     with Ledger(path) as ledger:
         assert ledger.past_visits(ledger.keyed(b"0 3")) == (1, -1, 1)
-        write(ledger, "epoch", {"epoch": 2, "settings": SETTINGS})
+        write(ledger, "epoch", Body(epoch=2, settings=SETTINGS))
         grow(ledger, 2, 3)
     assert verify(path).clients == 16 + 6
     changed(path, "DELETE FROM visits WHERE visit = (SELECT min(visit) FROM visits)")
@@ -216,9 +212,9 @@ def test_a_long_witness_is_renewed_and_a_long_store_begun_again(tmp_path, small_
 def test_a_client_of_several_visits_is_one_client(tmp_path):
     path = tmp_path / "s.db"
     with Ledger(path, create=True) as ledger:
-        write(ledger, "epoch", {"epoch": 0, "settings": SETTINGS})
+        write(ledger, "epoch", Body(epoch=0, settings=SETTINGS))
         for step, who in enumerate([b"a", b"b", b"a", b"c", b"a"]):
-            write(ledger, "step", {"epoch": 0, "step": step}, tag=ledger.keyed(who))
+            write(ledger, "step", Body(epoch=0, step=step), tag=ledger.keyed(who))
         assert ledger.past_visits(ledger.keyed(b"a")) == (0, 4, 3)
         assert ledger.past_visits(ledger.keyed(b"b")) == (0, 1, 1)
         assert clients_of(ledger._db) == 3
@@ -236,15 +232,15 @@ def test_the_sum_of_visits_is_that_of_cbc_macs_in_any_order():
         mac = Cipher(algorithms.AES(key), modes.CBC(bytes(16))).encryptor().update(row)[-16:]
         for half in range(2):
             halves[half] += int.from_bytes(mac[8 * half : 8 * half + 8], "little")
-    expected = [40, "".join(f"{half % 2**64:016x}" for half in halves)]
+    expected = VisitTotal(40, "".join(f"{half % 2**64:016x}" for half in halves))
     for order in (rows, rows[::-1]):
         total = VisitSum(tag_key)
         for row in order[:30]:
             total.add(row)
-        resumed = VisitSum(tag_key, *total.value())
+        resumed = VisitSum(tag_key, total.value())
         resumed.add(b"".join(order[30:]))
         assert resumed.value() == expected
-    assert VisitSum(bytes(32), *VisitSum(bytes(32)).value()).value() == [0, "0" * 32]
+    assert VisitSum(bytes(32), VisitSum(bytes(32)).value()).value() == VisitTotal(0, "0" * 32)
 
 
 def test_summaries_do_not_outgrow_what_they_summarise():
@@ -262,7 +258,7 @@ def test_memory_does_not_grow_with_the_chain(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
     with Ledger(path, create=True) as ledger:
         ledger._db.execute("PRAGMA synchronous=OFF")
-        write(ledger, "epoch", {"epoch": 0, "settings": SETTINGS})
+        write(ledger, "epoch", Body(epoch=0, settings=SETTINGS))
         tracemalloc.start()
         grow(ledger, 0, 120)
         gc.collect()
@@ -271,6 +267,6 @@ def test_memory_does_not_grow_with_the_chain(tmp_path, monkeypatch):
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        kept = len(json.dumps(ledger.chain.summary("")))
+        kept = len(Body(epoch=0, before=ledger.chain.summary("")).text())
     assert after - before < 20_000, (before, after)
     assert kept < 2_000

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.support.known_secrets import NamedRounds
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
-from veilstream.deployment.ledger.crash_points import CRASH_POINTS
 from veilstream.deployment.ledger.inspect import verify
-from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.store import CRASH_POINTS, Ledger
 from veilstream.learning.tasks import Huber
 from veilstream.plans.clients import stream_of
 from veilstream.plans.data_source import open_file
@@ -114,13 +114,13 @@ def visits_of(store) -> Counter[bytes]:
 
 @pytest.fixture(autouse=True)
 def same_draws(monkeypatch):
-    monkeypatch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
+    monkeypatch.setattr(EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(plan, records, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
+        patch.setattr(EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
         return go_on(plan, tmp_path_factory.mktemp("whole") / "s.db", records)
 
 
@@ -145,7 +145,7 @@ def test_killed_again_and_again_every_visit_counts_once(point, plan, records, un
                 if not left[0]:
                     raise Killed
 
-        monkeypatch.setattr("veilstream.deployment.ledger.crash_points.reached", reached)
+        monkeypatch.setattr(Ledger, "reached", staticmethod(reached))
         lives += 1
         try:
             sealed = go_on(plan, store, records)
@@ -165,22 +165,24 @@ import os, signal, sys, threading
 from pathlib import Path
 from tests.deployment import test_returning as here
 from tests.support.known_secrets import NamedRounds
+from veilstream.deployment.client_steps import ClientSteps
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.plans.plan import Plan
 
-def rounds(learner, epoch):
-    return NamedRounds(learner.terms, epoch, "same")
+def rounds(epochs, epoch):
+    return NamedRounds(epochs.terms, epoch, "same")
 
-here.Learner.new_rounds = rounds
-step, steps = here.Learner._step, []
+EpochLedger.new_rounds = rounds
+noisy, steps = ClientSteps.noisy, []
 store, records, delay_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 
-def counted(learner, sample, tag, seed):
-    steps.append(tag)
+def counted(self, local, sample, seed):
+    steps.append(sample)
     if len(steps) == 30:
         threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    return step(learner, sample, tag, seed)
+    return noisy(self, local, sample, seed)
 
-here.Learner._step = counted
+ClientSteps.noisy = counted
 here.go_on(Plan.parse(here.PLAN, {"data.source": str(records)}), store, records)
 """
 

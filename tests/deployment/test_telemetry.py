@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.support.federation import DIM, Plain, plan_of
 from tests.support.known_secrets import NamedRounds
-from veilstream.deployment.client_telemetry import ClientTelemetry
+from veilstream.deployment.client_steps import ClientTelemetry
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, PrivacyError
@@ -30,8 +32,8 @@ def told_plan(**told):
 class Known(Learner):
     """Whose draws are the same in every test."""
 
-    def new_rounds(self, epoch):
-        return NamedRounds(self.terms, epoch, "same")
+    def __init__(self, *given, **more):
+        super().__init__(*given, parts=LearnerParts(rounds=partial(NamedRounds, name="same")), **more)
 
 
 def record(i, target):
@@ -180,14 +182,14 @@ def test_clients_on_whom_the_task_fails_are_counted_and_shown(tmp_path, caplog):
                 account.observed(record(k, 1.0), answer, used=True)
             account.round_ends()
             learner.finish_round()
-            assert learner.metrics_failed == 2
+            assert learner.steps.metrics_failed == 2
             shown = account.as_dict()
             account.save()
     assert shown["metrics_failed"] == 4
     (notice,) = (text for text in shown["notices"] if text.startswith("telemetry"))
     assert "failed on 4 of 4 clients" in notice
     assert "telemetry failed on 4 clients" in account_line(shown)
-    logged = [entry.getMessage() for entry in caplog.records if "telemetry" in entry.name]
+    logged = [entry.getMessage() for entry in caplog.records if "client_steps" in entry.name]
     assert len(logged) == 2  # once a start
     assert all("OverflowError for the accuracy" in text for text in logged)
     assert not any("saw" in text for text in logged)
@@ -229,7 +231,7 @@ def test_a_metric_outside_its_bound_stops_the_learner(tmp_path):
     with Learner(told_plan(), tmp_path / "store.db", Plain(), create=True) as learner:
         told = learner.terms.telemetry
         broken = Unbounded(told.metrics, told.width)
-        learner._local.terms = dataclasses.replace(learner.terms, telemetry=broken)
+        learner.local.terms = dataclasses.replace(learner.terms, telemetry=broken)
         learner.begin_round(0, np.ones(DIM))
         with pytest.raises(PrivacyError, match="exceeds its bound: nothing was released"):
             learner.observe("a", record(0, 1.0))

@@ -212,8 +212,8 @@ def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path, monkeypa
     script = "".join(blocks_in("docs/tutorial.md", "sh"))
     done = shell(script.replace("--out", "--set run.seeds=1 --out"), here)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert (here / "trees/learning.png").exists()
-    assert (here / "strict/learning.png").exists()
+    assert (here / "trees/report.html").exists()
+    assert (here / "strict/report.html").exists()
     monkeypatch.chdir(here)
     for code in blocks_in("docs/tutorial.md", "python"):
         exec(compile(code, "docs/tutorial.md", "exec"), {})

@@ -285,7 +285,7 @@ def test_a_hostile_app_reads_nothing_of_a_learner(federation):
             elif answer not in ("ConnectionResetError", "BrokenPipeError", "", "TimeoutError"):
                 assert b'"kind":"refusal"' in bytes.fromhex(answer)
     notes = "".join(carrier.supervise() or "" for carrier in federation.carriers.values())
-    assert "what is not a request" in notes
+    assert "something that is not a request" in notes
     assert before == {name: daemon.learner.round for name, daemon in federation.daemons.items()}
 
 

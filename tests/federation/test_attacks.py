@@ -88,7 +88,9 @@ def test_an_increment_is_left_out_as_it_was_counted_though_its_learner_began_an_
     for slots in (kept or {}).values():
         slots.saved()
     expected = fold.x.copy()
-    fold.terms = dataclasses.replace(terms, model_norm_cap=float(np.linalg.norm(expected)) * 1.01)
+    cap = float(np.linalg.norm(expected)) * 1.01
+    learning = dataclasses.replace(terms.plan.learning, model_norm_cap=cap)
+    fold.terms = dataclasses.replace(terms, plan=dataclasses.replace(terms.plan, learning=learning))
     say("a", 1, reach)
     fold.enrol("a", 1, 0)  # from a second node, in the same round
     assert fold.close_round().dropped == ("a",)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
@@ -260,9 +261,8 @@ def test_the_command_ends_with_code_2_and_no_traceback(beside):
 )
 def test_the_same_records_in_another_form_give_the_same_release(change, tmp_path, monkeypatch):
     from tests.support.known_secrets import NamedRounds
-    from veilstream.deployment.learner import Learner
 
-    monkeypatch.setattr(Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
+    monkeypatch.setattr(EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, "same"))
     bodies = []
     for name, content in (("usual", csv_of), ("other", change)):
         (tmp_path / name).mkdir()

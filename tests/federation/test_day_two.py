@@ -165,7 +165,7 @@ def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_t
     epochs: dict[str, set[int]] = {}
     for record in daemon.learner.ledger.records():
         for tag, _ in record.visits:
-            epochs.setdefault(tag.hex(), set()).add(record.body["epoch"])
+            epochs.setdefault(tag.hex(), set()).add(record.body.epoch)
     assert len(epochs) == len(people)
     assert all(len(seen) == 1 for seen in epochs.values())
     world.close()
@@ -177,7 +177,7 @@ def test_another_number_of_epochs_is_refused_at_enrolment(world, plan):
     daemon = world.start("a")
     more = dataclasses.replace(plan.federation, epochs=EPOCHS + 5)
     theirs = coordinator_of(world, "run").terms
-    settings = dataclasses.replace(theirs, epochs=more.epochs).settings
+    settings = dataclasses.replace(theirs, plan=dataclasses.replace(plan, federation=more)).settings
     reply = say(world, daemon, kind="enrol", run="run-1", settings=settings)
     assert reply.kind == "refusal"
     assert "epochs: server 8, learner 3" in reply.facts["why"]

@@ -493,7 +493,7 @@ def test_an_old_request_does_not_bind_a_learner_to_a_run_that_is_over(tmp_path):
         assert "check both clocks" in why(old)
         assert "s ago" in why(Request("round", "over", "a", "n", 0, None, body=x, time=now - 7200))
         assert "s ahead" in why(Request("enrol", "over", "", "n", settings=settings, time=2**32 - 1))
-        assert "an enrolment of 'b'" in why(Request("enrol", "new", "b", "n", settings=settings))
+        assert "a request to 'b'" in why(Request("enrol", "new", "b", "n", settings=settings))
         assert learner.run is None
         assert why(Request("enrol", "new", "a", "n", settings=settings)) == ""
         assert learner.run == "new"
@@ -555,10 +555,7 @@ def test_plans_that_differ_are_told_apart_by_their_differing_fields_only():
     ours = Terms.of(plan_of(), DIM).settings
     theirs = Terms.of(plan_of(method={"epsilon": 3.0}), DIM).settings
     told = both_sides(differences(ours, theirs))
-    assert "guarantee.epsilon: server 4.0, learner 3.0" in told
-    for same in ("adversary", "neighbours", "unit", "delta", "{", "arithmetic"):
-        assert same not in told
-    assert told.count("noise_std") == 1
+    assert told == "methods.epsilon: server None, learner 3.0"
     many = both_sides(differences(ours, ours | {f"k{i}": "y" * 500 for i in range(100)}))
     assert "and 88 more" in many
     assert len(many) < 2000

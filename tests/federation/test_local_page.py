@@ -6,9 +6,8 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
-from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from tests.cli.test_plan import veilstream
@@ -18,28 +17,22 @@ from tests.support.federation import table_plan_of
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.learner.access import LINK_S, SESSION_S, PageAccess, page_link
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.local_page import page_html
 from veilstream.federation.learner.prequential_score import RECENT_RECORDS, Score, ScoreHistory
-from veilstream.federation.learner.score_plot import score_svg
 from veilstream.records.schema import Refusal
+from veilstream.reports.charts import unpack
+from veilstream.reports.learner_page import status_html, status_state
 
 WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}
 
 
-class Text(HTMLParser):
-    """A page's elements, attributes and text."""
+def embedded(page: str) -> dict:
+    """The state that a page's script draws, always as text."""
+    return json.loads(re.search(r'id="state">(.*?)</script>', page, re.S)[1])
 
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags, self.attributes, self.text = [], [], []
-        self.feed(page)
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.text.append(data)
+def lines(state: dict) -> dict[str, str]:
+    """Every labelled value of a page."""
+    return {fact["label"]: fact["value"] for group in state["facts"] for fact in group["rows"]}
 
 
 def open_link(here, headers=None):
@@ -133,40 +126,45 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
         account.pause = "<b>fewer</b> wait"
         status = json.loads(here.ask("GET", "/status", headers=KEPT)[2])
         _, headers, body = here.ask("GET", "/page", headers=WITH_TOKEN)
-        page = Text(body.decode())
-        said = " ".join(page.text)
-        assert "epoch 0, 1 of 6 rounds sealed" in said
-        for words in (
-            "records used 2 ",
-            "steps without a client 0",
-            "y: unknown label 1",
-            "rounds 5",
-            "places for people, one a step 10",
-            "<b>fewer</b> wait",
-            "record 1",
-            "gradients that were clipped 0.0%",
-            "since the start, 2 records",
-        ):
-            assert words in re.sub(r" +", " ", said), words
+        page = body.decode()
+        state = embedded(page)
+        said = lines(state)
+        assert "epoch 0, 1 of 6 rounds sealed" in state["subtitle"]
+        shown = {
+            "records used": "2",
+            "steps without a client": "0",
+            "y: unknown label": "1",
+            "record": "1",
+            "rounds": "5",
+            "places for people, one per step": "10",
+            "clipped gradients": "0.0 %",
+            "head of the chain": f"{status['ledger']['head'][:16]}…",
+        }
+        assert {label: said[label] for label in shown} == shown
+        assert "<b>fewer</b> wait" in state["notices"]
+        assert state["results"]["rows"][-1][0] == "since the start, 2 records"
         assert status["local"]["places_left"] == 10
         assert status["local"]["refused"] == {"y: unknown label": 1}
-        assert "secret" not in body.decode()
-        assert not {"script", "link", "img", "iframe", "object", "form", "b"} & set(page.tags)
-        assert not {"style", "src", "onload", "onclick"} & {k for k, _ in page.attributes}
-        links = [v for k, v in page.attributes if k == "href"]
-        assert links == ["/page/person", "/page?still=1"]
+        assert "secret" not in page
+        assert "<b>" not in page
+        assert [link["href"] for link in state["links"]] == ["/page/person", "/page?still=1"]
         assert headers["Refresh"] == "10"
         _, quiet, _ = here.ask("GET", "/page?still=1", headers=WITH_TOKEN)
         assert quiet["Refresh"] is None
-        assert f"head of the chain {status['ledger']['head'][:16]}…" in re.sub(r" +", " ", said)
         assert status["ledger"]["promise"] == "(4, 0.001)"
+        # Only the page's own style and scripts run, and nothing is loaded.
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
-        style = re.search(r"<style>(.*)</style>", body.decode(), re.S).group(1)
-        digest = hashlib.sha256(style.encode()).digest()
-        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+        assert "connect-src 'none'" in policy
+        assert not re.search(r"<[^>]+ (src|srcset|onload|onclick|style)=", page.split("<script>")[0])
+        inline = re.findall(r"<(?:style|script)>(.*?)</(?:style|script)>", page, re.S)
+        assert len(inline) == 3
+        for text in inline:
+            digest = hashlib.sha256(text.encode()).digest()
+            assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+        assert policy.count("sha256-") == 3
         kept = {name: headers[name] for name in ("Cache-Control", "X-Frame-Options")}
         assert kept == {"Cache-Control": "no-store", "X-Frame-Options": "DENY"}
         # and `ledger status` shows the same, from the file
@@ -186,10 +184,13 @@ def test_a_page_without_an_account_says_so():
         "refusals": {"<i>": 2},
         "local": None,
     }
-    page = Text(page_html(status))
-    assert "Nothing is counted" in " ".join(page.text)
-    assert "i" not in page.tags
-    assert "<i>" in page.text
+    page = status_html(status)
+    state = embedded(page)
+    assert "This learner counts nothing." in state["notices"]
+    assert lines(state) == {"<i>": "2"}
+    assert state["title"] == "Learner <a>"
+    assert "<i>" not in page
+    assert "<title>Learner &lt;a&gt; · veilstream</title>" in page
 
 
 def test_the_command_prints_a_link_that_opens_the_page(tmp_path):
@@ -261,21 +262,30 @@ def test_the_current_model_is_scored_by_the_last_records():
     assert score.shown(classifies=True, unit=1.0)["model"] == 0.5
 
 
-def test_the_figure_has_three_lines_at_the_places_that_the_numbers_say():
-    _, history, _ = course(400)
+def status_of(score: dict) -> dict:
+    counts = ("used", "returning", "other_learners", "empty_steps", "metrics_failed", "not_admitted")
+    unknown = ("clipped_share", "places_left", "rows_left_about", "rounds_left", "seconds_left")
+    local = dict.fromkeys(counts, 0) | dict.fromkeys(unknown) | {"refused": {}, "clamped": {}, "notices": []}
+    where = {"learner": "a", "state": "open", "epoch": 0, "round": 3, "rounds": 6, "refusals": {}}
+    return where | {"local": local | {"score": score}}
+
+
+def test_the_chart_has_the_model_and_two_baselines_as_the_account_has_them():
+    score, history, _ = course(400)
     points = history.points(classifies=True, unit=1.0)
-    svg = ElementTree.fromstring(score_svg(points, "accuracy"))
-    lines = {line.get("class"): line.get("points") for line in svg.iter("polyline")}
-    assert set(lines) == {"model", "majority", "no_change"}
-    heights = [float(pair.split(",")[1]) for pair in lines["model"].split()]
-    assert len(heights) == len(points)
-    assert heights[0] > heights[-1]  # from all wrong, at the bottom, to all right, at the top
-    order = sorted(range(len(points)), key=lambda i: points[i]["model"])
-    assert [heights[i] for i in order] == sorted(heights, reverse=True)
-    assert "model 1;" in svg.get("aria-label")
-    assert score_svg(points[:1], "accuracy") == ""
+    shown = score.shown(classifies=True, unit=1.0)
+    recent = history.recent(classifies=True, unit=1.0)
+    told = {"kind": "accuracy", "records": 800, **shown, "recent": recent, "over_rounds": points}
+    state = status_state(status_of(told), still=True)
+    (chart,) = state["charts"]["learning"]
+    assert set(chart["series"]) == {"model", "majority", "no change"}
+    np.testing.assert_allclose(unpack(chart["series"]["model"]), [[p["model"] for p in points]], atol=1e-4)
+    assert chart["x"] == [p["round"] for p in points]
+    assert state["headline"]["value"] == "100.0 %"
+    assert status_state(status_of(told | {"over_rounds": points[:1]}), still=True)["charts"]["learning"] == []
     numbers = [{"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)]
-    ElementTree.fromstring(score_svg(numbers, "root mean squared error"))
+    told = {"kind": "root mean squared error", "recent": {"records": 0}, "over_rounds": numbers, **numbers[0]}
+    assert status_state(status_of(told), still=True)["headline"]["value"] == "3"
 
 
 def test_refusals_of_callers_are_kept_over_a_restart(tmp_path):

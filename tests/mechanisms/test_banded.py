@@ -96,6 +96,7 @@ def test_long_horizons_have_an_exact_sensitivity(bands, normalise, part):
     assert seen.max() <= report.value <= seen.max() * (1 + 1e-5)
 
 
+@pytest.mark.all
 def test_sensitivity_is_that_of_another_library():
     """jax-privacy for Toeplitz matrices that fall, and for columns of norm one without overlap."""
     theirs = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -137,7 +138,7 @@ def test_overlapping_coefficients_are_a_local_optimum():
     assert max(found) > best.mean_error((k, b)) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize(("T", "part"), [(1000, (20, 16)), (1000, (4, 32)), (400, (10, 4))])
+@pytest.mark.parametrize(("T", "part"), [(320, (20, 16)), (200, (4, 32)), (200, (10, 4))])
 def test_the_chosen_number_of_bands_has_the_least_error(T, part):
     chosen = m.banded(T, participation=part)
     tried = {b: m.banded(T, bands=b, participation=part).mean_error(part) for b in (2, 4, 8, 16, 32, 64)}
@@ -147,11 +148,12 @@ def test_the_chosen_number_of_bands_has_the_least_error(T, part):
 
 def test_bands_are_as_many_as_fit_and_once_is_the_default():
     assert m.banded(7, participation=(3, 2)).bandwidth <= 7
-    assert m.banded(3000, participation=(3, 900)).bandwidth == 64
+    assert m.banded(600, participation=(3, 200)).bandwidth == 64
     assert m.banded(100).bandwidth == 16
     assert m.banded(100, participation=(1, 5)).bandwidth == 16
 
 
+@pytest.mark.all
 def test_ours_is_close_to_another_librarys_optimum_over_all_banded_matrices():
     """They let every diagonal vary; ours is Toeplitz with scaled columns, and a state as long."""
     banded = pytest.importorskip("jax_privacy.matrix_factorization.banded")

@@ -83,6 +83,7 @@ class TestRounds:
         f = m.optimal(24, objective="rounds", local_steps=4, interior_weight=1.0)
         assert f.mean_error() == pytest.approx(m.optimal(24).mean_error(), rel=1e-7)
 
+    @pytest.mark.all
     def test_gain_at_the_papers_horizon(self):
         """At T = 4000, τ = 4 the default loses 14% of the error at round ends."""
         f = m.optimal(4000, objective="rounds", local_steps=4)

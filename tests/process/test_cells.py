@@ -7,7 +7,7 @@ import pytest
 from studies.cell_attack import planted
 from studies.cells import PART, Study, judged, load, run
 
-from veilstream.audit.statistics.levels import FALSE_ALARMS
+from veilstream.audit.statistics.check import FALSE_ALARMS
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path):

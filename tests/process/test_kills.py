@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from veilstream.deployment.ledger.crash_points import CRASH_POINTS
+from veilstream.deployment.ledger.store import CRASH_POINTS
 
 ROOT = Path(__file__).parents[2]
 

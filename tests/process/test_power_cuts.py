@@ -31,9 +31,9 @@ from studies.power_cuts import (
     study,
 )
 
+from veilstream.deployment.epochs import secret_name
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.witness import Entry, Witness
-from veilstream.deployment.recovery import secret_name
 from veilstream.errors import PrivacyError, VeilstreamError
 from veilstream.files import write_file
 from veilstream.learning.tasks import Sample

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from veilstream.deployment.ledger.tags import tag_forms
+from veilstream.deployment.ledger.visits import tag_of
 from veilstream.records.cells import is_missing
 from veilstream.records.client_names import LONGEST_NAME, client_name
 from veilstream.records.schema import Encoded, Label, Numeric, RecordSchema, Refusal
@@ -52,7 +52,7 @@ def test_what_is_no_name_is_refused_and_never_turned_into_one(told):
     reason = "no client" if is_missing(told) else "not a client"
     assert SCHEMA.encode(row) == Refusal(reason, "person")
     if isinstance(told, str):
-        assert tag_forms(told) == ()
+        assert tag_of(told) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_name_is_its_own_name_and_a_tag(text):
     name = client_name(text)
     if name is not None:
         assert client_name(name) == name
-        assert tag_forms(text)[0] == name.encode()
+        assert tag_of(text) == name.encode()
 
 
 @given(some.integers())

@@ -43,6 +43,8 @@ def test_every_file_of_a_simulation_is_on_the_page_with_its_columns(folder):
     assert there <= set(page)
     optional = {
         "baselines.csv",
+        "learning.png",
+        "learning.svg",
         "start.json",
         "start.f32",
         "checkpoint.npz",

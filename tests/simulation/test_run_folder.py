@@ -360,7 +360,7 @@ def test_data_that_are_not_finite_are_refused(tmp_path, monkeypatch):
 
 def test_resuming_a_finished_run_changes_nothing(finished):
     before = (finished.path / "summary.json").stat().st_mtime_ns
-    (finished.path / "report.html").unlink()  # as in a folder of an earlier version
+    (finished.path / "report.html").unlink()
     vs.run(Plan.parse(SMALL_PLAN), finished.path, resume=True)
     assert (finished.path / "summary.json").stat().st_mtime_ns == before
     assert (finished.path / "report.html").exists()

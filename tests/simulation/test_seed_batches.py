@@ -83,7 +83,7 @@ def in_two_processes(tmp_path_factory) -> Run:
 
 def check_like(run: Run, other: Run) -> None:
     """Two finished runs agree to rounding, in every column, figure and model."""
-    for column in ("loss", "accuracy", "noise", "distance"):
+    for column in ("loss", "prequential_accuracy", "noise", "distance"):
         mine, theirs = run.history(column), other.history(column)
         assert list(mine) == list(theirs)
         for name in mine:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.known_secrets import NamedRounds
+from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
@@ -194,5 +195,5 @@ def wait_for(condition, seconds: float = 10.0) -> None:
 def seeds_by_name(monkeypatch) -> None:
     """The same draws in every world: from the store's name and the step. Tests only."""
     monkeypatch.setattr(
-        Learner, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
+        EpochLedger, "new_rounds", lambda self, epoch: NamedRounds(self.terms, epoch, self.ledger.path.parent.name)
     )

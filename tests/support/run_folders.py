@@ -34,8 +34,8 @@ step_size = 0.1
 """
 
 
-def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Path:
-    """A finished federation of three learners, the third of which missed round 2."""
+def federation_folder(folder: Path, rounds: int = 6, third: str = "west", *, silent: bool = False) -> Path:
+    """A finished federation of three learners; the third missed round 2, or all if it was ``silent``."""
     plan = Plan.parse(FEDERATION, {"learning.rounds": rounds})
     guarantee = Terms.of(plan, 4).guarantee.as_dict()
     names = ["east", "north", third]
@@ -46,7 +46,7 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Pat
     messages = MessageFile(folder / MESSAGES, 4, create=True)
     closed, releases = (["round,seconds,answered,missing"], ["round,learner,epoch,learner_round,hash"])
     for r in range(rounds):
-        missing = third if r == 2 else ""
+        missing = third if r == 2 or silent else ""
         closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
         releases += [f"{r},{n},0,{r - (n == third and r > 2)},{i}{r:063x}" for i, n in enumerate(names) if n != missing]
     (folder / "rounds.csv").write_text("\n".join(closed) + "\n")
@@ -65,7 +65,7 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west") -> Pat
             Slots(messages, i),
             0,
             rounds - (n == third),
-            (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"),
+            None if silent and n == third else (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"),
             "open",
         )
         for i, n in enumerate(names)

@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from veilstream.audit.deployed import AuditServer
+from veilstream.audit.deployed import AuditServer, TelemetryTask
 from veilstream.audit.disposable import Apart
 from veilstream.audit.statistics import Law, ManyRun, many_run
 from veilstream.audit.statistics.law import patterns
-from veilstream.audit.telemetry_task import TelemetryTask
 from veilstream.audit.transcript import law_of_terms, reach_of
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.audit.deployed import WRONG, TelemetryTask
 from veilstream.audit.disposable import in_memory
 from veilstream.audit.statistics.cells import CellCounts
 from veilstream.audit.statistics.differencing import told_by_hand
-from veilstream.audit.telemetry_task import WRONG, TelemetryTask
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode

@@ -1,47 +1,57 @@
 """What is looked for in every audit beside its bounds on μ: one hypothesis a check.
 
 Cells of the first and of a later message; noise in every coordinate, and in telemetry's together;
-coordinates, epochs and steps that share noise; where seeds come from; and, if asked, the same
-through a running federation.
+coordinates, epochs and steps that share noise; where seeds come from.
+
+Some is shown by repetition only: many small learners, each through two epochs. They have few
+coordinates, so that all pairs can be compared, and are several, so that there are enough rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.audit.cells import DIM, cell_std, later_message, learner_cells
-from veilstream.audit.federated import FEDERATION_DIM, federation_checks
-from veilstream.audit.small_runs import SMALL_DIM, learners_needed, small_checks
+from veilstream.audit.deployed import Unkind
+from veilstream.audit.disposable import in_memory
 from veilstream.audit.statistics import Law
 from veilstream.audit.statistics.cells import CellLaw, cell_fit
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import every_coordinate, whitened
+from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.lattice import lattice_fit
-from veilstream.audit.statistics.pairs import duplicates, lags
+from veilstream.audit.statistics.pairs import all_pairs, duplicates, lags
+from veilstream.audit.statistics.repeats import epoch_against_epoch, repeated_rows
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment import learner as learner_module
+from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import generator_p
 
 Tick = Callable[[int], None]
+Floats = NDArray[np.float64]
+
+SMALL_DIM = 128
+_ROWS = 256  # messages of all learners together
+_EPOCHS = 2
+_MOST_LEARNERS = 32
 
 
-def ticks_of_checks(rounds: int, draws: int, *, federation: bool) -> int:
+def ticks_of_checks(rounds: int, draws: int) -> int:
     """How many rounds they take."""
     cells = (later_message(rounds) + 1) * -(-draws // min(DIM, draws))
-    return cells + 2 * rounds * learners_needed(rounds) + (rounds if federation else 0)
+    return cells + 2 * rounds * learners_needed(rounds)
 
 
 def deployed_checks(
-    plan: Plan,
-    terms: Terms,
-    transcripts: Sequence[Transcript],
-    *,
-    draws: int,
-    federation: bool = False,
-    tick: Tick = lambda _: None,
+    plan: Plan, terms: Terms, transcripts: Sequence[Transcript], *, draws: int, tick: Tick = lambda _: None
 ) -> tuple[Check, ...]:
     """All of them; ``transcripts`` are runs with many coordinates that were listened to."""
     law = law_of_terms(terms)
@@ -53,9 +63,6 @@ def deployed_checks(
     small_terms = dataclasses.replace(terms, dim=SMALL_DIM)
     checks += small_checks(plan, small_terms, also=transcripts, tick=tick)
     checks.append(seed_check())
-    if federation:
-        small = dataclasses.replace(terms, dim=max(FEDERATION_DIM, 2 * terms.rounds + 2))
-        checks += federation_checks(plan, small, tick=tick)
     checks += cell_checks(plan, terms, draws, tick=tick)
     return tuple(checks)
 
@@ -110,3 +117,79 @@ def seed_check() -> Check:
         f"{repeats} of {draws:,} came twice",
         "seeds are drawn from too few, or are not uniform",
     )
+
+
+def learners_needed(rounds: int) -> int:
+    """So many that there are enough messages, and at least two."""
+    return max(2, min(_MOST_LEARNERS, -(-_ROWS // (_EPOCHS * rounds))))
+
+
+def listen_epochs(
+    plan: Plan,
+    terms: Terms,
+    *,
+    epochs: int = _EPOCHS,
+    seed: int = 0,
+    make: Callable[[Plan, Any], Learner] = in_memory,
+    tick: Callable[[int], None] = lambda _: None,
+) -> list[Transcript]:
+    """One learner with new clients in each of some epochs; a transcript for each."""
+    transcripts = []
+    task = Unkind(terms, seed=seed)
+    x = np.zeros(terms.dim, np.float32)
+    with make(plan, task) as learner:
+        for epoch in range(epochs):
+            if epoch:
+                learner.new_epoch()
+            before = task.known
+            payloads, known = [], []
+            for r in range(terms.rounds):
+                learner.begin_round(r, x)
+                for t in range(terms.local_steps):
+                    step = (epoch * terms.rounds + r) * terms.local_steps + t
+                    learner.observe(f"client {step}", task.sample(step))
+                payloads.append(learner.finish_round().payload)
+                known.append(task.known - before)
+                tick(1)
+            transcripts.append(Transcript.of(payloads, known))
+    return transcripts
+
+
+def small_checks(
+    plan: Plan,
+    terms: Terms,
+    *,
+    learners: int | None = None,
+    also: Iterable[Transcript] = (),
+    make: Callable[[Plan, Any], Learner] = in_memory,
+    tick: Callable[[int], None] = lambda _: None,
+) -> list[Check]:
+    """All pairs of coordinates, every epoch against the first, every step against every other.
+
+    With telemetry, its coordinates in all of these runs and in those of ``also``, together.
+    """
+    law = law_of_terms(terms)
+    count = learners_needed(terms.rounds) if learners is None else learners
+    heard = [listen_epochs(plan, terms, seed=k, make=make, tick=tick) for k in range(count)]
+    whites = [[whitened(epoch.residuals, law) for epoch in epochs] for epochs in heard]
+    rows = np.concatenate([epoch for learner in whites for epoch in learner])
+    checks = [all_pairs(rows), _worst_epochs(whites), repeated_rows(rows)]
+    return checks + telemetry_checks((*itertools.chain(*heard), *also), terms, law)
+
+
+def telemetry_checks(transcripts: Iterable[Transcript], terms: Terms, law: Law) -> list[Check]:
+    """Of telemetry's coordinates by themselves, over all that was heard; none without telemetry."""
+    if terms.telemetry is None:
+        return []
+    group = CoordinateGroup("telemetry's coordinates, all learners", law, terms.grid.step)
+    behind = -len(terms.telemetry.metrics)
+    for heard in transcripts:
+        group.add(heard.units[:, behind:], heard.known[:, behind:])
+    return group.checks()
+
+
+def _worst_epochs(whites: list[list[Floats]]) -> Check:
+    """The learner whose epochs agree most, with Bonferroni's factor."""
+    checks = [epoch_against_epoch(epochs) for epochs in whites]
+    worst = min(checks, key=lambda check: check.p)
+    return dataclasses.replace(worst, p=min(1.0, len(checks) * worst.p))

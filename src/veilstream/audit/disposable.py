@@ -12,6 +12,7 @@ A deployed learner is a `Learner`, whose seeds are its own affair: neither of th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -21,9 +22,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from veilstream.deployment.epochs import DEPLOYED, LearnerParts, secret_name
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
-from veilstream.deployment.recovery import secret_name
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Task
@@ -41,10 +42,10 @@ class Disposable(Learner):
     ``parent`` is where its folder is made, if not where temporary files are.
     """
 
-    def __init__(self, plan: Plan, task: Task, parent: Path | None = None) -> None:
+    def __init__(self, plan: Plan, task: Task, parent: Path | None = None, parts: LearnerParts = DEPLOYED) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
         try:
-            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True)
+            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True, parts=parts)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -78,7 +79,7 @@ class Apart(Disposable):
     else (ledger, witness, seeds, noise stream, grid, messages) is inherited.
     """
 
-    def __init__(self, plan: Plan, task: Task) -> None:
+    def __init__(self, plan: Plan, task: Task, parts: LearnerParts | None = None) -> None:
         if plan.learning.projection_radius is not None:
             raise InputError(
                 "learning.projection_radius",
@@ -86,11 +87,7 @@ class Apart(Disposable):
                 "none in an audit",
                 "leave it out: it is post-processing and changes no promise",
             )
-        super().__init__(plan, task)
-
-    def new_rounds(self, epoch: int) -> LocalRounds:
-        """Whose gradients are clipped number by number."""
-        return OneByOne(self.terms, epoch)
+        super().__init__(plan, task, parts=parts or LearnerParts(rounds=OneByOne))
 
 
 class OneByOne(LocalRounds):
@@ -108,12 +105,8 @@ class Twin(Disposable):
     """One of two with the same draws."""
 
     def __init__(self, plan: Plan, task: Task, pair: bytes) -> None:
-        self._pair = pair
-        super().__init__(plan, task)
-
-    def new_rounds(self, epoch: int) -> LocalRounds:
-        """Whose draws are the pair's."""
-        return _Paired(self.terms, epoch, self._pair)
+        rounds = functools.partial(_Paired, pair=pair)
+        super().__init__(plan, task, parts=LearnerParts(rounds=rounds))
 
 
 class _Paired(LocalRounds):

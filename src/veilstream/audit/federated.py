@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.audit.checks import telemetry_checks
 from veilstream.audit.deployed import Unkind
-from veilstream.audit.small_runs import telemetry_checks
 from veilstream.audit.statistics import FALSE_ALARMS, OneRun, one_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import every_coordinate, whitened
@@ -39,7 +39,7 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.plans.plan import Plan
 from veilstream.streams.intake import AlwaysReady, Observe, Offered
 
-FEDERATION_DIM = 4000
+_LEAST_DIM = 4000
 _NAMES = ("north", "south")
 
 
@@ -137,8 +137,9 @@ def _transcript(name: str, heard: list[bytes], known: dict[int, NDArray[np.int64
 
 def federation_checks(
     plan: Plan, terms: Terms, *, tick: Callable[[int], None] = lambda _: None, **options: Any
-) -> list[Check]:
+) -> tuple[Check, ...]:
     """Every learner of a running federation: the claimed noise, in all coordinates, its own."""
+    terms = dataclasses.replace(terms, dim=max(_LEAST_DIM, 2 * terms.rounds + 2))
     law, steps = law_of_terms(terms), terms.rounds * terms.local_steps
     transcripts = listen_to_federation(plan, terms, tick=tick, **options)
     checks: list[Check] = []
@@ -155,7 +156,7 @@ def federation_checks(
     rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
     across = dataclasses.replace(repeated_rows(rows), name="learners of the federation")
     checks += [across, *telemetry_checks(transcripts.values(), terms, law)]
-    return [dataclasses.replace(c, name=f"federation, {c.name}") for c in checks]
+    return tuple(dataclasses.replace(c, name=f"federation, {c.name}") for c in checks)
 
 
 def _claimed(run: OneRun) -> Check:

@@ -17,13 +17,13 @@ from scipy.stats import norm
 from veilstream.audit.canary import BATCH, canary_runs
 from veilstream.audit.cells import DRAWS
 from veilstream.audit.checks import deployed_checks, ticks_of_checks
-from veilstream.audit.deployed import Unkind, listen
+from veilstream.audit.deployed import Unkind, listen, twin_runs
+from veilstream.audit.federated import federation_checks
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
 from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
-from veilstream.audit.twins import twin_runs
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
@@ -193,7 +193,7 @@ def auditable(plan: Plan) -> Plan:
 def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:
     """How many rounds an audit takes."""
     rounds = plan.learning.rounds
-    return rounds * (2 + -(-runs // BATCH)) + ticks_of_checks(rounds, draws, federation=federation)
+    return rounds * (2 + -(-runs // BATCH)) + ticks_of_checks(rounds, draws) + (rounds if federation else 0)
 
 
 def audit(
@@ -260,7 +260,8 @@ def audit(
         twins=twin_runs(plan, small, at=law.worst, adaptive=tau == 1),
         many=many,
         local_steps=tau,
-        checks=deployed_checks(plan, terms, (fixed, adaptive), draws=draws, federation=federation, tick=tick)
+        checks=deployed_checks(plan, terms, (fixed, adaptive), draws=draws, tick=tick)
+        + (federation_checks(plan, terms, tick=tick) if federation else ())
         + (() if told is None else told.checks),
         telemetry=None if told is None else told.many,
     )

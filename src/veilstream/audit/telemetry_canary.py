@@ -12,28 +12,113 @@ worked out by hand.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.audit.apart_telemetry import ApartWithTelemetry
 from veilstream.audit.cells import later_message
+from veilstream.audit.deployed import RIGHT, WRONG, TelemetryTask
+from veilstream.audit.disposable import Apart, OneByOne
 from veilstream.audit.statistics import Law, ManyRun, law_of, many_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.law import patterns
-from veilstream.audit.telemetry_task import RIGHT, WRONG, TelemetryTask
 from veilstream.audit.transcript import law_of_terms, reach_of
+from veilstream.deployment.client_steps import ClientTelemetry
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
+from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample
+from veilstream.learning.tasks import Sample, Task
 from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import ClippedGradient, Hidden, MetricValues, RawGradient
+from veilstream.privacy.grid import OnGrid
 from veilstream.privacy.guarantee import Neighbours
+from veilstream.privacy.telemetry import Telemetry
+
+_NOBODY = np.inf  # in a row of metrics; no metric is
+
+
+class ManyClients(Task, Protocol):
+    """A task whose sample stands for one client in each of ``dim`` runs."""
+
+    def clients(self, sample: Sample) -> tuple[list[Sample | None], NDArray[np.intp]]:
+        """The different records (None: nobody comes), and which of them each run has."""
+
+
+class ApartWithTelemetry(Apart):
+    """Every coordinate of the task is a run of its own, of dimension one, with its metrics."""
+
+    def __init__(self, plan: Plan, task: ManyClients) -> None:
+        if plan.telemetry is None:
+            raise InputError("telemetry", None, "a plan with telemetry", "add [telemetry]")
+        super().__init__(plan, task, parts=LearnerParts(rounds=_rounds, telemetry=_EachClient))
+
+
+def _rounds(terms: Terms, epoch: int) -> LocalRounds:
+    """Whose vectors are made run by run."""
+    return _WholeOneByOne(_ManyRuns.of_terms(terms), epoch)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ManyRuns(Terms):
+    """The same terms for ``dim`` runs, each with its own metrics."""
+
+    @classmethod
+    def of_terms(cls, terms: Terms) -> _ManyRuns:
+        held = {field.name: getattr(terms, field.name) for field in dataclasses.fields(terms)}
+        return cls(**held)
+
+    @property
+    def release_dim(self) -> int:
+        """Of all runs together."""
+        assert self.telemetry is not None
+        return self.dim * (1 + len(self.telemetry.metrics))
+
+
+class _EachClient(ClientTelemetry):
+    """Metrics of the client that each run has, (runs, m)."""
+
+    def __init__(self, task: Task, telemetry: Telemetry, clip_norm: float) -> None:
+        super().__init__(task, telemetry, clip_norm)
+        self._clients = cast("ManyClients", task).clients
+
+    def values(self, begun: Hidden[NDArray[np.float32]], sample: Sample, raw: RawGradient) -> MetricValues:
+        """Asked of the deployed code for each different client."""
+        records, which = self._clients(sample)
+        numbers, rows = raw.reveal(), []
+        for k, record in enumerate(records):
+            if record is None or not (which == k).any():
+                rows.append(np.full(len(self._each), _NOBODY))
+                continue
+            own = RawGradient(numbers[np.argmax(which == k)].reshape(1))
+            rows.append(super().values(begun, record, own).reveal())
+        return MetricValues(np.stack(rows)[which])
+
+
+class _WholeOneByOne(OneByOne):
+    def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
+        """`LocalRounds.whole` of each different client, as the vector of 1 + m that it is."""
+        told = self.terms.telemetry
+        assert told is not None
+        units = gradient.reveal()
+        shape = len(units), len(told.metrics)
+        metrics = np.full(shape, _NOBODY) if values is None else values.reveal()
+        clients = np.concatenate([units[:, None].astype(np.float64), metrics], axis=1)
+        different, which = np.unique(clients, axis=0, return_inverse=True)
+        vectors = []
+        for number, *own in different:
+            one = ClippedGradient(OnGrid(np.array([number], np.int64)))
+            there = None if own[0] == _NOBODY else MetricValues(np.array(own))
+            vectors.append(super().whole(one, there).reveal())
+        return ClippedGradient(OnGrid(np.stack(vectors)[which.ravel()].T.ravel()))
+
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

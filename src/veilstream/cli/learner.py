@@ -88,6 +88,7 @@ def learner_command(
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.learner.process import LearnerService
     from veilstream.plans.plan import Plan
+    from veilstream.reports import learner_page
 
     no_core_dumps()
     terse_tracebacks()
@@ -113,5 +114,6 @@ def learner_command(
         trust_carrier=trust_carrier,
         accept_refusals=accept_refusals,
         end_with_file=end_with_file,
+        pages=learner_page,
     )
     service.run(stop)

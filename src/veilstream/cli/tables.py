@@ -69,10 +69,10 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.setting.unbounded and best.mechanism != "independent":
         console.print("  in a plan: unbounded = true, and no mechanism")
     _print_model(console, comparison)
-    for each in comparison.without_end:
+    for way, relative in comparison.without_end.items():
         console.print(
-            f"[bold]Without an end[/bold]  {each.way}: at round {comparison.setting.rounds} "
-            f"{each.relative:.2f}x the most noise of one that knew it to be the last."
+            f"[bold]Without an end[/bold]  {way}: at round {comparison.setting.rounds} "
+            f"{relative:.2f}x the most noise of one that knew it to be the last."
         )
     setting = comparison.setting
     console.print(
@@ -90,11 +90,10 @@ def _print_model(console: Console, comparison: Comparison) -> None:
             f"size x std x root of d). With features of norm 1, a model of norm {_CONFIDENT:g} "
             f"is sure of itself (98%); this one can go at most {reach:.3g} from its start."
         )
-    for offer in comparison.offers:
-        share = offer.error_published / best.error_published
-        if share > _WORTH_SAYING:
-            continue
-        console.print(f"[dim]With {offer.change} the noise in what is published would be {share:.2f}x.[/dim]")
+    for change, error in comparison.offers.items():
+        share = error / best.error_published
+        if share <= _WORTH_SAYING:
+            console.print(f"[dim]With {change} the noise in what is published would be {share:.2f}x.[/dim]")
 
 
 _WORTH_SAYING = 0.97

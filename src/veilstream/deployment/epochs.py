@@ -1,228 +1,242 @@
-"""A learner's epochs on its ledger: where it stands, how one ends and the next begins.
+"""A ledger and the epoch that runs on it, kept in step: how an epoch begins, goes on and ends.
 
-What happens within a round is `veilstream.deployment.learner`, which builds on this. Every change
-is written down and witnessed before anything that depends on it leaves; a call that is interrupted
-half-way leaves memory behind the store, so from then on only a restart may go on.
+What happens within a round is `veilstream.deployment.learner`. Every change is written down and
+witnessed before anything that depends on it leaves. If a call is interrupted, memory lags the
+ledger, and the learner must restart.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
+import json
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.ledger import crash_points
+from veilstream.deployment.client_steps import ClientTelemetry
+from veilstream.deployment.ledger.chain import BOOKMARKS, Body
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.deployment.local_rounds import LocalRounds
-from veilstream.deployment.process_secrecy import without_values
-from veilstream.deployment.recovery import recover
+from veilstream.deployment.local_rounds import LocalRounds, unpack_step
 from veilstream.deployment.release import Release
-from veilstream.deployment.server_input import check_known, checked_acknowledgement
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
+from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
+from veilstream.privacy.seeds import SEED_BYTES
+from veilstream.privacy.telemetry import Telemetry
+from veilstream.streams.intake import SourceBookmark
 
 Float32s = NDArray[np.float32]
-P = ParamSpec("P")
-R = TypeVar("R")
+
+_SNAPSHOT_STEPS = 64
+_SALT_BYTES = 16
+OPEN_ROUND = "open-round"
+"""Blob: what the open round has come to after a group of steps."""
 
 
-def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
-    """A learner's method that waits until no other thread is in one."""
+def secret_name(epoch: int, step: int) -> str:
+    """Blob: a step's secret, until it is destroyed.
 
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        learner: Any = args[0]
-        with learner.one_call:
-            return method(*args, **kwargs)
-
-    return call
+    Secrets of steps that were stored together lie one after the other, under the first one's name.
+    """
+    return f"seed/{epoch}/{step:010d}"
 
 
-class Epochs:
-    """One ledger, and the epoch that runs on it; calls from several threads wait for each other.
+@dataclass(frozen=True)
+class LearnerParts:
+    """What a learner is made of. Audits and studies put their own in place; a deployment has these."""
+
+    ledger: Callable[..., Ledger] = Ledger
+    rounds: Callable[[Terms, int], LocalRounds] = LocalRounds
+    telemetry: Callable[[Task, Telemetry, float], ClientTelemetry] = ClientTelemetry
+
+
+DEPLOYED = LearnerParts()
+
+
+class EpochLedger:
+    """One ledger, and the epoch that runs on it. For one thread at a time.
 
     Args:
         plan: the run.
-        terms: what it promises, which a store keeps to.
+        terms: what it promises; the store keeps to them.
         store: the ledger's file.
         witness: its second file; None for one beside it.
         create: begin a store where there is none.
+        parts: the deployed ones, but in audits and studies.
 
     """
 
-    _local: LocalRounds
-    _snapshot_at: int
-    _run: str | None  # the server's run that this epoch belongs to
+    local: LocalRounds
+    """The epoch's rounds in memory."""
+    run: str | None
+    """The server's run that this epoch belongs to."""
+    snapshot_step: int
+    """Where the noise was last kept whole."""
 
     def __init__(
-        self, plan: Plan, terms: Terms, store: Path | str, witness: Path | str | None, *, create: bool
+        self,
+        plan: Plan,
+        terms: Terms,
+        store: Path | str,
+        witness: Path | str | None,
+        *,
+        create: bool,
+        parts: LearnerParts,
     ) -> None:
-        self._plan, self.terms = plan, terms
-        self.one_call = threading.RLock()
-        self._broken = False
+        self.plan, self.terms, self._parts = plan, terms, parts
+        self.broken = False
+        """Whether a call was interrupted, so that only a restart may go on."""
+        self.model: Float32s | None = None
+        """The newest that the server sent."""
+        self.bookmark: SourceBookmark | None = None
+        """How far a source has been read, if that is not written down yet."""
         self._forgotten = True  # whether no destroyed secret is left in the log file
-        self._model: Float32s | None = None  # the newest that the server sent
-        self._ledger = self._open_ledger(store, witness, create=create)
+        self.ledger = parts.ledger(store, witness, create=create)
         try:
             self._recover()
         except BaseException:
-            self._ledger.close()
+            self.ledger.close()
             raise
-
-    _open_ledger = staticmethod(Ledger)
-
-    # --- where it stands -------------------------------------------------------------------------
-
-    @property
-    def plan(self) -> Plan:
-        """What it runs."""
-        return self._plan
-
-    @property
-    def model(self) -> Float32s | None:
-        """The newest model that the server has sent, read-only; None before the first."""
-        if self._model is None:
-            return None
-        shown = self._model.view()
-        shown.flags.writeable = False
-        return shown
 
     @property
     def epoch(self) -> int:
         """Which mechanism is running, from 0."""
-        return self._local.epoch
-
-    @property
-    def round(self) -> int:
-        """The round that is open, or is to be begun next."""
-        return self._local.round
-
-    @property
-    def pinned(self) -> bool:
-        """Whether a round has been begun and not sealed."""
-        return self._local.pinned is not None
-
-    @property
-    def clients_wanted(self) -> int:
-        """How many clients the open round can still take."""
-        return self._local.clients_wanted
-
-    @property
-    def horizon_reached(self) -> bool:
-        """Whether every round of this epoch has been sealed."""
-        return self._local.horizon_reached
-
-    @property
-    def over(self) -> bool:
-        """Whether this epoch takes nobody any more: at its horizon, or ended before it."""
-        return self._local.over
-
-    @property
-    def run(self) -> str | None:
-        """The server's run that this epoch belongs to; None before it has joined one."""
-        return self._run
+        return self.local.epoch
 
     @property
     def epochs_left(self) -> int:
         """How many more epochs a server may lead this learner into (`federation.epochs`)."""
-        allowed = self._plan.federation.epochs
-        return max(0, allowed - 1 - self._ledger.chain.standing.followed)
+        return max(0, self.plan.federation.epochs - 1 - self.ledger.chain.standing.followed)
 
-    @property
-    def local(self) -> LocalRounds:
-        """The epoch's rounds as they are in memory, to look at; the learner alone moves them."""
-        return self._local
+    # --- writing ---------------------------------------------------------------------------------
 
-    @property
-    def ledger(self) -> Ledger:
-        """The store, to look at; the learner alone writes to it."""
-        return self._ledger
+    @contextmanager
+    def whole_or_broken(self) -> Iterator[None]:
+        """For what must be done whole: after an interruption only a restart may go on."""
+        self.ledger.check()
+        if self.broken:
+            raise PrivacyError(
+                "an earlier call was interrupted half-way: nothing was released "
+                "(start the learner again; it goes on where its store stands)"
+            )
+        self.broken = True
+        yield
+        self.broken = False
 
-    @property
-    def broken(self) -> bool:
-        """Whether a call was interrupted half-way, so that only a restart may go on."""
-        return self._broken
+    def write(self, kind: str, body: Body, *, points: str = "", **more: Any) -> None:
+        """Store and witness a record; ``points`` names the crash points on the way."""
+        self.ledger.write(kind, body, **more)
+        if points:
+            self.ledger.reached(f"{points}-stored")
+        self.ledger.witness()
+        if points:
+            self.ledger.reached(f"{points}-witnessed")
 
-    @property
-    def notices(self) -> list[str]:
-        """What the person beside it should know of its files, a sentence each."""
-        return list(self._ledger.notices)
+    def pin(self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None) -> None:
+        """Begin round r at this model."""
+        body = Body(epoch=self.epoch, round=r, x=digest, acknowledged=acknowledged)
+        self.write("pin", body, keep={"x": model.tobytes()})
+        self.ledger.reached("pinned")
+        self.local.pin(model, digest)
+        self.model = model
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that the guarantee rests on; a store keeps to it, and so must the server."""
-        return self.terms.settings
+    def write_steps(self, kind: str, body: Body, keep: dict[str, bytes], **clients: Any) -> None:
+        """Store and witness steps that memory has taken, and how far the source was read for them."""
+        self.write(kind, body, keep=keep | self._bookmark_blob(), points="step", **clients)
+        self.bookmark = None
+
+    def seal(self) -> None:
+        """End the open round, whose steps all count, with its message."""
+        release = self.local.message()
+        body = Body(epoch=release.epoch, round=release.round, hash=release.hash, x=self.local.pinned)
+        self.ledger.reached("message-computed")
+        self.write("message", body, keep={"message": release.payload} | self._bookmark_blob(), points="message")
+        self.bookmark = None
+        self.local.seal(release)
+        if self.local.horizon_reached:
+            self.destroy_secrets()
+        elif self.local.step - self.snapshot_step >= _SNAPSHOT_STEPS:
+            self._keep_snapshot()
+
+    def stored_bookmarks(self) -> list[SourceBookmark]:
+        """How far each source had been read, as stored."""
+        kept = (self.ledger.blob(name) for name in self.ledger.names(BOOKMARKS))
+        return [SourceBookmark(*json.loads(content[_SALT_BYTES:])) for content in kept]
+
+    def _bookmark_blob(self) -> dict[str, bytes]:
+        """With salt: a hash of records stays in the chain for ever, and must not tell of them."""
+        if self.bookmark is None:
+            return {}
+        name = BOOKMARKS + self.ledger.keyed(self.bookmark.source.encode()).hex()[:32]
+        content = json.dumps([self.bookmark.source, self.bookmark.text]).encode()
+        return {name: secrets.token_bytes(_SALT_BYTES) + content}
+
+    def _keep_snapshot(self) -> None:
+        """Keep the noise's state, so that a restart is quick and old secrets can go."""
+        noise = self.local.noise
+        self.write(
+            "snapshot",
+            Body(epoch=self.epoch, step=noise.position),
+            keep={"snapshot": noise.snapshot()},
+            destroy=self.ledger.names("seed/"),
+        )
+        self.snapshot_step = noise.position
+        self.ledger.reached("snapshot-stored")
+
+    def destroy_secrets(self) -> None:
+        """At the end of an epoch.
+
+        While someone reads the store, its log file stays; this is then done again when the learner
+        starts, and before a new epoch.
+        """
+        if not self.ledger.chain.standing.ended:
+            left = self.terms.rounds - self.local.round
+            body = Body(epoch=self.epoch, rounds_left=left or None)
+            self.write("end", body, destroy=self.ledger.chain.secrets)
+        self._forgotten = self.ledger.forget()
+        self.ledger.reached("epoch-closed")
 
     # --- from epoch to epoch ---------------------------------------------------------------------
 
-    @without_values
-    @one_at_a_time
     def join(self, run: str) -> None:
-        """Give this epoch to one run of the server; another run is refused until the next epoch."""
-        if self._run is None:
-            with self._whole_or_broken():
-                self._write("join", {"epoch": self.epoch, "run": run})
-            self._run = run
-        elif self._run != run:
+        """Give this epoch to one run of the server."""
+        if self.run is None:
+            with self.whole_or_broken():
+                self.write("join", Body(epoch=self.epoch, run=run))
+            self.run = run
+        elif self.run != run:
             raise InputError(
                 "run",
                 run,
-                f"run {self._run!r}, which this learner's epoch {self.epoch} is for",
+                f"run {self.run!r}, which this learner's epoch {self.epoch} is for",
                 "finish that one; `veilstream ledger epoch` begins an epoch with new clients",
             )
 
-    @without_values
-    @one_at_a_time
-    def end_epoch(self) -> None:
-        """End this epoch now, whatever rounds are left; done before, nothing happens.
-
-        An open round is dropped: nothing of it is ever released, and its clients count as having
-        taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
-        sent. Ending early costs what the rounds that are left would have taught, and nothing of the
-        promise.
-        """
-        if self.over and self._ledger.chain.standing.ended:
+    def end(self) -> None:
+        """End this epoch now, whatever rounds are left; an open round is dropped."""
+        if self.local.over and self.ledger.chain.standing.ended:
             return
-        with self._whole_or_broken():
-            sealed, model = self._local.sealed, self._local.sealed_model
-            self._local = self.new_rounds(self.epoch)  # the noise's state goes with the old one
+        with self.whole_or_broken():
+            sealed, model = self.local.sealed, self.local.sealed_model
+            self.local = self.new_rounds(self.epoch)  # the noise's state goes with the old one
             if sealed is not None:
-                self._local.resume(sealed.payload, model)
-            self._local.end()
-            self._destroy_secrets()
+                self.local.resume(sealed.payload, model)
+            self.local.end()
+            self.destroy_secrets()
 
-    @without_values
-    @one_at_a_time
     def follow(self, run: str, ended: Collection[str]) -> bool:
-        """Go along into the server's next run, if the plan allows; whether an epoch was begun.
-
-        A new epoch has a fresh mechanism and takes only clients who were in none before, so every
-        client has the promise in exactly one epoch, whatever the server says and however often.
-        The plan bounds how many epochs there may be (`federation.epochs`, since the operator last
-        began one); the server cannot.
-
-        Args:
-            run: the run that begins.
-            ended: the runs before it, which the server says are over. If this epoch belongs to one
-                of them, it is ended; else nothing happens.
-
-        Raises:
-            InputError: the plan allows no further epoch.
-            LedgerError: secrets of the last one cannot be destroyed yet.
-
-        """
-        if self._run is None or self._run == run or self._run not in ended:
+        """Go along into the server's next run, if the plan allows; whether an epoch was begun."""
+        if self.run is None or self.run == run or self.run not in ended:
             return False
-        self.end_epoch()
+        self.end()
         if not self.epochs_left:
-            allowed = self._plan.federation.epochs
+            allowed = self.plan.federation.epochs
             raise InputError(
                 "run",
                 run,
@@ -231,125 +245,93 @@ class Epochs:
             )
         if not self._forgotten:
             self._forget_or_refuse()
-        followed = self._ledger.chain.standing.followed + 1
-        with self._whole_or_broken():
-            self._write_epoch(self.epoch + 1, {"followed": followed, "run": run})
-            self._run = run
+        followed = self.ledger.chain.standing.followed + 1
+        with self.whole_or_broken():
+            self._write_epoch(self.epoch + 1, followed=followed, run=run)
+            self.run = run
         return True
 
-    @without_values
-    @one_at_a_time
-    def new_epoch(self) -> None:
-        """Start a fresh mechanism for new clients; those who took part are never taken again."""
-        if not self.over:
+    def begin_next(self) -> None:
+        """Start a fresh mechanism, if this one is over."""
+        if not self.local.over:
             raise PrivacyError(
-                f"epoch {self.epoch} has {self.terms.rounds - self.round} rounds left: nothing was "
+                f"epoch {self.epoch} has {self.terms.rounds - self.local.round} rounds left: nothing was "
                 "released (a new one may start when its horizon has ended; "
                 "`veilstream ledger epoch --abandon` gives it up)"
             )
         if not self._forgotten:
             self._forget_or_refuse()
-        with self._whole_or_broken():
+        with self.whole_or_broken():
             self._write_epoch(self.epoch + 1)
 
     def _forget_or_refuse(self) -> None:
         """No epoch begins while secrets of the last one may lie in the log file."""
-        if not self._ledger.forget():
+        if not self.ledger.forget():
             raise LedgerError(
                 "the store is being read, so destroyed secrets may stay in its log",
                 "close what reads it, then ask again",
             )
 
-    def close(self) -> None:
-        """Let go of the store."""
-        self._ledger.close()
+    def _write_epoch(self, epoch: int, *, followed: int | None = None, run: str | None = None) -> None:
+        body = Body(epoch=epoch, settings=self.terms.settings, followed=followed, run=run)
+        self.write("epoch", body, destroy=self.ledger.names("message"))
+        self._begin(epoch)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Learner cannot be copied: two would answer for one store")
+    def _begin(self, epoch: int) -> None:
+        self.local = self.new_rounds(epoch)
+        self.snapshot_step, self.run = 0, None
 
-    def __enter__(self) -> Self:
-        return self
+    def new_rounds(self, epoch: int) -> LocalRounds:
+        """The rounds of an epoch, before the first."""
+        return self._parts.rounds(self.terms, epoch)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # --- writing and going on --------------------------------------------------------------------
-
-    @contextmanager
-    def _whole_or_broken(self) -> Iterator[None]:
-        """What is interrupted half-way leaves memory behind the store: only a restart may go on."""
-        self._ledger.check()
-        if self._broken:
-            raise PrivacyError(
-                "an earlier call was interrupted half-way: nothing was released "
-                "(start the learner again; it goes on where its store stands)"
-            )
-        self._broken = True
-        yield
-        self._broken = False
-
-    def _write(self, kind: str, body: dict[str, Any], *, points: str = "", **more: Any) -> None:
-        """Store and witness."""
-        self._ledger.write(kind, body, **more)
-        if points:
-            crash_points.reached(f"{points}-stored")
-        self._ledger.witness()
-        if points:
-            crash_points.reached(f"{points}-witnessed")
+    # --- after a start ---------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Bring memory to where the ledger stands."""
-        standing = self._ledger.chain.standing
+        """Bring memory to where the ledger stands, to the bit."""
+        standing = self.ledger.chain.standing
         if standing.between:
             # A store's first epoch, or one that `veilstream ledger epoch` asked for.
             self._forget_or_refuse()
             self._write_epoch(standing.epoch + 1)
             return
         assert standing.settings is not None
-        check_settings(self.settings, standing.settings)
-        self._begin_epoch(standing.epoch)
-        found = recover(self._ledger, self._local)
-        self._run, self._model, self._snapshot_at = standing.run, found.model, found.snapshot_step
-        if self.over:
-            self._destroy_secrets()
+        check_settings(self.terms.settings, standing.settings)
+        self._begin(standing.epoch)
+        self.run = standing.run
+        local, ledger = self.local, self.ledger
+        if ledger.names("x"):
+            self.model = np.frombuffer(ledger.blob("x"), "<f4").astype(np.float32)
+        if standing.rounds:
+            local.resume(ledger.blob("message"), standing.sealed_model)
+        if standing.ended:
+            local.end()
+        if local.over:  # its noise is not restored: the secrets are destroyed, or are now
+            self.destroy_secrets()
+            return
+        self._restore_noise(standing.steps)
+        if standing.pinned is not None:
+            assert self.model is not None
+            local.pin(self.model, standing.pinned)
+            if ledger.names(OPEN_ROUND):
+                local.restore_open(ledger.blob(OPEN_ROUND))
+            for t in range(local.taken, local.taken + standing.steps - local.step):
+                local.apply(unpack_step(ledger.blob(f"noisy/{t}")))
 
-    def _destroy_secrets(self) -> None:
-        """At the end of an epoch.
+    def _restore_noise(self, steps: int) -> None:
+        """From the last snapshot, and the secrets of the steps since."""
+        local, ledger = self.local, self.ledger
+        if ledger.names("snapshot"):
+            local.noise.restore(ledger.blob("snapshot"))
+        self.snapshot_step = local.noise.position
+        while local.noise.position < steps:
+            together = ledger.blob(secret_name(local.epoch, local.noise.position))
+            for at in range(0, len(together), SEED_BYTES):
+                local.replay(together[at : at + SEED_BYTES])
 
-        While someone reads the store, its log file stays; then this is done again when the learner
-        is started, and before a new epoch.
-        """
-        if not self._ledger.chain.standing.ended:
-            left = self.terms.rounds - self.round
-            body = {"epoch": self.epoch} | ({"rounds_left": left} if left else {})
-            self._write("end", body, destroy=self._ledger.chain.secrets)
-        self._forgotten = self._ledger.forget()
-        crash_points.reached("epoch-closed")
-
-    def _write_epoch(self, epoch: int, about: dict[str, Any] | None = None) -> None:
-        self._write(
-            "epoch", {"epoch": epoch, "settings": self.settings} | (about or {}), destroy=self._ledger.names("message")
-        )
-        self._begin_epoch(epoch)
-
-    def _begin_epoch(self, epoch: int) -> None:
-        self._local = self.new_rounds(epoch)
-        self._snapshot_at, self._run = 0, None
-
-    def new_rounds(self, epoch: int) -> LocalRounds:
-        """The rounds of an epoch; audits and studies put others in their place."""
-        return LocalRounds(self.terms, epoch)
-
-    # --- what the server has ---------------------------------------------------------------------
-
-    @one_at_a_time
-    def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
-        """Refuse to go on if the server has accepted what this store does not know."""
-        if acknowledged is not None:
-            check_known(checked_acknowledgement(acknowledged), self._ledger.knows_message)
-
-    def _last_release(self) -> Release:
-        self._ledger.check()
-        if self._local.sealed is None:
+    def last_release(self) -> Release:
+        """The last sealed round's message."""
+        self.ledger.check()
+        if self.local.sealed is None:
             raise InputError("round", None, "a round that has been finished", "begin_round first")
-        return self._local.sealed
+        return self.local.sealed

@@ -25,34 +25,30 @@ are repeated to the bit.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.client_gradients import ClientGradients
-from veilstream.deployment.client_telemetry import ClientTelemetry
-from veilstream.deployment.epochs import Epochs, one_at_a_time
-from veilstream.deployment.ledger import crash_points
-from veilstream.deployment.ledger.chain import BOOKMARKS
-from veilstream.deployment.ledger.tags import tag_forms
+from veilstream.deployment.client_steps import ClientSteps, check_dim
+from veilstream.deployment.epochs import DEPLOYED, OPEN_ROUND, EpochLedger, LearnerParts, secret_name
+from veilstream.deployment.ledger.chain import Body
+from veilstream.deployment.ledger.store import Ledger
+from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.ledger.witness import MOST_TOGETHER
-from veilstream.deployment.local_rounds import pack_step
+from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
-from veilstream.deployment.recovery import OPEN_ROUND, secret_name
 from veilstream.deployment.release import Release
-from veilstream.deployment.server_input import checked_acknowledgement, checked_model, checked_round
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError
-from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails, admission_of
+from veilstream.errors import InputError, LedgerError
+from veilstream.learning.tasks import Sample, Task, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import Noised, RawGradient
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import PastVisits, spent
@@ -60,9 +56,9 @@ from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import Offered, SourceBookmark
 
 Float32s = NDArray[np.float32]
+P = ParamSpec("P")
+R = TypeVar("R")
 
-_SNAPSHOT_STEPS = 64
-_SALT_BYTES = 16
 _GROUP_BYTES = 16 << 20
 """Of noise rows, eight bytes a number, that a group of steps has at most."""
 
@@ -76,32 +72,19 @@ class Outcome(NamedTuple):
     """Whether a step was made of it."""
 
 
-def _check_dim(plan: Plan, task: Task) -> None:
-    """The server makes its model from the plan alone: the task that the plan names has its size.
+def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+    """A learner's method that waits until no other thread is in one."""
 
-    A task of another class (an audit's, a study's, one that the plan names by its module) has a
-    size of its own, which server and learner compare when they meet.
-    """
-    own = ":" in plan.learning.task
-    known = isinstance(task, Logistic | LeastSquares | Ripple) and not own
-    if known and plan.feature_count != task.dim:
-        field = "data.features" if plan.data.kind == "table" else "data.dim"
-        raise InputError(
-            field,
-            plan.feature_count,
-            f"the {task.dim} parameters of the task that was given",
-            f"[data] dim = {task.dim} in the plan, the same on every side",
-        )
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        learner: Any = args[0]
+        with learner.one_call:
+            return method(*args, **kwargs)
+
+    return call
 
 
-def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
-    with np.errstate(all="ignore"):
-        numbers = raw.reveal().astype(np.float64)
-        # Not by a dot product: a BLAS would wake its threads for it, and have them spin.
-        return not float(np.sqrt((numbers * numbers).sum())) <= clip_norm
-
-
-class Learner(Epochs):
+class Learner:
     """One data source's side of a run. Open until `close`; a store has one learner at a time.
 
     Calls from several threads are done one after the other.
@@ -118,6 +101,7 @@ class Learner(Epochs):
         witness: the second file, best on another disk, by which an old copy of the store is
             recognised; beside the store where it is left out.
         create: begin a store where there is none.
+        parts: for audits and studies; a deployed learner leaves it out.
 
     Raises:
         InputError: for a plan that cannot be deployed, a task that is not pure or does not say
@@ -129,27 +113,158 @@ class Learner(Epochs):
 
     @without_values
     def __init__(
-        self, plan: Plan, store: Path | str, task: Task, *, witness: Path | str | None = None, create: bool = False
+        self,
+        plan: Plan,
+        store: Path | str,
+        task: Task,
+        *,
+        witness: Path | str | None = None,
+        create: bool = False,
+        parts: LearnerParts = DEPLOYED,
     ) -> None:
         no_core_dumps()
-        _check_dim(plan, task)
-        self.task = task
+        check_dim(plan, task)
+        self.plan, self.task = plan, task
+        self.one_call = threading.RLock()
         self._admission = admission_of(task)
-        terms = Terms.of(plan, task.dim, task)
+        self.terms = terms = Terms.of(plan, task.dim, task)
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
-        self._gradients = ClientGradients(task)
-        self._telemetry = None
-        if terms.telemetry is not None:
-            self._telemetry = ClientTelemetry(task, terms.telemetry, terms.grid.clip_norm)
-        if TaskDetails.of(task).host_gradient is not None:
-            self._gradients.check_pure()
+        self.steps = ClientSteps(task, terms, parts.telemetry)
         check_generator_once(fresh_secret)
-        self._read: SourceBookmark | None = None  # how far, and not written down yet
-        self.clipped = 0
-        """Gradients since this start that were longer than the clip norm: for this machine only."""
         self._planned: list[tuple[bytes, PastVisits]] = []  # of the group that is being put together
         self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
-        super().__init__(plan, terms, store, witness, create=create)
+        self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
+
+    # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Float32s | None:
+        """The newest model that the server has sent, read-only; None before the first."""
+        if self.epochs.model is None:
+            return None
+        shown = self.epochs.model.view()
+        shown.flags.writeable = False
+        return shown
+
+    @property
+    def ledger(self) -> Ledger:
+        """The store, to look at; the learner alone writes to it."""
+        return self.epochs.ledger
+
+    @property
+    def local(self) -> LocalRounds:
+        """The epoch's rounds in memory, to look at; the learner alone moves them."""
+        return self.epochs.local
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the guarantee rests on; a store keeps to it, and so must the server."""
+        return self.terms.settings
+
+    @property
+    def epoch(self) -> int:
+        """Which mechanism is running, from 0."""
+        return self.epochs.epoch
+
+    @property
+    def run(self) -> str | None:
+        """The server's run that this epoch belongs to; None before it has joined one."""
+        return self.epochs.run
+
+    @property
+    def epochs_left(self) -> int:
+        """How many more epochs a server may lead this learner into (`federation.epochs`)."""
+        return self.epochs.epochs_left
+
+    @property
+    def broken(self) -> bool:
+        """Whether a call was interrupted, so that only a restart may go on."""
+        return self.epochs.broken
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or is to be begun next."""
+        return self.local.round
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a round has been begun and not sealed."""
+        return self.local.pinned is not None
+
+    @property
+    def clients_wanted(self) -> int:
+        """How many clients the open round can still take."""
+        return self.local.clients_wanted
+
+    @property
+    def horizon_reached(self) -> bool:
+        """Whether every round of this epoch has been sealed."""
+        return self.local.horizon_reached
+
+    @property
+    def over(self) -> bool:
+        """Whether this epoch takes nobody any more: at its horizon, or ended before it."""
+        return self.local.over
+
+    # --- from epoch to epoch ---------------------------------------------------------------------
+
+    @without_values
+    @one_at_a_time
+    def join(self, run: str) -> None:
+        """Give this epoch to one run of the server; another run is refused until the next epoch."""
+        self.epochs.join(run)
+
+    @without_values
+    @one_at_a_time
+    def end_epoch(self) -> None:
+        """End this epoch now, whatever rounds are left; done before, nothing happens.
+
+        An open round is dropped: nothing of it is ever released, and its clients count as having
+        taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
+        sent. Ending early loses the rounds that are left, and nothing of the promise.
+        """
+        self.epochs.end()
+
+    @without_values
+    @one_at_a_time
+    def follow(self, run: str, ended: Collection[str]) -> bool:
+        """Go along into the server's next run, if the plan allows; whether an epoch was begun.
+
+        A new epoch has a fresh mechanism and takes only clients who were in none before, so every
+        client has the promise in exactly one epoch, whatever the server says and however often.
+        The plan bounds how many epochs there may be (`federation.epochs`, since the operator last
+        began one); the server cannot.
+
+        Args:
+            run: the run that begins.
+            ended: the runs before it, which the server says are over. If this epoch belongs to one
+                of them, it is ended; else nothing happens.
+
+        Raises:
+            InputError: the plan allows no further epoch.
+            LedgerError: secrets of the last one cannot be destroyed yet.
+
+        """
+        return self.epochs.follow(run, ended)
+
+    @without_values
+    @one_at_a_time
+    def new_epoch(self) -> None:
+        """Start a fresh mechanism for new clients; those who took part are never taken again."""
+        self.epochs.begin_next()
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self.ledger.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Learner cannot be copied: two would answer for one store")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- a round ---------------------------------------------------------------------------------
 
@@ -173,36 +288,38 @@ class Learner(Epochs):
         model = self._model_of_round(r, x, acknowledged)
         if model is None:
             return  # open already, or sealed: finish_round repeats it
-        self._check_task()
-        with self._whole_or_broken():
-            self._pin(checked_round("round", r), model, model_sha256(model), acknowledged)
+        self.steps.check()
+        with self.epochs.whole_or_broken():
+            self.epochs.pin(_checked_round("round", r), model, model_sha256(model), acknowledged)
 
     @without_values
     @one_at_a_time
     def would_begin(self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None = None) -> bool:
         """Whether `begin_round` would begin a round now; pins and spends nothing.
 
-        Args:
-            r: as for `begin_round`.
-            x: as for `begin_round`.
-            acknowledged: as for `begin_round`.
-
-        Returns:
-            False where the round is open or sealed already.
-
-        Raises:
-            InputError: as `begin_round`.
-            PrivacyError: as `begin_round`.
-
+        False where the round is open or sealed already. Takes and raises what `begin_round` does.
         """
         return self._model_of_round(r, x, acknowledged) is not None
 
     def _model_of_round(self, r: int, x: NDArray[Any], acknowledged: tuple[int, str] | None) -> Float32s | None:
         """The model that the round is to be pinned to; None where it is open or sealed."""
-        r = checked_round("round", r)
+        r = _checked_round("round", r)
         self.check_acknowledged(acknowledged)
-        model = checked_model(x, self.task.dim, self._plan.learning.model_norm_cap)
-        return model if self._local.wants(r, model_sha256(model)) else None
+        model = _checked_model(x, self.task.dim, self.terms.model_norm_cap)
+        return model if self.local.wants(r, model_sha256(model)) else None
+
+    @one_at_a_time
+    def check_acknowledged(self, acknowledged: tuple[int, str] | None) -> None:
+        """Refuse to go on if the server has accepted what this store does not know."""
+        if acknowledged is None:
+            return
+        r, digest = _checked_acknowledgement(acknowledged)
+        if not self.ledger.knows_message(r, digest):
+            raise LedgerError(
+                f"the server has accepted round {r} with hash {digest[:16]!r}, which this store does not know",
+                "this store and its witness are old copies: put the newest ones back; if they are "
+                "lost, begin another store, with other clients only",
+            )
 
     @without_values
     @one_at_a_time
@@ -212,7 +329,7 @@ class Learner(Epochs):
         A client who was taken before is answered and not used (or used again, as far as the plan's
         participation goes). Data that cannot be used at all are refused before the step; data whose
         gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
-        (`veilstream.deployment.ledger.tags`); one that has nothing but white space is refused.
+        (`veilstream.records.client_names`); one that has nothing but white space is refused.
 
         Args:
             client: the client's tag, the same whenever the same person comes.
@@ -264,7 +381,7 @@ class Learner(Epochs):
         clients: Iterable[Offered | tuple[Any, ...]],
         told: Callable[[Offered, Outcome], None] = lambda offered, outcome: None,
     ) -> list[Outcome]:
-        """`observe_many`, for whoever counts beside the learner what became of each record.
+        """`observe_many`, with what became of each record: for this machine only.
 
         ``told`` is called with every record and its outcome, when its group is stored.
         """
@@ -295,19 +412,18 @@ class Learner(Epochs):
 
         Says who took part, so its answer must not leave this machine.
         """
-        names = tag_forms(client)
-        return bool(names) and not self._spent([self._ledger.keyed(name) for name in names])
+        tag = tag_of(client)
+        return tag is not None and not self._spent(self.ledger.keyed(tag))
 
     @one_at_a_time
     def note_read(self, bookmark: SourceBookmark) -> None:
         """A source has been read so far, without a record to use; stored with the next write."""
-        self._read = bookmark
+        self.epochs.bookmark = bookmark
 
     @one_at_a_time
     def bookmarks(self) -> list[SourceBookmark]:
         """How far each source had been read, as stored."""
-        kept = (self._ledger.blob(name) for name in self._ledger.names(BOOKMARKS))
-        return [SourceBookmark(*json.loads(content[_SALT_BYTES:])) for content in kept]
+        return self.epochs.stored_bookmarks()
 
     @without_values
     @one_at_a_time
@@ -324,14 +440,14 @@ class Learner(Epochs):
 
         """
         if self.pinned:
-            with self._whole_or_broken():
+            with self.epochs.whole_or_broken():
                 self._seal()
-        return self._last_release()
+        return self.epochs.last_release()
 
     @one_at_a_time
     def sealed_release(self) -> Release:
         """The last finished round's message, again; seals nothing."""
-        return self._last_release()
+        return self.epochs.last_release()
 
     @without_values
     @one_at_a_time
@@ -344,18 +460,7 @@ class Learner(Epochs):
     ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.
 
-        Args:
-            r: as for `begin_round`.
-            x: as for `begin_round`.
-            clients: pairs of a tag and a record.
-            acknowledged: as for `begin_round`.
-
-        Returns:
-            As `finish_round`.
-
-        Raises:
-            InputError: as `begin_round`.
-
+        `begin_round`, `take_many` and `finish_round`, with what they take, return and raise.
         """
         self.begin_round(r, x, acknowledged)
         if self.pinned:
@@ -365,20 +470,12 @@ class Learner(Epochs):
     @without_values
     @one_at_a_time
     def acknowledge(self, r: int, digest: str) -> None:
-        """Remember that the server has accepted round r's message.
+        """Remember that the server has accepted the last round's message, by its hash.
 
         (`begin_round` takes the same along, without a write of its own.)
-
-        Args:
-            r: the round.
-            digest: the hash of its message.
-
-        Raises:
-            InputError: where that is not the last message.
-
         """
-        r, digest = checked_acknowledgement((r, digest))
-        release = self._last_release()
+        r, digest = _checked_acknowledgement((r, digest))
+        release = self.epochs.last_release()
         if (r, digest) != (release.round, release.hash):
             raise InputError(
                 "acknowledged",
@@ -386,10 +483,9 @@ class Learner(Epochs):
                 f"round {release.round} and its hash",
                 "the server acknowledges what it was sent",
             )
-        body = {"epoch": self.epoch, "round": r, "hash": digest}
-        if self._ledger.chain.standing.answered != body:
-            self._write("ack", body)
-        crash_points.reached("acknowledged")
+        if self.ledger.chain.standing.answered != digest:
+            self.epochs.write("ack", Body(epoch=self.epoch, round=r, hash=digest))
+        self.ledger.reached("acknowledged")
 
     @without_values
     def predict(self, features: NDArray[Any]) -> Any:
@@ -397,21 +493,13 @@ class Learner(Epochs):
 
         Answered here, with a model that is public anyway.
         """
-        if self._model is None or features.shape != self._admission.shape:
+        model = self.epochs.model
+        if model is None or features.shape != self._admission.shape:
             return None
-        said = np.asarray(self.task.predict(self._model, features[None]))  # a batch of one
+        said = np.asarray(self.task.predict(model, features[None]))  # a batch of one
         return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
     # --- what a round consists of ----------------------------------------------------------------
-
-    def _pin(self, r: int, model: Float32s, digest: str, acknowledged: tuple[int, str] | None) -> None:
-        body: dict[str, Any] = {"epoch": self.epoch, "round": r, "x": digest}
-        if acknowledged is not None:
-            body["acknowledged"] = list(acknowledged)
-        self._write("pin", body, keep={"x": model.tobytes()})
-        crash_points.reached("pinned")
-        self._local.pin(model, digest)
-        self._model = model
 
     def _take_group(self, group: Sequence[Offered]) -> list[Outcome]:
         """At most as many as are stored together."""
@@ -419,35 +507,24 @@ class Learner(Epochs):
         used: list[tuple[bytes, Sample]] = []
         self._planned = []
         for client, sample, bookmark in group:
-            self._read = bookmark or self._read
-            names, admitted = tag_forms(client), self._admission.admitted(sample)
-            if not names or admitted is None:  # looked at first: it says nothing of who took part
+            self.epochs.bookmark = bookmark or self.epochs.bookmark
+            name, admitted = tag_of(client), self._admission.admitted(sample)
+            if name is None or admitted is None:  # looked at first: it says nothing of who took part
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
-            self._ledger.check()
-            tags = [self._ledger.keyed(name) for name in names]
-            takes = not self._spent(tags)
+            self.ledger.check()
+            tag = self.ledger.keyed(name)
+            takes = not self._spent(tag)
             if takes:
                 self._check_room(len(used))
-                self._planned.append((tags[0], PastVisits(self.epoch, self._next_step, 1)))
-                used.append((tags[0], admitted))
+                self._planned.append((tag, PastVisits(self.epoch, self._next_step, 1)))
+                used.append((tag, admitted))
             outcomes.append(Outcome(Answer.TAKEN, takes))
         if used:
-            self._check_task()
-            with self._whole_or_broken():
+            self.steps.check()
+            with self.epochs.whole_or_broken():
                 self._store_steps(used)
         return outcomes
-
-    @property
-    def metrics_failed(self) -> int:
-        """Clients since this start whose telemetry the task failed on: for this machine only."""
-        return 0 if self._telemetry is None else self._telemetry.failed
-
-    def _check_task(self) -> None:
-        told = self._telemetry
-        if told is not None:
-            told.check()
-        self._gradients.check_pure_with(*(() if told is None else told.asked))
 
     def _check_room(self, planned: int) -> None:
         if not self.pinned:
@@ -459,89 +536,79 @@ class Learner(Epochs):
     def _store_steps(self, group: Sequence[tuple[bytes | None, Sample | None]]) -> None:
         """Compute and store steps together; with nobody in them where there is no tag.
 
-        Memory is ahead of the store until it is written: who is interrupted before is `broken`.
+        Memory is ahead of the store until it is written; an interruption before leaves it `broken`.
         """
-        local, first, place = self._local, self._local.step, self._local.taken
+        local, first, place = self.local, self.local.step, self.local.taken
         seeds = self._fresh_seeds(len(group))
         local.prepare(seeds)
-        for (tag, sample), seed in zip(group, seeds, strict=True):
-            noisy = self._step(sample, tag, seed)
+        for (_, sample), seed in zip(group, seeds, strict=True):
+            noisy = self.steps.noisy(local, sample, seed)
             local.apply(noisy)
-            crash_points.reached("step-computed")
-        keep = {secret_name(local.epoch, first): b"".join(seeds)} | self._bookmark_blob()
-        body = {"epoch": local.epoch, "step": first}
+            self.ledger.reached("step-computed")
+        keep = {secret_name(local.epoch, first): b"".join(seeds)}
         tags = [tag for tag, _ in group]
         if len(group) == 1:
             keep[f"noisy/{place}"] = pack_step(noisy)
-            self._write("step", body, tag=tags[0], keep=keep, points="step")
+            body = Body(epoch=local.epoch, step=first)
+            self.epochs.write_steps("step", body, keep, tag=tags[0])
         else:
-            body["steps"] = len(group)
             keep[OPEN_ROUND] = local.pack_open()
-            self._write("steps", body, tags=tags, keep=keep, points="step")
-        self._read, self._planned = None, []
+            body = Body(epoch=local.epoch, step=first, steps=len(group))
+            self.epochs.write_steps("steps", body, keep, tags=tags)
+        self._planned = []
 
     def _fresh_seeds(self, count: int) -> list[bytes]:
         return [checked_seed(fresh_secret()) for _ in range(count)]
 
-    def _step(self, sample: Sample | None, tag: bytes | None, seed: bytes) -> Noised:
-        """The noisy step of a client, or of nobody; nothing of it is stored yet."""
-        local = self._local
-        if sample is None:
-            return local.noisy(local.nothing(), seed)
-        raw = self._gradients.raw(local.model, sample)
-        if local.terms.gamma is None:  # normalised gradients are short, whatever a client has
-            self.clipped += _is_longer(raw, self.grid.clip_norm)
-        told = self._telemetry
-        values = None if told is None else told.values(local.begun, sample, raw)
-        return local.noisy(local.whole(local.clip(raw), values), seed)
-
-    def _bookmark_blob(self) -> dict[str, bytes]:
-        """With salt: a hash of records stays in the chain for ever, and must not tell of them."""
-        if self._read is None:
-            return {}
-        name = BOOKMARKS + self._ledger.keyed(self._read.source.encode()).hex()[:32]
-        content = json.dumps([self._read.source, self._read.text]).encode()
-        return {name: secrets.token_bytes(_SALT_BYTES) + content}
-
     def _seal(self) -> None:
-        local = self._local
-        while empty := min(local.clients_wanted, self._most_together):
+        while empty := min(self.clients_wanted, self._most_together):
             self._store_steps([(None, None)] * empty)
-        release = local.message()
-        body = {"epoch": release.epoch, "round": release.round, "hash": release.hash}
-        crash_points.reached("message-computed")
-        self._write(
-            "message",
-            body | {"x": local.pinned},
-            keep={"message": release.payload} | self._bookmark_blob(),
-            points="message",
-        )
-        self._read = None
-        local.seal(release)
-        if self.horizon_reached:
-            self._destroy_secrets()
-        elif local.step - self._snapshot_at >= _SNAPSHOT_STEPS:
-            self._keep_snapshot()
-
-    def _keep_snapshot(self) -> None:
-        """Noise state, so that a restart is quick and old secrets can go."""
-        noise = self._local.noise
-        self._write(
-            "snapshot",
-            {"epoch": self.epoch, "step": noise.position},
-            keep={"snapshot": noise.snapshot()},
-            destroy=self._ledger.names("seed/"),
-        )
-        self._snapshot_at = noise.position
-        crash_points.reached("snapshot-stored")
+        self.epochs.seal()
 
     @property
     def _next_step(self) -> int:
         """The step that the next client would take, behind those of the group so far."""
-        return self._local.step + len(self._planned)
+        return self.local.step + len(self._planned)
 
-    def _spent(self, tags: list[bytes]) -> bool:
-        """Whether this client, under all its tags together, may not take the next step."""
-        past = [visits for tag in tags if (visits := self._ledger.past_visits(tag)) is not None]
-        past += [visits for tag, visits in self._planned if tag in tags]
-        return spent(past, self._next_step, self._plan.participation, self.epoch) is not None
+    def _spent(self, tag: bytes) -> bool:
+        """Whether the client with this keyed tag may not take the next step."""
+        stored = self.ledger.past_visits(tag)
+        past = [] if stored is None else [stored]
+        past += [visits for planned, visits in self._planned if planned == tag]
+        return spent(past, self._next_step, self.plan.participation, self.epoch) is not None
+
+
+# --- what is checked before any client is read ---------------------------------------------------
+
+
+def _checked_round(field: str, r: Any) -> int:
+    """A round's number. The server may send anything, so what is no number is shown by its type alone."""
+    if isinstance(r, bool) or not isinstance(r, int | np.integer) or not 0 <= r < 2**63:
+        raise InputError(field, type(r).__name__, "a whole number below 2^63", "check the server")
+    return int(r)
+
+
+def _checked_acknowledgement(acknowledged: Any) -> tuple[int, str]:
+    if type(acknowledged) is not tuple or len(acknowledged) != 2:
+        raise InputError("acknowledged", type(acknowledged).__name__, "(round, hash)", "or None")
+    r, digest = acknowledged
+    if type(digest) is not str:
+        raise InputError("acknowledged", type(digest).__name__, "a hash as text", "or None")
+    return _checked_round("acknowledged", r), digest
+
+
+def _checked_model(x: Any, dim: int, norm_cap: float) -> Float32s:
+    """A finite model of the right shape, within the public norm cap, as float32 of its own."""
+    # As a plain array: what a subclass does besides holding numbers is not wanted here.
+    given = np.asarray(x) if isinstance(x, np.ndarray) else None
+    if given is None or given.dtype.kind not in "fiu" or given.shape != (dim,):
+        what = type(x).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
+        raise InputError("x", what, f"an array of numbers of shape ({dim},)", "check the server")
+    with np.errstate(all="ignore"):
+        model = given.astype(np.float32)
+        length = float(np.sqrt((model.astype(np.float64) ** 2).sum()))
+    if not length <= norm_cap:
+        raise InputError(
+            "x", f"norm {length:g}", f"a norm of at most {norm_cap:g} (learning.model_norm_cap)", "check the server"
+        )
+    return model

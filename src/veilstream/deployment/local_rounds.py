@@ -39,20 +39,21 @@ from veilstream.privacy.gradient_types import (
     extend_on_grid,
 )
 from veilstream.privacy.grid import Grid
-from veilstream.privacy.grid_noise import GridNoise
+from veilstream.privacy.grid_noise import Draw, GridNoise
 
 Float32s = NDArray[np.float32]
 _OPEN = struct.Struct("<Q")
 
 
 class NoisySum:
-    """The running sum of clipped gradients and correlated noise, in units of the grid."""
+    """The running sum of clipped gradients and correlated noise, in units of the grid.
 
-    noise_type: type[GridNoise] = GridNoise
+    ``draw`` is a study's own (`GridNoise`).
+    """
 
-    def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int) -> None:
+    def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int, draw: Draw | None = None) -> None:
         self.grid, self.dim = grid, dim
-        self._noise = self.noise_type(program, std=std, grid=grid, dim=dim)
+        self._noise = GridNoise(program, std=std, grid=grid, dim=dim, draw=draw)
         self._prefix = Noised(np.zeros(dim, np.int64))
         self._rows: dict[tuple[int, bytes], Row] = {}
 
@@ -101,8 +102,10 @@ class NoisySum:
 class LocalRounds(NoisySum):
     """One epoch: rounds of τ steps from pinned models."""
 
-    def __init__(self, terms: Terms, epoch: int) -> None:
-        super().__init__(terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim)
+    def __init__(self, terms: Terms, epoch: int, draw: Draw | None = None) -> None:
+        super().__init__(
+            terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim, draw=draw
+        )
         self.terms, self.epoch = terms, epoch
         self._round = self._taken = 0
         self._pinned: str | None = None

@@ -1,14 +1,13 @@
 """The terms of a deployment: what the promise and the numbers rest on, from the plan alone.
 
-Server and learner each work them out for themselves; what they get must be the same. So that
-nothing is forgotten, `Terms.settings` carries one digest over all of it: every setting that decides
-the model or the promise, the numbers of the noise program that runs, and the law of what is sent.
-The settings themselves are there to say in words what differs.
+Server and learner each work them out, and must get the same. `Terms.settings` has one digest over
+all of it: every key of the plan that its tables mark as `agreed`, what follows from them, the
+numbers of the noise program that runs, and the law of what is sent. The settings themselves are
+there to say in words what differs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
 
-NOISE_LAW = "rounded Gaussian prefix sums, 2"
+NOISE_LAW = "rounded Gaussian prefix sums, 1"
 """Version of the law of what is sent. It changes with anything that makes the same seeds give other
 numbers, or the same noise another law; an epoch is never continued under another one."""
 
@@ -42,44 +41,33 @@ SAME_TERMS = (
     "other numbers of one plan: install the same versions"
 )
 
+_ADMITS = "admits"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """One private method, one client a step."""
 
+    plan: Plan
     method: MethodPlan
+    """As prepared: with the step sizes that `kind = "auto"` chose."""
     dim: int
     """Parameters of the model; a release has `release_dim` numbers."""
     rounds: int
     local_steps: int
+    learners: int
     mechanism: Factorization
     """In blocks of one step: the mechanism whose sensitivity counts for a learner that releases
     step by step."""
     noise_std: float
     guarantee: Guarantee
     grid: Grid
-    projection_radius: float | None
-    model_norm_cap: float
-    task: str = "logistic"
-    ridge: float = 0.0
-    learners: int = 1
-    records: dict[str, Any] | None = None
-    """What a record of a table is, and the hashes of code that the plan names."""
-    epochs: int = 1
-    """How many the server may lead learners through, one after the other."""
-    start_sha256: str | None = None
-    """Of the model that the run starts from, where the plan says it."""
-    gamma: float | None = None
+    gamma: float | None
     """Gradients become g / (|g| + gamma); None where they are clipped as they are."""
-    admission: Admission | None = None
+    admission: Admission | None
     """Which records the task admits; None where only the plan is known, not the task itself."""
-    telemetry: Telemetry | None = None
+    telemetry: Telemetry | None
     """What clients contribute beside their gradients; its coordinates follow the model's."""
-
-    @property
-    def release_dim(self) -> int:
-        """Numbers of a release: one for each parameter, and one for each metric of telemetry."""
-        return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
 
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
@@ -103,26 +91,21 @@ class Terms:
         rounds = plan.learning.rounds
         if plan.learning.unbounded:
             rounds = noise.mechanism.horizon // prepared.steps
+        known = task is not None and TaskDetails.of(task).features_shape is not None
         return cls(
-            method,
-            dim,
-            rounds,
-            prepared.steps,
-            noise.mechanism,
-            noise.std,
-            noise.guarantee,
-            noise.grid,
-            plan.learning.projection_radius,
-            plan.learning.model_norm_cap,
-            plan.learning.task,
-            plan.learning.ridge,
-            plan.learning.learners,
-            record_terms(plan),
-            plan.federation.epochs,
-            plan.learning.start_sha256,
-            prepared.rule.gamma,
-            _admission(task),
-            telemetry,
+            plan=plan,
+            method=method,
+            dim=dim,
+            rounds=rounds,
+            local_steps=prepared.steps,
+            learners=plan.learning.learners,
+            mechanism=noise.mechanism,
+            noise_std=noise.std,
+            guarantee=noise.guarantee,
+            grid=noise.grid,
+            gamma=prepared.rule.gamma,
+            admission=admission_of(task) if known and task is not None else None,
+            telemetry=telemetry,
         )
 
     @classmethod
@@ -132,9 +115,24 @@ class Terms:
         return bool(json.loads(json.dumps(worked_out)) == stated)
 
     @property
+    def release_dim(self) -> int:
+        """Numbers of a release: one for each parameter, and one for each metric of telemetry."""
+        return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
+
+    @property
+    def projection_radius(self) -> float | None:
+        """The server moves a model that is longer back to this norm."""
+        return self.plan.learning.projection_radius
+
+    @property
+    def model_norm_cap(self) -> float:
+        """A learner refuses models with a larger norm."""
+        return self.plan.learning.model_norm_cap
+
+    @property
     def settings(self) -> dict[str, Any]:
         """As JSON holds them: kept in the ledger, compared at enrolment."""
-        settings = {
+        settings = self._of_plan() | {
             "d": self.dim,
             "rounds": self.rounds,
             "local_steps": self.local_steps,
@@ -142,30 +140,33 @@ class Terms:
             "clip_norm": self.grid.clip_norm,
             "noise_std": self.noise_std,
             "grid": self.grid.step,
+            "gamma": self.gamma,
             "guarantee": self.guarantee.as_dict(),
-            "objective": self.method.objective,
-            "step_size": self.method.step_size,
-            "server_step_size": self.method.server_step_size,
-            "step_decay": self.method.step_decay,
-            "averaging": self.method.averaging,
-            "projection_radius": self.projection_radius,
-            "model_norm_cap": self.model_norm_cap,
-            "task": self.task,
-            "ridge": self.ridge,
-            "learners": self.learners,
-            "records": self.records,
-            "epochs": self.epochs,
-            "start_sha256": self.start_sha256,
+            "records": record_terms(self.plan),
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }
-        settings |= _memory(self.method)
-        if self.gamma is not None:  # left out elsewhere: stores begun before it stay what they were
-            settings["gamma"] = self.gamma
         as_stored: dict[str, Any] = json.loads(json.dumps(settings))
         as_stored["digest"] = _digest(as_stored)
         as_stored[_ADMITS] = self._admits()
         return as_stored
+
+    def _of_plan(self) -> dict[str, Any]:
+        """Every key that the plan's tables mark as agreed, as a plan spells it."""
+        plan = self.plan
+        tables = {
+            "learning": plan.learning,
+            "privacy": plan.privacy,
+            "federation": plan.federation,
+            "telemetry": plan.telemetry,
+            "methods": self.method,
+        }
+        return {
+            f"{name}.{key}": value
+            for name, table in tables.items()
+            if table is not None
+            for key, value in table.agreed_values().items()
+        }
 
     def _admits(self) -> dict[str, Any] | None:
         """Shape and labels of records; not in the digest, since a server may not know them."""
@@ -176,26 +177,6 @@ class Terms:
             "features_shape": list(self.admission.shape),
             "labels": None if labels is None else [float(label) for label in labels],
         }
-
-
-_ADMITS = "admits"
-
-
-def _memory(method: MethodPlan) -> dict[str, Any]:
-    """What the server remembers beside x, and what noise is made for; nothing where it is nothing.
-
-    A store that was begun before these settings existed stays what it was.
-    """
-    kept = ("newest_weight", "forgetting")
-    defaults = {field.name: field.default for field in dataclasses.fields(MethodPlan)}
-    told = {name: getattr(method, name) for name in kept}
-    return {name: given for name, given in told.items() if given != defaults[name]}
-
-
-def _admission(task: Task | None) -> Admission | None:
-    if task is None or TaskDetails.of(task).features_shape is None:
-        return None
-    return admission_of(task)
 
 
 def program_digest(program: NoiseProgram) -> str:
@@ -229,42 +210,43 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
 
 def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
     """Refuse to go on with an epoch under other settings than it was begun with."""
-    changed = differences(ours, stored)
-    if "noise_law" in changed:
-        raise InputError(
-            "store",
-            f"an epoch under noise law {stored.get('noise_law', '1')!r}",
-            f"one under {NOISE_LAW!r}, which this version runs",
-            "`veilstream ledger epoch --abandon` gives that epoch up and begins one with new "
-            "clients; or go on with the version that began it",
-        )
+    changed = _causes(differences(ours, stored))
     if changed:
-        changed = dict(_leaves(changed))
         then = {key: before for key, (_, before) in changed.items()}
         raise InputError(
             "plan",
             {key: now for key, (now, _) in changed.items()},
             f"what this store was begun with: {then}",
-            "use the same plan; after the epoch, `veilstream ledger epoch` begins one with another plan",
+            "use the same plan and version; `veilstream ledger epoch` begins an epoch with another, for new "
+            "clients (--abandon gives up one that is not over)",
         )
 
 
 def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
     """`differences` between a server's settings and a learner's, in words.
 
-    Of tables only the fields that differ are named, and none twice. Values are the other side's
-    word: they are escaped and cut.
+    Of tables only the fields that differ are named. Values are the other side's word: they are
+    escaped and cut.
     """
-    found = dict(_leaves(unlike))
-    for name in [name for name in found if name.rpartition(".")[2] in unlike and "." in name]:
-        del found[name]
-    told = {k: pair for k, pair in found.items() if ".arithmetic_" not in k} or found
+    told = _causes(unlike)
     lines = [f"{_cut(k)}: server {_cut(repr(s))}, learner {_cut(repr(o))}" for k, (s, o) in told.items()]
     more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     return ", ".join(lines[:_MOST_NAMED]) + more
 
 
 _MOST_NAMED, _LONGEST_VALUE = 12, 80
+
+
+def _causes(unlike: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """What differs, without what only follows from it: numbers that were worked out from plans that differ."""
+    if any("." in name for name in unlike):  # keys of the plan
+        unlike = {name: pair for name, pair in unlike.items() if name not in _WORKED_OUT}
+    return dict(_leaves(unlike))
+
+
+_WORKED_OUT = frozenset(
+    ["rounds", "local_steps", "mechanism", "clip_norm", "noise_std", "grid", "gamma", "guarantee", "program"]
+)
 
 
 def _leaves(unlike: dict[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:

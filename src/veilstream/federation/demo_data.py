@@ -1,4 +1,4 @@
-"""A demo's data: the plan's own stream, or its files dealt to a folder for each learner."""
+"""A demonstration's data: the plan's own stream, or its files dealt to the learners."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from veilstream.streams.table_stream import TableStream
 
 @dataclass(frozen=True)
 class Scores:
-    """How good models are on people who did not take part."""
+    """How well models do on people who did not take part."""
 
     metric: str
     """accuracy, or rmse in the label's own units."""
     before: float
     after: float
     constant: float
-    """Of the best guess that does not look at the record: the commonest label, or the mean."""
+    """Of the best constant guess: the commonest label, or the mean."""
 
     def text(self) -> str:
-        """For people."""
+        """The scores in words."""
         guess = "the commonest label" if self.metric == "accuracy" else "the mean"
         form = ".3f" if self.metric == "accuracy" else ".4g"
         return (
@@ -46,16 +46,16 @@ class Scores:
 
 @dataclass(frozen=True)
 class DemoData:
-    """Where a demo's clients come from."""
+    """Where a demonstration's clients come from."""
 
     plan: Plan
     stream: Stream
     names: tuple[str, ...]
-    """Of the learners, as keys may be named."""
+    """Names of the learners, in the form that keys allow."""
 
     @classmethod
     def of(cls, plan: Plan) -> DemoData:
-        """Read what the plan names; the checks are those of a simulation.
+        """Read the plan's data, with the checks of a simulation.
 
         Raises:
             InputError: as `stream_of`.
@@ -67,10 +67,10 @@ class DemoData:
         return cls(plan, stream, tuple(f"learner-{i}" for i in range(plan.learning.learners)))
 
     def deal(self, folder: Path) -> list[str]:
-        """Each learner's ``--data``; files without the people who are held out are written.
+        """Each learner's ``--data``; writes their files, without the people who are held out.
 
         Raises:
-            InputError: for records that do not last for the plan's rounds.
+            InputError: the records do not last for the plan's rounds.
 
         """
         if not isinstance(self.stream, TableStream):
@@ -92,7 +92,7 @@ class DemoData:
         return [str(path) for path in paths]
 
     def scores(self, task: Task, before: NDArray[Any], after: NDArray[Any]) -> Scores | None:
-        """Two models on held-out clients; None where predictions are no label or number each."""
+        """Two models on held-out clients; None if a prediction is not one label or number."""
         plan = self.plan
         held = self.stream.held_out(plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1)
         target = np.asarray(held.target, np.float64).ravel()
@@ -110,7 +110,7 @@ class DemoData:
         return Scores("rmse", next(error), next(error), float(target.std()) * unit)
 
     def text(self) -> str:
-        """What became of the rows; empty where the data are made up."""
+        """What became of the rows; empty for made-up data."""
         if not isinstance(self.stream, TableStream):
             return ""
         report = self.stream.report
@@ -122,7 +122,7 @@ class DemoData:
 
 
 def _key_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Learners as keys may be named: letters, digits, - and _; numbered where two are alike."""
+    """Names that keys allow (letters, digits, - and _), numbered if two are alike."""
     found: list[str] = []
     for place, name in enumerate(names):
         made = re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:50] or f"learner-{place}"
@@ -135,7 +135,7 @@ def _line(cells: dict[str, object]) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """A cell as JSON holds it."""
+    """A cell as JSON."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

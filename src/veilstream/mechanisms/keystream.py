@@ -34,6 +34,11 @@ DRAWS, FINE, FURTHER = 0, 1, 2
 _SEED_DOMAIN = b"veilstream/simulation-seed/v1\0"
 
 
+def noise_seed(seed: int, mechanism: str) -> int:
+    """Seed of one mechanism's draws in one run; simulation only, as all seeds are."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
     """A 256-bit key of a noise stream; it has no useful repr.

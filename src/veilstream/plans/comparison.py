@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -167,24 +167,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Another thing to publish from the same messages, and what it would do to the noise."""
-
-    change: str
-    """As a plan writes it."""
-    error_published: float
-
-
-@dataclass(frozen=True)
-class WithoutEnd:
-    """A way to go on without knowing when it ends."""
-
-    way: str
-    relative: float
-    """Noise in what is published at the last round, over the most that one has who knew the end."""
-
-
-@dataclass(frozen=True)
 class Comparison:
     """All rows, the recommended one first."""
 
@@ -192,8 +174,11 @@ class Comparison:
     rows: tuple[Row, ...]
     reason: str
     left_out: tuple[str, ...]
-    offers: tuple[Offer, ...] = ()
-    without_end: tuple[WithoutEnd, ...] = ()
+    offers: Mapping[str, float]
+    """What else could be published from the same messages, as a plan writes it, and its `error_published`."""
+    without_end: Mapping[str, float]
+    """Ways to go on without knowing the end: noise in what is published at the last round, over the
+    most that a run has which knew it."""
 
     @property
     def model_reach(self) -> float | None:
@@ -231,8 +216,8 @@ class Comparison:
             "workload": s.published.as_dict(),
             "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
             "people_needed": s.people_needed,
-            "offers": [{"change": offer.change, "error_published": offer.error_published} for offer in self.offers],
-            "without_end": {each.way: each.relative for each in self.without_end},
+            "offers": dict(self.offers),
+            "without_end": dict(self.without_end),
             "recommended": self.recommended.mechanism,
             "objective": self.recommended.objective,
             "reason": self.reason,
@@ -255,26 +240,32 @@ def compare(
         The rows, the recommended one first.
 
     """
-    baseline = _measure(build("independent", setting.horizon), setting, None)
+    w, everything = setting.published, names is None
     chosen = names_for(setting) if names is None else tuple(names)
+    baseline = _measure(build("independent", setting.horizon), setting, None)
     rows = []
     for name in chosen:
         tick(name)
-        if setting.unbounded:
-            rate = setting.published.forgetting_per_step
-            rows.append(
-                baseline if name == "independent" else _measure(without_end(rate, setting.horizon), setting, baseline)
-            )
-            continue
-        rows.append(_measure(build(name, setting.horizon), setting, baseline))
-        if names is None and _can_be_matched(name, setting):
-            matched = build_for(name, setting.published, setting.participation)
+        if name == "independent":
+            rows.append(baseline)
+        elif setting.unbounded:
+            rows.append(_measure(without_end(w.forgetting_per_step, setting.horizon), setting, baseline))
+        else:
+            rows.append(_measure(build(name, setting.horizon), setting, baseline))
+        if everything and not setting.unbounded and _can_be_matched(name, setting):
+            matched = build_for(name, w, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
-    left_out = tuple(name for name in MECHANISMS if name not in chosen) if names is None else ()
-    if setting.unbounded:
-        return _ranked(setting, rows, ways=_without_end(setting))
-    offers = _offers(setting, _recommended(rows)) if names is None else ()
-    return _ranked(setting, rows, left_out=left_out, offers=offers)
+    rows.sort(key=lambda row: row.error_published)
+    best = recommended(rows, lambda row: row.error_published, lambda row: row.state_vectors)
+    left_out = [name for name in MECHANISMS if name not in chosen] if everything and not setting.unbounded else []
+    return Comparison(
+        setting,
+        (best, *(row for row in rows if row is not best)),
+        _reason(best, rows),
+        tuple(left_out),
+        _offers(setting, best) if everything and not setting.unbounded else {},
+        _without_end(setting) if setting.unbounded else {},
+    )
 
 
 def names_for(setting: Setting) -> tuple[str, ...]:
@@ -283,26 +274,6 @@ def names_for(setting: Setting) -> tuple[str, ...]:
         return ("toeplitz" if setting.published.forgetting_per_step < 1.0 else "buffered", "independent")
     slow = () if setting.horizon <= LONG_HORIZON else _SOLVED
     return tuple(name for name in MECHANISMS if name not in slow or name == setting.mechanism)
-
-
-def _recommended(rows: Sequence[Row]) -> Row:
-    """By the noise in what is published; among rows of one state the one with less."""
-    ranked = sorted(rows, key=lambda row: row.error_published)
-    return recommended(ranked, lambda row: row.error_published, lambda row: row.state_vectors)
-
-
-def _ranked(
-    setting: Setting,
-    rows: Sequence[Row],
-    *,
-    left_out: tuple[str, ...] = (),
-    offers: tuple[Offer, ...] = (),
-    ways: tuple[WithoutEnd, ...] = (),
-) -> Comparison:
-    chosen = _recommended(rows)
-    others = sorted((r for r in rows if r is not chosen), key=lambda r: r.error_published)
-    reason = _reason(chosen, min(row.error_published for row in rows), rows)
-    return Comparison(setting, (chosen, *others), reason, left_out, offers, ways)
 
 
 def _can_be_matched(name: str, setting: Setting) -> bool:
@@ -317,21 +288,21 @@ def _can_be_matched(name: str, setting: Setting) -> bool:
     return name == "optimal" and not (w.plain and w.local_steps == 1)
 
 
-def _offers(setting: Setting, chosen: Row) -> tuple[Offer, ...]:
+def _offers(setting: Setting, chosen: Row) -> dict[str, float]:
     """What averaging and forgetting would do, with buffered noise as it is."""
     w = setting.published
     if not w.plain:
-        return ()
+        return {}
     mechanism = build("buffered", setting.horizon)
     own = w.error(mechanism, setting.participation).mean
     others = {"averaging = 3.0": replace(w, averaging=3.0), "forgetting = 0.999": replace(w, forgetting=0.999)}
-    return tuple(
-        Offer(change, chosen.error_published * math.sqrt(other.error(mechanism, setting.participation).mean / own))
+    return {
+        change: chosen.error_published * math.sqrt(other.error(mechanism, setting.participation).mean / own)
         for change, other in others.items()
-    )
+    }
 
 
-def _without_end(setting: Setting) -> tuple[WithoutEnd, ...]:
+def _without_end(setting: Setting) -> dict[str, float]:
     """Horizons that are too long, epochs of doubling length and, with forgetting, stationary noise.
 
     All at the last round, beside the most that buffered noise has which was made for it.
@@ -356,7 +327,7 @@ def _without_end(setting: Setting) -> tuple[WithoutEnd, ...]:
         until = endless.until(setting.horizon)
         of_its_own = (endless.sensitivity() / until.sensitivity()) ** 2
         found["stationary, the same for ever"] = at_the_end(until) * of_its_own
-    return tuple(WithoutEnd(way, math.sqrt(error / known)) for way, error in found.items())
+    return {way: math.sqrt(error / known) for way, error in found.items()}
 
 
 def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -370,7 +341,8 @@ def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArra
     return published[workload.local_steps - 1 :: workload.local_steps]
 
 
-def _reason(chosen: Row, best: float, rows: Sequence[Row]) -> str:
+def _reason(chosen: Row, rows: Sequence[Row]) -> str:
+    best = min(row.error_published for row in rows)
     if len(rows) == 1:
         return "the only one asked for"
     gain = chosen.relative_to_independent

@@ -45,6 +45,7 @@ from veilstream.privacy.grid import LARGEST, Grid
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
+Draw = Callable[[Row, Floats, float], Iterator[slice]]
 
 _PIECE = 8192
 _NEVER_SPREAD = 1 << 17  # multiplications that no BLAS gives to several threads
@@ -56,15 +57,16 @@ class GridNoise:
     """The noise prefix of one release: every step's secret is used once and goes.
 
     ``program`` has blocks of one step, so that no secret is needed before its step. A secret must
-    come from the operating system (`keystream.fresh_secret`); who passes another simulates.
+    come from the operating system (`keystream.fresh_secret`): any other is a simulation. A study
+    may ``draw`` otherwise: from a row, into an array, times V in grid units, tile by tile.
     """
 
-    def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int) -> None:
+    def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int, draw: Draw | None = None) -> None:
         if program.block_length != 1:
             raise InputError(
                 "program", f"blocks of {program.block_length} steps", "blocks of one step", "with_block_length(1)"
             )
-        self._program, self._grid, self._dim = program, grid, dim
+        self._program, self._grid, self._dim, self._own_draw = program, grid, dim, draw
         self._scale = math.nextafter(std / grid.step, math.inf)  # V in units of the grid
         self._position = 0
         self._broken = False
@@ -137,9 +139,9 @@ class GridNoise:
         """Draw for the steps that come next, together: short rows cost less so.
 
         Each row is then used by its own step, if it is given the same one; the draws are the same
-        to the bit. Long rows are drawn in their steps, and so is whatever a study draws otherwise.
+        to the bit. Long rows are drawn in their steps, and so are a study's own draws.
         """
-        if len(rows) < 2 or self._dim > _PIECE or type(self)._draw is not GridNoise._draw:
+        if len(rows) < 2 or self._dim > _PIECE or self._own_draw is not None:
             return
         drawn = self._normals.rows(rows, self._scale)
         self._drawn = {id(row): (row, draws) for row, draws in zip(rows, drawn, strict=True)}
@@ -156,7 +158,10 @@ class GridNoise:
         return float(matrix[0, -1]), moved
 
     def _draw(self, row: Row, out: Floats) -> Iterator[slice]:
-        """The step's fresh draws, times V in grid units, tile by tile; studies replace this."""
+        """The step's fresh draws, times V in grid units, tile by tile."""
+        if self._own_draw is not None:
+            yield from self._own_draw(row, out, self._scale)
+            return
         known, draws = self._drawn.pop(id(row), (None, out))
         if known is not row:
             yield from self._normals.tiles(row, out, self._scale)

@@ -1,11 +1,10 @@
-"""Who a record is of: one rule for tables, for programs that call, and for a learner's own tags.
+"""A client's name: one rule for tables, for programs that call, and for a learner's own tags.
 
-A client is named by a text or by a whole number; 17, 17.0 and "17" are one person. Text is brought
-into one form: Unicode NFC, without white space and invisible format characters (a byte-order mark,
-a zero-width space) at either end. What cannot be a name is refused rather than turned into one:
-true and false, lists and objects (whose spelling is an accident of the program that wrote them),
-fractions, bytes that are no text, and control characters such as NUL, which other programs cut
-or drop, so that two people would become one or one person two.
+A name is a text or a whole number; 17, 17.0 and "17" are one person. Text is brought into one form:
+Unicode NFC, without white space and invisible format characters (a byte-order mark, a zero-width
+space) at either end. Anything else is refused: true and false, lists and objects (their spelling
+depends on the program that wrote them), fractions, bytes that are not text, and control characters
+such as NUL. Other programs cut or drop those, which would make one person of two, or two of one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _EXACT = 2.0**53
 
 
 def client_name(told: object) -> str | None:
-    """The client's name in one form; None for what is not a name by `NAME_RULE`."""
+    """The client's name in one form; None if it is not a name by `NAME_RULE`."""
     if isinstance(told, bool):
         return None
     if isinstance(told, bytes):  # a text column of some stores

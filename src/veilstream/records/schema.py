@@ -171,7 +171,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Any text, hashed to one of so many places; two may share one."""
+    """Any text, hashed to one of ``buckets`` places; two texts may share one."""
 
     name: str
     buckets: int

@@ -109,7 +109,7 @@ class PageState(TypedDict):
     title: str
     subtitle: str
     notices: list[str]
-    headline: Headline
+    headline: Headline | None
     promise: Promise | None
     methods: list[Method]
     main: str | None
@@ -124,7 +124,7 @@ class PageState(TypedDict):
     """Text and address, at the end of the page."""
 
 
-def page_state(kind: str, title: str, headline: Headline, **given: Any) -> PageState:
+def page_state(kind: str, title: str, headline: Headline | None, **given: Any) -> PageState:
     """A state with these keys, empty in all others."""
     state: PageState = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""`veilstream.run`: a simulation whose folder ends with its report."""
+"""`veilstream.run`: a simulation that also writes its report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _reported(function: Callable[P, Run]) -> Callable[P, Run]:
         options = cast(dict[str, Any], kwargs)
         options.setdefault("on_written", write_report)
         finished = function(*args, **kwargs)
-        if not (finished.path / REPORT).exists():  # resumed, and complete before there were any
+        if not (finished.path / REPORT).exists():  # a finished run that was resumed, without its report
             write_report(finished)
         return finished
 

@@ -1,13 +1,13 @@
-"""A released model in one file: the parameters, and what they are.
+"""A released model in one file: its parameters, plan and guarantee.
 
     model = ReleasedModel.load("model.npz")
     model.model         float32 parameters
     model.plan          the plan that it was trained under
-    model.guarantee     what every client was promised
+    model.guarantee     the promise to every client
 
 The file is NumPy's `.npz` with arrays `model`, `round`, `rounds` and the texts `run`, `plan` (TOML)
-and `guarantee` (JSON); nothing in it is pickled. What a server publishes is public: whoever holds
-the file knows no more of any client than the guarantee says.
+and `guarantee` (JSON); nothing in it is pickled. A released model is public: it reveals no more
+about any client than the guarantee says.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """What came out of so many rounds."""
+    """A model after ``round`` of ``rounds`` rounds."""
 
     model: NDArray[np.float32]
     round: int
@@ -52,6 +52,7 @@ class ReleasedModel:
     run: str
     plan_toml: str
     guarantee: dict[str, Any]
+    """As `Guarantee.as_dict` gives it, unread: `Terms.promises` compares it with the plan's own."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -59,7 +60,7 @@ class ReleasedModel:
         return Plan.parse(self.plan_toml)
 
     def to_bytes(self) -> bytes:
-        """As a file holds it."""
+        """The content of the file."""
         buffer = io.BytesIO()
         np.savez(
             buffer,
@@ -81,7 +82,7 @@ class ReleasedModel:
         """Read a file that `save` or `veilstream model fetch` wrote.
 
         Raises:
-            InputError: for one that is missing or no such file.
+            InputError: for a file that is missing or holds no released model.
 
         """
         try:
@@ -92,10 +93,10 @@ class ReleasedModel:
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> ReleasedModel:
-        """What a file holds; ``origin`` names it in errors.
+        """Read the content of a file; ``origin`` names it in errors.
 
         Raises:
-            InputError: for bytes that are no such file.
+            InputError: for bytes that are no released model.
 
         """
         try:

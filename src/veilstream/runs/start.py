@@ -1,14 +1,13 @@
-"""Where a run starts: the model of an earlier one, if the plan names it (`[learning] start`).
+"""The model that a run starts from, if the plan names an earlier one (`[learning] start`).
 
-    start = "runs/air"      the folder of a finished run: of a simulation (its main method, first
-                            seed) or of a server
+    start = "runs/air"      the folder of a finished run: a simulation's (its main method, first
+                            seed) or a server's
     start = "air.npz"       a file with an array `model`, such as `veilstream model fetch` writes
     start = "https://fl.example.org:8480/model/latest"      a server's model API
 
-What a server has released is public, so starting from it costs nothing of anyone's promise: it is
-post-processing. (A simulation's model was made with seeded noise. It protects no one whose real
-data went into it.) Which model it was is written into the run's folder, start.json, and a run that
-is resumed starts from what is kept there, whatever the plan's place holds by then.
+A released model is public, so starting from it costs no one's privacy: it is post-processing. (A
+simulation's model has seeded noise, which protects no one whose real data went into it.) The run's
+folder keeps the model (start.json, start.f32), and a resumed run starts from that copy.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,24 +43,26 @@ class StartingModel:
 
     model: Float32s
     source: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Run and round, where they are known."""
+    run: str | None = None
+    """None, as the round, where it is not known."""
+    round: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As start.json holds it."""
-        return {"start": self.source, **self.facts, "sha256": model_sha256(self.model)}
+        """The content of start.json."""
+        known = {key: value for key, value in (("run", self.run), ("round", self.round)) if value is not None}
+        return {"start": self.source, **known, "sha256": model_sha256(self.model)}
 
     def keep(self, folder: Path) -> None:
-        """Write it into a run's folder, for the run itself and for whoever resumes it."""
+        """Write it into a run's folder."""
         write_file(folder / _MODEL, self.model.astype("<f4").tobytes(), shared=True)
         write_file(folder / _FACTS, json.dumps(self.as_dict(), indent=2) + "\n", shared=True)
 
 
 def kept_start(folder: Path) -> Float32s | None:
-    """The model that the run in this folder starts from; None if the task's own.
+    """The model that the run in this folder starts from; None: the task's initial model.
 
     Raises:
-        InputError: for one that is not what start.json says.
+        InputError: for a model that start.json does not name.
 
     """
     if not (folder / _FACTS).exists():
@@ -86,10 +86,10 @@ def starting_model(plan: Plan, dim: int) -> StartingModel | None:
 
     Args:
         plan: with `learning.start`.
-        dim: numbers that the task's model has.
+        dim: size of the task's model.
 
     Raises:
-        InputError: it is missing, is no model, has another dimension, is not finite, is longer than
+        InputError: the model is missing, has another size, is not finite, has a larger norm than
             `learning.model_norm_cap`, or is not the one that `learning.start_sha256` names.
 
     """
@@ -125,42 +125,40 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
         raise _refused(
             text,
             f"a model of norm at most learning.model_norm_cap = {cap:g} (this has {norm:g})",
-            "learners would refuse it; take another, or a larger cap on every side",
+            "learners would refuse it: take another, or a larger cap on every side",
         )
     if wanted is not None and model_sha256(model) != wanted:
         raise InputError(
             "learning.start_sha256",
             wanted,
             f"the model's own, {model_sha256(model)}",
-            f"{text} holds another model than the plan was agreed on",
+            f"{text} holds another model than the one agreed on",
         )
 
 
 def last_released(folder: Path) -> StartingModel:
-    """The last model of a finished run, of a simulation or of a server.
+    """The last model of a finished run, a simulation's or a server's.
 
     Raises:
-        InputError: no run, an unfinished one, or one that keeps no models.
+        InputError: there is no run, it is unfinished, or it keeps no models.
 
     """
-    summary = folder / "summary.json"
-    if not summary.exists():
+    if not (folder / "summary.json").exists():
         raise _refused(
             str(folder),
             "the folder of a finished run (it has no summary.json)",
             "let that run end first; `veilstream run` and `veilstream server` write one",
         )
     run = Run(folder)
-    about = run.summary
-    if "simulated" in about:
-        return StartingModel(run.model(), str(folder), {"round": about["rounds"]})
+    if run.simulated:
+        return StartingModel(run.model(), str(folder), round=run.simulation.rounds)
+    summary = run.federation
     try:
-        round_, name = int(about["rounds"]), str(about["run"])
         models = (folder / "models.f32").read_bytes()
-        rows = np.frombuffer(models, "<f4").reshape(round_ + 1, -1)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = np.frombuffer(models, "<f4").reshape(summary.rounds + 1, -1)
+    except (OSError, ValueError) as error:
         raise _refused(str(folder), "a run with its models.f32", str(error)) from error
-    return StartingModel(rows[round_].astype(np.float32), str(folder), {"run": name, "round": round_})
+    return StartingModel(rows[-1].astype(np.float32), str(folder), summary.run, summary.rounds)
 
 
 def _from_file(path: Path) -> StartingModel:
@@ -170,7 +168,7 @@ def _from_file(path: Path) -> StartingModel:
         raise _refused(
             str(path),
             "a run's folder, an .npz file, or an https address",
-            f"{error.strerror}; paths are taken from where the command is started",
+            f"{error.strerror}; paths are relative to where the command is started",
         ) from error
     return _from_npz(data, str(path))
 
@@ -181,16 +179,13 @@ def _from_npz(data: bytes, source: str) -> StartingModel:
             model = np.asarray(stored["model"])
             if model.ndim != 1 or model.dtype.kind != "f":
                 raise ValueError("its array `model` is not a list of floating-point numbers")
-            facts: dict[str, Any] = {}
-            if "round" in stored:
-                facts["round"] = int(stored["round"])
-            if "run" in stored:
-                facts["run"] = str(stored["run"])
+            run = str(stored["run"]) if "run" in stored else None
+            round_ = int(stored["round"]) if "round" in stored else None
     except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise _refused(
             source, "an .npz file with an array `model`", f"{error}; `veilstream model fetch` writes one"
         ) from error
-    return StartingModel(model.astype(np.float32), source, facts)
+    return StartingModel(model.astype(np.float32), source, run, round_)
 
 
 def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
@@ -216,10 +211,6 @@ def _from_url(text: str, ca: str | None, dim: int) -> StartingModel:
             "it must come from a run with the same task and data.dim",
         )
     model = np.frombuffer(answer.body, "<f4").astype(np.float32)
-    facts: dict[str, Any] = {}
-    if run := answer.headers.get("veilstream-run"):
-        facts["run"] = ascii(run[:200])[1:-1]
-    round_ = answer.headers.get("veilstream-round", "")
-    if round_.isascii() and round_.isdecimal() and len(round_) < 10:
-        facts["round"] = int(round_)
-    return StartingModel(model, text, facts)
+    run, round_ = (answer.headers.get(f"veilstream-{name}", "") for name in ("run", "round"))
+    is_number = round_.isascii() and round_.isdecimal() and len(round_) < 10
+    return StartingModel(model, text, ascii(run[:200])[1:-1] or None, int(round_) if is_number else None)

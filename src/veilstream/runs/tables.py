@@ -1,9 +1,8 @@
 """The CSV tables of a run folder, read back.
 
-Two rules for two kinds of table. What a simulation writes is written whole, so that a row that
-cannot be read is damage: it is named by file and line. A server appends to `rounds.csv` while it
-runs, and a kill may cut its last line short: rounds that can be read count, the others are
-counted, so that a page can say how many are missing.
+A simulation writes its tables whole, so an unreadable row is damage: the error names file and line.
+A server appends to `rounds.csv` while it runs, and a kill may cut its last line short: unreadable
+lines are left out and counted, so that a page can say how many are missing.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ def damaged(path: Path, line: int, rule: str, why: object) -> InputError:
 
 
 def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """The header and all rows of a table, each with the line that it ends in.
+    """The header and all rows of a table, each with its last line's number.
 
     Args:
         path: the table, in UTF-8, with a header.
-        columns: those that must be in the header.
+        columns: columns that must be there.
 
     Raises:
         InputError: for a file that cannot be read, a missing column, or a row with more or fewer
@@ -68,7 +67,7 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, lis
 
 
 def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """`numbered_rows` by the names of their columns, without the header."""
+    """The rows as dictionaries, with their lines."""
     rows = numbered_rows(path, columns)
     _, header = next(rows)
     for line, cells in rows:
@@ -89,7 +88,7 @@ def cell_number(path: Path, line: int, cell: str) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read, without what is in it."""
+    """Why a file cannot be read, without its content."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
@@ -192,14 +191,14 @@ class ListedRound(NamedTuple):
 
 
 class ListedRounds(NamedTuple):
-    """What rounds.csv says, and how many of its lines cannot be read."""
+    """The rounds in rounds.csv, and how many of its lines cannot be read."""
 
     rounds: list[ListedRound]
     unreadable: int
 
     @property
     def remark(self) -> str | None:
-        """A sentence about what could not be read; None where everything could."""
+        """A sentence about unreadable lines; None where there are none."""
         if not self.unreadable:
             return None
         lines = "1 line" if self.unreadable == 1 else f"{self.unreadable:,} lines"
@@ -207,13 +206,12 @@ class ListedRounds(NamedTuple):
 
 
 def read_rounds(folder: Path) -> ListedRounds:
-    """Rounds as a server closed them; of one that a kill had listed twice the last line counts.
+    """Rounds as a server closed them; if a kill made it list one twice, the last line counts.
 
-    A line that is cut short, not ended or edited into something else is left out and counted; no
-    rounds where there is no file.
+    A line that is cut short or damaged is left out and counted. Without a file there are no rounds.
 
     Raises:
-        InputError: for a file that the system cannot read.
+        InputError: the system cannot read the file.
 
     """
     path = folder / "rounds.csv"
@@ -244,10 +242,9 @@ def _listed(line: str) -> ListedRound | None:
 
 
 def keep_whole_lines(path: Path, header: str) -> bool:
-    """Cut off what stands behind a table's last whole line, so that the next begins a line.
+    """Cut off an incomplete last line, which a kill during a write leaves; its round is done again.
 
-    A table without a whole line gets its header again. A kill in the middle of a write leaves such
-    an end; the round that it belongs to is done again.
+    A table without a whole line gets its header again.
 
     Returns:
         Whether anything was changed.

@@ -15,7 +15,6 @@ step size share them and differ only in the factor, so that they differ in nothi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from veilstream.errors import PrivacyError
 from veilstream.mechanisms import Factorization, NoiseStream
 from veilstream.mechanisms.jax_noise import JaxNoise
+from veilstream.mechanisms.keystream import noise_seed
 from veilstream.plans.plan import Plan
 from veilstream.simulation.attendance import Attendance
 
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]
-
-
-def noise_seed(seed: int, mechanism: str) -> int:
-    """Seed of one mechanism's draws in one run; simulation only, as all seeds are."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{mechanism}".encode()).digest()[:16], "big")
 
 
 def learner_noise_seed(seed: int, mechanism: str, learner: int) -> int:

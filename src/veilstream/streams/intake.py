@@ -59,7 +59,7 @@ class ClientSource(Protocol):
     """What a daemon asks for clients."""
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether at least so many clients wait who can be taken; asked before a round begins.
+        """Whether enough clients wait who can be taken; asked before a round begins.
 
         Args:
             minimum: how many there must be; 0 begins every round.

@@ -58,7 +58,7 @@ class IteratorSource(WaitingSource):
         return self._no_more and not self._queue
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
-        """Go on behind what was consumed under this name; before the first record is asked for.
+        """Continue after what was consumed under this name; call it before the first round.
 
         Raises:
             InputError: a bookmark under this name that is not of an iterator.
@@ -76,12 +76,12 @@ class IteratorSource(WaitingSource):
                 self._consumed = int(mark.text)
 
     def ready(self, minimum: int, most: int, may_take: Callable[[str | bytes], bool]) -> bool:
-        """Whether at least so many people wait who can be taken; waits for them in the window."""
+        """Start reading, then as `WaitingSource`."""
         self._start()
         return super().ready(minimum, most, may_take)
 
     def serve(self, round_: int, observe: Any, wanted: Callable[[], int]) -> None:
-        """Whatever the iterator gives while the window is open."""
+        """Offer what the iterator gives while the window is open."""
         self._start()
         super().serve(round_, observe, wanted)
 

@@ -94,7 +94,7 @@ class WaitingSource:
         self.release()
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether at least so many people wait who can be taken; waits for them in the window.
+        """Whether enough people wait who can be taken; waits for them in the window.
 
         Somebody who cannot be taken is told "taken" if one more person would have begun the round:
         the answer then does not say whether that person took part before.

@@ -3,9 +3,9 @@
 Pure functions of transcripts. Who makes the transcripts: `veilstream.audit`.
 """
 
+from veilstream.audit.statistics.check import CONFIDENCE, FALSE_ALARMS
 from veilstream.audit.statistics.differencing import Differencing, difference
 from veilstream.audit.statistics.law import Law, law_of
-from veilstream.audit.statistics.levels import CONFIDENCE, FALSE_ALARMS
 from veilstream.audit.statistics.many_run import ManyRun, many_run
 from veilstream.audit.statistics.one_run import OneRun, one_run
 

@@ -34,8 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, ndtr, ndtri
 
-from veilstream.audit.statistics.check import Check
-from veilstream.audit.statistics.levels import FALSE_ALARMS
+from veilstream.audit.statistics.check import FALSE_ALARMS, Check
 from veilstream.errors import InputError
 
 Floats = NDArray[np.float64]

@@ -25,10 +25,9 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import chi2, norm
 
 from veilstream.audit.statistics.cells import CellCounts, CellLaw, cell_fit
-from veilstream.audit.statistics.check import Check
+from veilstream.audit.statistics.check import FALSE_ALARMS, Check
 from veilstream.audit.statistics.coordinates import whitened
 from veilstream.audit.statistics.law import Law
-from veilstream.audit.statistics.levels import FALSE_ALARMS
 
 Integers = NDArray[np.int64]
 

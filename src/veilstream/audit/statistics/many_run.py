@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
+from veilstream.audit.statistics.check import CONFIDENCE, FALSE_ALARMS
 from veilstream.audit.statistics.law import Law
-from veilstream.audit.statistics.levels import CONFIDENCE, FALSE_ALARMS
 from veilstream.errors import InputError
 from veilstream.privacy.gaussian import GaussianCurve
 

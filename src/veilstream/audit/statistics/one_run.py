@@ -28,8 +28,8 @@ from scipy.linalg import solve_triangular
 from scipy.special import polygamma, psi
 from scipy.stats import chi2, gamma, kstwobign, norm
 
+from veilstream.audit.statistics.check import CONFIDENCE, FALSE_ALARMS
 from veilstream.audit.statistics.law import Law
-from veilstream.audit.statistics.levels import CONFIDENCE, FALSE_ALARMS
 from veilstream.errors import InputError
 
 Floats = NDArray[np.float64]

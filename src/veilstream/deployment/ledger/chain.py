@@ -1,16 +1,8 @@
 """The hash chain: every fact a record, every record bound to all before it.
 
-A *record* is a number, a kind, a body (JSON), and the hash of that and of the record before. What
-is secret or large lies beside the records as *blobs*, each bound to one by its own hash, so that it
-can be destroyed later while the chain stays whole. Bodies have these keys of common meaning:
-
-    epoch       which mechanism was running
-    step, tag   a client (as a keyed hash) took part in this step
-    steps, tags so many steps from ``step`` on were stored together; who took part in each, as keyed
-                hashes one after the other, zeros for nobody
-    kept        names and hashes of blobs that begin with this record
-    destroyed   names of blobs that end with it
-    before      all that one must know of the records before this one (`Chain.summary`)
+A *record* is a number, a kind, a `Body` (stored as JSON), and the hash of that and of the record
+before. What is secret or large lies beside the records as *blobs*, each bound to one by its own
+hash, so that it can be destroyed later while the chain stays whole.
 
 A record with ``before`` is where opening begins: older ones are packed into segments
 (`veilstream.deployment.ledger.archive`), which its summary commits to. So memory and the records
@@ -21,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from veilstream.deployment.ledger.archive import NOTHING_PACKED, Row
-from veilstream.deployment.ledger.visits import NOBODY, TAG_BYTES, VisitSum, visit_key
+from veilstream.deployment.ledger.visits import NOBODY, TAG_BYTES, VisitSum, VisitTotal, visit_key
 from veilstream.errors import LedgerError
 
 GENESIS = bytes(32)
@@ -35,26 +27,6 @@ BOOKMARKS = "bookmark/"
 
 
 @dataclass(frozen=True)
-class Record:
-    """One fact."""
-
-    number: int
-    kind: str
-    body: dict[str, Any]
-    hash: bytes
-
-    @property
-    def visits(self) -> list[tuple[bytes, int]]:
-        """Who took part in it, if anyone, and in which step."""
-        first: int = self.body.get("step", 0)
-        if "tag" in self.body:
-            return [(bytes.fromhex(self.body["tag"]), first)]
-        tags = bytes.fromhex(self.body.get("tags", ""))
-        each = (tags[at : at + TAG_BYTES] for at in range(0, len(tags), TAG_BYTES))
-        return [(tag, step) for step, tag in enumerate(each, first) if tag != NOBODY]
-
-
-@dataclass
 class Standing:
     """Where the newest epoch stands: all that its records say and that still matters."""
 
@@ -80,44 +52,139 @@ class Standing:
     """Hash of the last sealed round's message."""
     acknowledged: int | None = None
     """The last round that the server is known to have."""
-    answered: dict[str, Any] | None = None
-    """The last record of an acknowledgement."""
+    answered: str | None = None
+    """Hash of the last message whose acknowledgement has a record."""
 
-    def follow(self, kind: str, body: dict[str, Any]) -> None:
-        """Take the next record into account."""
+    def after(self, kind: str, body: Body) -> Standing:
+        """Where it stands after the next record."""
         if kind in ("epoch", "recovered"):
-            fresh = Standing(
-                self.epoch,
-                body.get("settings"),
-                between=kind == "recovered",
-                followed=body.get("followed", 0),
-                run=body.get("run"),
+            return Standing(
+                body.epoch, body.settings, between=kind == "recovered", followed=body.followed or 0, run=body.run
             )
-            self.__dict__.update(fresh.__dict__)
-        self.epoch = body.get("epoch", self.epoch)
+        now = self if body.epoch == self.epoch else replace(self, epoch=body.epoch)
         match kind:
             case "join":
-                self.run = body["run"]
+                return replace(now, run=body.run)
             case "pin":
-                self.pinned = body["x"]
-                if body.get("acknowledged"):
-                    self._has(body["acknowledged"][0])
+                known = now if body.acknowledged is None else now._has(body.acknowledged[0])
+                return replace(known, pinned=body.x)
             case "step" | "steps":
-                self.steps += body.get("steps", 1)
+                return replace(now, steps=now.steps + (body.steps or 1))
             case "message":
-                self.rounds = body["round"] + 1
-                self.message = body["hash"]
-                self.sealed_model, self.pinned = self.pinned, None
+                assert body.round is not None
+                sealed = replace(now, rounds=body.round + 1, message=body.hash)
+                return replace(sealed, sealed_model=now.pinned, pinned=None)
             case "ack":
-                self._has(body["round"])
-                self.answered = body
+                assert body.round is not None
+                return replace(now._has(body.round), answered=body.hash)
             case "end":
-                self.ended, self.pinned = True, None
+                return replace(now, ended=True, pinned=None)
             case "next":
-                self.ended = self.between = True
+                return replace(now, ended=True, between=True)
+        return now
 
-    def _has(self, r: int) -> None:
-        self.acknowledged = r if self.acknowledged is None else max(r, self.acknowledged)
+    def _has(self, r: int) -> Standing:
+        return replace(self, acknowledged=r if self.acknowledged is None else max(r, self.acknowledged))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that one must know of the records before one, if they are packed into this archive."""
+
+    head: str
+    length: int
+    archive: str
+    tag_key: str
+    """Hash of the key of tags."""
+    visits: VisitTotal
+    kept: dict[str, str]
+    standing: Standing
+
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> Summary:
+        """From JSON."""
+        visits, standing = VisitTotal(**stored["visits"]), Standing(**stored["standing"])
+        return cls(**{**stored, "visits": visits, "standing": standing})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """What a record says. Which fields it has follows from its kind; None is not stored."""
+
+    epoch: int
+    """Which mechanism was running."""
+    round: int | None = None
+    step: int | None = None
+    """The step that was taken, or the first of several."""
+    steps: int | None = None
+    """How many were stored together."""
+    tag: str | None = None
+    """Who took part in the step, as a keyed hash."""
+    tags: str | None = None
+    """Who took part in each of several steps, one hash after the other, zeros for nobody."""
+    x: str | None = None
+    """Hash of the round's model."""
+    hash: str | None = None
+    """Of the round's message."""
+    acknowledged: tuple[int, str] | None = None
+    """Round and hash of the last message that the server says it has."""
+    run: str | None = None
+    followed: int | None = None
+    settings: dict[str, Any] | None = None
+    rounds_left: int | None = None
+    kept: dict[str, str] | None = None
+    """Names and hashes of blobs that begin with this record."""
+    destroyed: list[str] | None = None
+    """Names of blobs that end with it."""
+    before: Summary | None = None
+    tag_key: str | None = None
+    """Hash of the key of tags; in the first record."""
+    carried: str | None = None
+    """Hash of the tags that were carried over from a lost store."""
+    visits: VisitTotal | None = None
+    """All visits that were carried over."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """As `text` wrote it; `TypeError` or `ValueError` for anything else."""
+        stored = json.loads(text)
+        if "before" in stored:
+            stored["before"] = Summary.read(stored["before"])
+        if "visits" in stored:
+            stored["visits"] = VisitTotal(**stored["visits"])
+        if "acknowledged" in stored:
+            stored["acknowledged"] = tuple(stored["acknowledged"])
+        return cls(**stored)
+
+    def text(self) -> str:
+        """As it is stored and hashed."""
+        said = {name: value for name, value in vars(self).items() if value is not None}
+        return json.dumps(said, sort_keys=True, separators=(",", ":"), default=asdict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One fact."""
+
+    number: int
+    kind: str
+    body: Body
+    hash: bytes
+
+    @classmethod
+    def read(cls, row: Row) -> Record:
+        """From its row, without a look at its hash."""
+        return cls(row.number, row.kind, Body.read(row.text), row.hash)
+
+    @property
+    def visits(self) -> list[tuple[bytes, int]]:
+        """Who took part in it, if anyone, and in which step."""
+        first = self.body.step or 0
+        if self.body.tag is not None:
+            return [(bytes.fromhex(self.body.tag), first)]
+        tags = bytes.fromhex(self.body.tags or "")
+        each = (tags[at : at + TAG_BYTES] for at in range(0, len(tags), TAG_BYTES))
+        return [(tag, step) for step, tag in enumerate(each, first) if tag != NOBODY]
 
 
 @dataclass
@@ -150,30 +217,30 @@ class Chain:
         """Blobs that an epoch's end destroys: all but its last message, and how far was read."""
         return [n for n in self.kept if n != "message" and not n.startswith(BOOKMARKS)]
 
-    def summary(self, archive: str) -> dict[str, Any]:
-        """All that one must know of the records so far, if they are packed into this archive."""
-        return {
-            "head": self.head.hex(),
-            "length": self.length,
-            "archive": archive,
-            "tag_key": digest(self.tag_key),
-            "visits": self.visits.value(),
-            "kept": dict(self.kept),
-            "standing": asdict(self.standing),
-        }
+    def summary(self, archive: str) -> Summary:
+        """What stands for the records so far, if they are packed into this archive."""
+        return Summary(
+            self.head.hex(),
+            self.length,
+            archive,
+            digest(self.tag_key),
+            self.visits.value(),
+            dict(self.kept),
+            self.standing,
+        )
 
     @classmethod
-    def after(cls, summary: dict[str, Any], key: bytes) -> Chain:
-        """The chain up to a record that has a summary of what was before it."""
+    def after(cls, summary: Summary, key: bytes) -> Chain:
+        """The chain up to a record that has a summary of those before it."""
         chain = cls(
             key,
-            bytes.fromhex(summary["head"]),
-            summary["length"],
-            archive=summary["archive"],
-            kept=dict(summary["kept"]),
-            standing=Standing(**summary["standing"]),
+            bytes.fromhex(summary.head),
+            summary.length,
+            archive=summary.archive,
+            kept=dict(summary.kept),
+            standing=summary.standing,
         )
-        chain.visits = VisitSum(key, *summary["visits"])
+        chain.visits = VisitSum(key, summary.visits)
         return chain
 
     def take(self, row: Row) -> Record:
@@ -181,31 +248,29 @@ class Chain:
         link = _link(self.head, row.number, row.kind, row.text)
         if row.number != self.length or link != row.hash:
             raise ValueError(f"record {row.number}")
-        record = Record(row.number, row.kind, json.loads(row.text), row.hash)
+        record = Record.read(row)
         self.follow(record)
         return record
 
     def follow(self, record: Record) -> None:
         """Take the next record into account."""
         body = record.body
-        if "before" in body:
-            self.packed, self.archive = record.number, body["before"]["archive"]
-        if record.kind == "recovered":
-            self.visits = VisitSum(self.tag_key, *body["visits"])
+        if body.before is not None:
+            self.packed, self.archive = record.number, body.before.archive
+        if body.visits is not None:
+            self.visits = VisitSum(self.tag_key, body.visits)
         for tag, step in record.visits:
-            self.visits.add(visit_key(tag, body["epoch"], step))
-        plain = {key: value for key, value in body.items() if key != "before"}
-        self.standing.follow(record.kind, plain)
-        for gone in body.get("destroyed", []):
+            self.visits.add(visit_key(tag, body.epoch, step))
+        self.standing = self.standing.after(record.kind, body)
+        for gone in body.destroyed or []:
             self.kept.pop(gone, None)
-        self.kept |= body.get("kept", {})
+        self.kept |= body.kept or {}
         self.head, self.length = record.hash, record.number + 1
 
-    def next(self, kind: str, body: dict[str, Any]) -> tuple[Record, str]:
+    def next(self, kind: str, body: Body) -> tuple[Record, str]:
         """The record that would come next, and its body as stored."""
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-        link = _link(self.head, self.length, kind, text)
-        return Record(self.length, kind, json.loads(text), link), text
+        text = body.text()
+        return Record(self.length, kind, body, _link(self.head, self.length, kind, text)), text
 
 
 def tag_key(db: Any) -> bytes:

@@ -12,7 +12,6 @@ before it say, and every visit with its record. Neither keeps more in memory tha
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,10 @@ def verify_chain(db: Any, path: Path, seen: Callable[[Record], None] = lambda re
     for row, archive in _all_rows(db):
         before = chain.summary(archive) if archive else None
         record = _take(chain, row, path)
-        if record.body.get("before") != before:
+        if record.body.before != before:
             raise damaged(path, f"what record {record.number} says of those before it")
         for tag, step in record.visits:
-            visit = visit_key(tag, record.body["epoch"], step)
+            visit = visit_key(tag, record.body.epoch, step)
             if db.execute("SELECT 1 FROM visits WHERE visit = ?", (visit,)).fetchone() is None:
                 raise damaged(path, "the list of who took part")
         if record.kind == "recovered":
@@ -72,10 +71,10 @@ def _check_sqlite(db: Any, path: Path) -> None:
 
 def _chain_before(row: Row, key: bytes, path: Path) -> Chain:
     """From the first unpacked record's own summary, which its hash binds to the chain."""
-    before = json.loads(row.text).get("before")
+    before = Record.read(row).body.before
     if before is None:
         raise damaged(path, f"record {row.number}")
-    if before["tag_key"] != digest(key):
+    if before.tag_key != digest(key):
         raise damaged(path, "the key of tags")
     return Chain.after(before, key)
 
@@ -85,7 +84,7 @@ def _take(chain: Chain, row: Row, path: Path) -> Record:
         record = chain.take(row)
     except ValueError as error:
         raise damaged(path, str(error)) from error
-    if row.number == 0 and record.body["tag_key"] != digest(chain.tag_key):
+    if row.number == 0 and record.body.tag_key != digest(chain.tag_key):
         raise damaged(path, "the key of tags")
     return record
 
@@ -118,5 +117,5 @@ def _check_carried(db: Any, record: Record, path: Path) -> None:
     carried = hashlib.sha256()
     for tag in carried_tags(db):
         carried.update(tag)
-    if carried.hexdigest() != record.body["carried"]:
+    if carried.hexdigest() != record.body.carried:
         raise damaged(path, "the list of who took part before a loss")

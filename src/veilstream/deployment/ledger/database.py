@@ -16,9 +16,9 @@ from veilstream.deployment.ledger.paths import witness_path
 from veilstream.deployment.ledger.visits import VISITS_TABLE
 from veilstream.errors import LedgerError
 
-SCHEMA = 4
-KNOWN_SCHEMAS = (3, SCHEMA)
-"""The same tables; 3 has no records of several steps. A learner makes 4 of it when it opens it."""
+FORMAT = 0x56530001
+"""Of the store, as SQLite's ``user_version``: "VS" and 1. Earlier stores have 1 to 4 there."""
+_EARLIER = range(1, 5)
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE records (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, hash BLOB NOT NULL)",
@@ -50,7 +50,7 @@ def create_tables(db: Any, tag_key: bytes, store: Path, witness: Path) -> None:
         db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('tag_key', ?)", (tag_key,))
     remember_witness(db, store, witness)
-    db.execute(f"PRAGMA user_version={SCHEMA}")
+    db.execute(f"PRAGMA user_version={FORMAT}")
     db.execute("COMMIT")
 
 
@@ -88,15 +88,17 @@ def find_witness(store: Path, witness: Path | str | None) -> Path:
     return found or witness_path(store, witness)
 
 
-def other_schema(path: Path, found: int) -> LedgerError:
-    """The error for a store that another version wrote."""
-    return LedgerError(
-        f"{path} has schema {found}, this program knows {SCHEMA}",
-        "use the version of veilstream that wrote it; to go on with this one, `veilstream ledger "
-        "epoch --lost` begins a new store from the witness, with everyone it knows of left out"
-        if found < SCHEMA
-        else "use the version of veilstream that wrote it, or a newer one",
-    )
+def check_format(db: Any, path: Path) -> None:
+    """Refuse a store that another version wrote."""
+    found = db.execute("PRAGMA user_version").fetchone()[0]
+    if found == FORMAT:
+        return
+    if found in _EARLIER:
+        raise LedgerError(
+            f"{path} is a store of an earlier veilstream (format {found})",
+            "finish its run with the version that wrote it, or begin another store, with other clients only",
+        )
+    raise LedgerError(f"{path} is no store that this veilstream can read", "use the version that wrote it")
 
 
 @contextmanager

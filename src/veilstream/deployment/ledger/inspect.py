@@ -9,17 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.ledger.chain import Chain, Record
+from veilstream.deployment.ledger.chain import Chain, Record, tag_key
 from veilstream.deployment.ledger.check import open_chain, verify_chain
-from veilstream.deployment.ledger.database import (
-    KNOWN_SCHEMAS,
-    find_witness,
-    other_schema,
-    readable,
-    remembered_witness,
-)
+from veilstream.deployment.ledger.database import check_format, find_witness, readable, remembered_witness
 from veilstream.deployment.ledger.paths import lock_path, refuse_links, refuse_witness
-from veilstream.deployment.ledger.visits import clients_of
+from veilstream.deployment.ledger.visits import checked_tag, clients_of, keyed_tag, visits_of
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import lock_holder
@@ -180,6 +174,46 @@ def _last_witnessed(where: Path) -> int:
     return last.number + 1 if last else 0
 
 
+@dataclass(frozen=True)
+class PersonsPart:
+    """What a ledger says of one person."""
+
+    used: bool
+    times: int
+    """Steps that were made of this person's records, in all epochs."""
+    last_epoch: int | None
+    carried_over: bool
+    """Whether only a store that was lost knew in which steps this person took part."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def part_of_person(store: Path, client: object) -> PersonsPart:
+    """Look one person up by their tag, the only way to ask: the ledger holds keyed hashes of tags.
+
+    Args:
+        store: the learner's ledger; a learner may be writing to it.
+        client: the tag, in any spelling that the learner takes.
+
+    Raises:
+        InputError: for what is no tag; the error does not show it.
+        LedgerError: for a store that cannot be read.
+
+    """
+    tag = checked_tag(client)
+    with reading(store) as db:
+        visits = visits_of(db, keyed_tag(tag_key(db), tag))
+    steps = [(epoch, step) for epoch, step in visits if step >= 0]
+    return PersonsPart(
+        used=bool(visits),
+        times=len(steps),
+        last_epoch=max((epoch for epoch, _ in visits), default=None),
+        carried_over=bool(visits) and not steps,
+    )
+
+
 @contextmanager
 def reading(store: Path) -> Iterator[Any]:
     """A connection that changes nothing and sees one state, whatever is being written."""
@@ -190,9 +224,7 @@ def reading(store: Path) -> Iterator[Any]:
         db = sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
             db.execute("BEGIN")
-            found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in KNOWN_SCHEMAS:
-                raise other_schema(store, found)
+            check_format(db, store)
             yield db
         finally:
             db.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from veilstream.errors import InputError, LedgerError, StoreBusy
 from veilstream.files import FileLock
 
-WITNESS_MAGIC = b"VEILWIT2"
+WITNESS_MAGIC = b"VSWITN01"
 """How a witness begins."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from veilstream.deployment.ledger.archive import hash_at, rows_from
-from veilstream.deployment.ledger.chain import Chain, Record, digest, tag_key
+from veilstream.deployment.ledger.chain import Body, Chain, Record, digest, tag_key
 from veilstream.deployment.ledger.check import verify_chain
 from veilstream.deployment.ledger.database import (
-    KNOWN_SCHEMAS,
+    check_format,
     create_tables,
     find_witness,
     open_sqlite,
-    other_schema,
     readable,
     remember_witness,
 )
@@ -50,9 +48,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
         with readable(store):
             db = open_sqlite(store)
             try:
-                found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found not in KNOWN_SCHEMAS:
-                    raise other_schema(store, found)
+                check_format(db, store)
                 length = verify_chain(db, store).length
                 _refuse_if_ahead(where, db, store)
                 Witness.create(where, tag_key(db), _all_entries(db)).close()
@@ -66,7 +62,7 @@ def renew_witness(store: Path, witness: Path | str | None = None) -> int:
 
 def _all_entries(db: Any) -> Iterator[Entry]:
     for row in rows_from(db):
-        yield from entries_of(db, Record(row.number, row.kind, json.loads(row.text), row.hash))
+        yield from entries_of(db, Record.read(row))
 
 
 def _refuse_if_ahead(where: Path, db: Any, store: Path) -> None:
@@ -110,8 +106,7 @@ def ask_for_epoch(store: Path, witness: Path | str | None = None, *, abandon: bo
                 f"an epoch whose horizon has ended ({left} rounds are left)",
                 "go on with it, or give it up with --abandon",
             )
-        about = {"epoch": chain.epoch, "rounds_left": left}
-        ledger.write("next", about, destroy=chain.secrets)
+        ledger.write("next", Body(epoch=chain.epoch, rounds_left=left), destroy=chain.secrets)
         ledger.witness()
         _forget(ledger)
         return chain.epoch + 1
@@ -180,18 +175,12 @@ def _fill(db: Any, witness: Witness, store: Path) -> int:
     for tag in carried_tags(db):
         carried.update(tag)
     visits = tables_sum(db, key)
-    body = {
-        "epoch": epoch,
-        "clients": visits[0],
-        "carried": carried.hexdigest(),
-        "visits": visits,
-        "tag_key": digest(key),
-    }
+    body = Body(epoch=epoch, carried=carried.hexdigest(), visits=visits, tag_key=digest(key))
     record, text = Chain(key).next("recovered", body)
     row = (record.number, record.kind, text, record.hash)
     db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
     db.execute("COMMIT")
-    return int(visits[0])
+    return visits.count
 
 
 def _put_aside(store: Path) -> Path | None:

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from veilstream.deployment.ledger.archive import (
-    Row,
     fold_segment,
     hash_at,
     mentions_of,
@@ -36,14 +35,12 @@ from veilstream.deployment.ledger.archive import (
     segment_is_due,
     tail,
 )
-from veilstream.deployment.ledger.chain import Chain, Record, damaged, digest, tag_key
+from veilstream.deployment.ledger.chain import Body, Chain, Record, damaged, digest, tag_key
 from veilstream.deployment.ledger.check import open_chain
 from veilstream.deployment.ledger.database import (
-    KNOWN_SCHEMAS,
-    SCHEMA,
+    check_format,
     create_tables,
     open_sqlite,
-    other_schema,
     readable,
     remember_witness,
     remembered_witness,
@@ -59,12 +56,25 @@ from veilstream.deployment.ledger.paths import (
     refuse_witness,
     witness_path,
 )
-from veilstream.deployment.ledger.tags import keyed_tag
-from veilstream.deployment.ledger.visits import NOBODY, past_visits, visit_key
+from veilstream.deployment.ledger.visits import NOBODY, keyed_tag, past_visits, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.files import sync_directory
 from veilstream.records.participation import PastVisits
+
+CRASH_POINTS = (
+    "pinned",
+    "step-computed",
+    "step-stored",
+    "step-witnessed",
+    "message-computed",
+    "message-stored",
+    "message-witnessed",
+    "acknowledged",
+    "snapshot-stored",
+    "epoch-closed",
+)
+"""Places between two durable writes (`Ledger.reached`)."""
 
 
 class Ledger:
@@ -149,10 +159,8 @@ class Ledger:
         if found == 0 and tables == 0:
             self._refuse_empty_store()
             create_tables(self._db, secrets.token_bytes(32), self.path, self.witness_path)
-        elif found not in KNOWN_SCHEMAS:
-            raise other_schema(self.path, found)
-        elif found != SCHEMA:  # a version that does not know groups must refuse it from now on
-            self._db.execute(f"PRAGMA user_version={SCHEMA}")
+        else:
+            check_format(self._db, self.path)
 
     def _open_witness(self) -> Witness:
         """A store behind its witness is an old copy; one record ahead is an interruption."""
@@ -217,7 +225,7 @@ class Ledger:
     def write(
         self,
         kind: str,
-        body: dict[str, Any],
+        body: Body,
         *,
         keep: dict[str, bytes] | None = None,
         destroy: list[str] | None = None,
@@ -231,17 +239,14 @@ class Ledger:
         many unpacked records, they are packed in the same transaction.
         """
         self.check()
-        content = dict(body)
-        if tag is not None:
-            content["tag"] = tag.hex()
-        if any(tags):
-            content["tags"] = b"".join(each or NOBODY for each in tags).hex()
-        if keep:
-            content["kept"] = {name: digest(value) for name, value in keep.items()}
-        if destroy:
-            content["destroyed"] = destroy
-        if not self.chain.length:
-            content["tag_key"] = digest(self.tag_key)
+        content = replace(
+            body,
+            tag=None if tag is None else tag.hex(),
+            tags=b"".join(each or NOBODY for each in tags).hex() if any(tags) else None,
+            kept={name: digest(value) for name, value in keep.items()} if keep else None,
+            destroyed=destroy or None,
+            tag_key=None if self.chain.length else digest(self.tag_key),
+        )
         self._failed = True
         try:
             run = self._db.execute
@@ -249,7 +254,7 @@ class Ledger:
             run("BEGIN IMMEDIATE")
             self._check_head()
             if segment_is_due(self.chain.length - self.chain.packed, len(self.chain.kept)):
-                content["before"] = self.chain.summary(self._pack())
+                content = replace(content, before=self.chain.summary(self._pack()))
             record, text = self.chain.next(kind, content)
             run("INSERT INTO records VALUES (?, ?, ?, ?)", (record.number, kind, text, record.hash))
             for name in destroy or []:
@@ -261,7 +266,7 @@ class Ledger:
                 else:
                     run("INSERT INTO blobs VALUES (?, ?)", (name, value))
             if visits := record.visits:
-                rows = [(visit_key(who, body["epoch"], step),) for who, step in visits]
+                rows = [(visit_key(who, body.epoch, step),) for who, step in visits]
                 self._db.executemany("INSERT INTO visits VALUES (?)", rows)
             run("COMMIT")
         except LedgerError:
@@ -281,7 +286,7 @@ class Ledger:
         """Move all records into a segment, if they are those that this process knows."""
         with readable(self.path):
             rows = list(tail(self._db))
-            before = json.loads(rows[0].text).get("before")
+            before = Record.read(rows[0]).body.before
             known = Chain.after(before, self.tag_key) if before else Chain(self.tag_key)
             for row in rows:
                 known.take(row)
@@ -312,6 +317,10 @@ class Ledger:
                 "something else wrote to it, or it was rewound under a running learner: end both, "
                 "put the newest store back, then start one learner",
             )
+
+    @staticmethod
+    def reached(point: str) -> None:
+        """One of `CRASH_POINTS`: does nothing. Tests that kill a process there replace it in it."""
 
     def witness(self) -> None:
         """Have everything written so far witnessed; only then may anything leave."""
@@ -353,7 +362,7 @@ class Ledger:
         """Every record from this number on, one at a time."""
         with readable(self.path):
             for row in rows_from(self._db, first):
-                yield _record(row)
+                yield Record.read(row)
 
     def knows_message(self, r: int, message: str) -> bool:
         """Whether this is the hash of round r's message, in any epoch."""
@@ -364,12 +373,12 @@ class Ledger:
             return False
         with readable(self.path):
             return any(
-                record.kind == "message" and (record.body["round"], record.body["hash"]) == (r, message)
-                for record in map(_record, mentions_of(self._db, message))
+                record.kind == "message" and (record.body.round, record.body.hash) == (r, message)
+                for record in map(Record.read, mentions_of(self._db, message))
             )
 
     def keyed(self, client: bytes) -> bytes:
-        """A client's tag as the ledger keeps it: of no use to whoever has only the file's rows."""
+        """A client's tag as the ledger keeps it."""
         return keyed_tag(self.tag_key, client)
 
     def past_visits(self, tag: bytes) -> PastVisits | None:
@@ -400,7 +409,3 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _record(row: Row) -> Record:
-    return Record(row.number, row.kind, json.loads(row.text), row.hash)

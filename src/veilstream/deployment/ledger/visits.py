@@ -1,5 +1,8 @@
 """Who took part, and when: one row for every visit, never changed and never removed.
 
+A client's tag is bytes, taken as they are, or text in the one form that names of clients have
+(`veilstream.records.client_names`). The ledger keeps it as a keyed hash.
+
 A row is one key of 48 bytes: the client's keyed tag (32), the epoch (8), and the step plus one (8;
 zero for a client who was carried over from a store that was lost). All of a client's visits lie
 side by side, the last one last.
@@ -8,19 +11,23 @@ A missing row would let a client in twice, so the ledger keeps a *sum of visits*
 how many rows there are, and the sum of a keyed function of each (AES in CBC-MAC form, under a key
 made from the key of tags; 128 bits). It grows by one row at a time, does not depend on their order,
 and is recomputed from the whole table at C speed whenever a ledger is opened. No accident leaves it
-unchanged; for whoever forges rows and knows the key, `veilstream ledger verify` compares each visit
-with its record.
+unchanged. Against someone who forges rows and knows the key, `veilstream ledger verify` compares
+each visit with its record.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from veilstream.errors import InputError
+from veilstream.records.client_names import LONGEST_NAME, client_name
 from veilstream.records.participation import PastVisits
 
 TAG_BYTES = 32
@@ -31,6 +38,32 @@ _WHEN = struct.Struct(">QQ")
 _KEY_BYTES = TAG_BYTES + _WHEN.size
 _AT_ONCE = 16384
 _MODULUS = 1 << 64
+
+
+def tag_of(client: object) -> bytes | None:
+    """The one form of a client's tag; None for what is no tag (`checked_tag` says why)."""
+    if type(client) is bytes:
+        return client if 0 < len(client) <= LONGEST_NAME else None
+    name = client_name(client) if type(client) is str else None
+    return None if name is None else name.encode()
+
+
+def checked_tag(client: object) -> bytes:
+    """`tag_of`, or an `InputError` that does not show the tag."""
+    tag = tag_of(client)
+    if tag is None:
+        raise InputError(
+            "tag",
+            "<not shown>",
+            f"bytes, or text without control characters, of 1 to {LONGEST_NAME}; not white space alone",
+            "give each person a tag that is the same whenever they come",
+        )
+    return tag
+
+
+def keyed_tag(key: bytes, tag: bytes) -> bytes:
+    """A tag as a ledger keeps it: without the key, the file's rows name nobody."""
+    return hmac.new(key, tag, hashlib.sha256).digest()
 
 
 def visit_key(tag: bytes, epoch: int, step: int) -> bytes:
@@ -52,13 +85,22 @@ def visits_of(db: Any, tag: bytes) -> list[tuple[int, int]]:
     return [(epoch, after - 1) for epoch, after in found]
 
 
-class VisitSum:
-    """Stands for a set of visits, whatever their order."""
+@dataclass(frozen=True)
+class VisitTotal:
+    """Stands for a set of visits, as a record holds it."""
 
-    def __init__(self, tag_key: bytes, count: int = 0, total: str = "0" * 32) -> None:
+    count: int = 0
+    sum: str = "0" * 32
+
+
+class VisitSum:
+    """Sums visits up, in any order."""
+
+    def __init__(self, tag_key: bytes, so_far: VisitTotal | None = None) -> None:
+        so_far = so_far or VisitTotal()
         self._key = hashlib.sha256(b"veilstream sum of visits" + tag_key).digest()
-        self._count = count
-        self._total = [int(total[:16], 16), int(total[16:], 16)]
+        self._count = so_far.count
+        self._total = [int(so_far.sum[:16], 16), int(so_far.sum[16:], 16)]
         self._waiting = bytearray()
 
     def add(self, keys: bytes) -> None:
@@ -67,10 +109,10 @@ class VisitSum:
         if len(self._waiting) >= _AT_ONCE * _KEY_BYTES:
             self._settle()
 
-    def value(self) -> list[Any]:
-        """Count and sum, as a record holds them."""
+    def value(self) -> VisitTotal:
+        """What they come to."""
         self._settle()
-        return [self._count, "".join(f"{half:016x}" for half in self._total)]
+        return VisitTotal(self._count, "".join(f"{half:016x}" for half in self._total))
 
     def _settle(self) -> None:
         if not self._waiting:
@@ -90,8 +132,8 @@ class VisitSum:
         self._waiting.clear()
 
 
-def tables_sum(db: Any, tag_key: bytes) -> list[Any]:
-    """Count and sum of the whole table."""
+def tables_sum(db: Any, tag_key: bytes) -> VisitTotal:
+    """Of the whole table."""
     total = VisitSum(tag_key)
     for keys in _pieces(db):
         total.add(keys)

@@ -3,7 +3,7 @@
 96 bytes at the start, and 96 for every record, appended and synced before anything leaves the
 learner; a record of several clients has an entry for each of them, in one append:
 
-    start   8 bytes  VEILWIT2
+    start   8 bytes  VSWITN01
             32 bytes the key that clients' tags are hashed with: after the loss of a store, who took
                      part can still be recognised
             40 bytes zero
@@ -202,6 +202,11 @@ class Witness:
 
     def _checked_start(self) -> bytes:
         start = self._read(0, ENTRY_BYTES)
+        if start.startswith(b"VEILWIT"):
+            raise LedgerError(
+                f"{self.path} is a witness of an earlier veilstream",
+                "finish its run with the version that wrote it, or begin another store, with other clients only",
+            )
         if start[:8] != WITNESS_MAGIC or _sealed(start[: _BODY.size]) != start:
             raise self._damaged("at its start")
         return start[8:40]
@@ -285,7 +290,7 @@ def entries_of(db: Any, record: Record) -> Iterator[Entry]:
     if record.kind == "recovered":
         tags = itertools.chain(carried_tags(db), [None])
     for tag in tags:
-        yield Entry(record.number, record.body.get("epoch", 0), record.hash, tag)
+        yield Entry(record.number, record.body.epoch, record.hash, tag)
 
 
 def _packed(entries: Iterable[Entry]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The folder that `flwr run` submits: a description of the app, whose code is veilstream's."""
+"""The folder that `flwr run` submits: it describes an app whose code is veilstream's."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def write_app(folder: Path, *, plan: Path, keys: Path, out: Path, sockets: Path 
 
     Args:
         folder: new or empty.
-        plan: on the SuperLink's machine, as all of these.
+        plan: on the SuperLink's machine, like the other paths.
         keys: the server's.
         out: the run's folder.
-        sockets: for Flower's simulation only: a folder with the learners' sockets, by number.
+        sockets: only for Flower's simulation: a folder with the learners' sockets, by number.
 
     Raises:
-        InputError: a folder that has something in it.
+        InputError: the folder is not empty.
 
     """
     if folder.exists() and any(folder.iterdir()):
@@ -36,7 +36,7 @@ def write_app(folder: Path, *, plan: Path, keys: Path, out: Path, sockets: Path 
             "version": __version__,
             "license": "Apache-2.0",
             "description": "Carries a federation's signed messages between server and learners",
-            "dependencies": [],  # veilstream is installed there before; nothing is fetched
+            "dependencies": [],  # veilstream is already installed there; nothing is fetched
         },
         "tool": {
             "flwr": {

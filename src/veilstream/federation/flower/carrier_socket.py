@@ -44,14 +44,14 @@ _UNKNOWN = -1
 class CarrierSocket:
     """Answers one carrier; a learner's side of Flower's transport.
 
-    At most four connections at a time, all of one account. A request comes whole within a minute or
-    its connection is closed, and is not larger than the model allows.
+    It takes four connections at most, all of one account. A request must arrive whole within a minute
+    and be no larger than the model allows, or its connection is closed.
     """
 
     def __init__(
         self, handle: Callable[[bytes], bytes], path: Path, *, dim: int, trust_own_account: bool = False
     ) -> None:
-        """A socket that is not open yet.
+        """The socket is not open yet.
 
         Args:
             handle: answers a request with a signed reply; called from several threads.
@@ -70,7 +70,7 @@ class CarrierSocket:
         self._root_noted = False
 
     def start(self) -> None:
-        """Open it, for the owner and the group, and answer in threads.
+        """Open it for the owner and the group, and answer in threads.
 
         Raises:
             InputError: a path that cannot be a socket.
@@ -100,7 +100,7 @@ class CarrierSocket:
         return "; ".join(lines) or None
 
     def close(self) -> None:
-        """Close it; what is being answered is not sent."""
+        """Close it; replies under way are not sent."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -130,7 +130,7 @@ class CarrierSocket:
                 connection.close()
 
     def _admit(self, connection: socket.socket) -> str | None:
-        """Take it up, or why not."""
+        """Admit a connection; otherwise say why not."""
         uid = _peer_uid(connection)
         if not self._trusted:
             if uid == _UNKNOWN:
@@ -157,7 +157,7 @@ class CarrierSocket:
                     if data is None:
                         return
                     if not data.startswith(MAGIC):
-                        self._note("the carrier sent what is not a request; it was disconnected")
+                        self._note("the carrier sent something that is not a request, and was disconnected")
                         return
                     reply = self._handle(data)
                     connection.settimeout(_SEND_WITHIN_S)
@@ -180,7 +180,7 @@ class CarrierSocket:
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    """Whose process has connected, by the kernel."""
+    """The account of the process that connected, as the kernel reports it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return _UNKNOWN

@@ -1,9 +1,9 @@
-"""What a SuperNode runs: bytes to the learner's daemon and back, and nothing else.
+"""What a SuperNode runs: it passes bytes to the learner's daemon and back.
 
-It holds no state and never looks inside. Who calls is not checked here: the daemon answers only
-what the server has signed, and signs what it answers. Where its socket is, the SuperNode is told
-when it starts (`--node-config 'socket="/run/veilstream/north.sock"'`); in Flower's simulation,
-whose nodes have only numbers, the run names a folder of sockets (`sockets/0.sock`, ...).
+It keeps no state and never looks inside. It does not check who calls: the daemon answers only what
+the server has signed, and signs its answers. The SuperNode is told its socket when it starts
+(`--node-config 'socket="/run/veilstream/north.sock"'`). Nodes of Flower's simulation have only
+numbers, so there the run names a folder of sockets (`sockets/0.sock`, ...).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ app = ClientApp()
 
 @app.query()  # type: ignore[untyped-decorator]
 def carry(message: Message, context: Context) -> Message:
-    """The daemon's reply; an empty one if it did not answer, which says no more than that."""
+    """The daemon's reply; empty if it did not answer."""
     request = message.content[RECORD][REQUEST]
     try:
-        # A release has eight bytes for each number of a model, which has four.
+        # A release has eight bytes for each number, a model four.
         limit = _HEAD_BYTES + 2 * len(request)
         reply = frames.ask(_socket(context), request, _TIMEOUT_S, limit)
     except OSError:
@@ -38,9 +38,9 @@ def carry(message: Message, context: Context) -> Message:
 
 
 def packed(name: str, content: bytes) -> ConfigRecord:
-    """A record with these bytes, unlike any other.
+    """A record with these bytes, different from every other.
 
-    Flower keeps equal contents once and forgets them with the first message that had them.
+    Flower stores equal contents once and forgets them with the first message that had them.
     """
     return ConfigRecord({name: content, "nonce": secrets.token_bytes(16)})
 

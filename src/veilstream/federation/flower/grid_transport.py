@@ -25,20 +25,20 @@ _UNREACHABLE = "its SuperNode did not reach the learner's daemon"
 
 @dataclass(frozen=True)
 class _Out:
-    """A request that a SuperNode has been sent, and has not answered."""
+    """A request that a SuperNode has not answered yet."""
 
     message: str
     request: bytes
     at: float
     since: str
-    """When the SuperNode had come; one that has come anew has forgotten it."""
+    """When the SuperNode had connected; after a reconnection it has forgotten the request."""
 
 
 class GridTransport:
-    """One Flower run. Not for several threads: all of it happens in `receive`.
+    """One Flower run. Everything happens in `receive`, in one thread.
 
-    A SuperNode has one request at a time, since each costs it a process; of those that come
-    meanwhile the newest waits.
+    A SuperNode has one request at a time, since each costs it a process. Of later requests the newest
+    waits.
     """
 
     def __init__(self, grid: Any, *, dim: int, answer_within_s: float) -> None:
@@ -47,7 +47,7 @@ class GridTransport:
         Args:
             grid: as Flower gives it to a ServerApp.
             dim: of the model; limits the size of messages.
-            answer_within_s: after that a request is lost, also for Flower.
+            answer_within_s: after this time a request is lost, also for Flower.
 
         """
         self._grid, self._within_s = grid, answer_within_s
@@ -59,14 +59,14 @@ class GridTransport:
         self._found: list[tuple[str, Received]] = []
 
     def start(self) -> None:
-        """Nothing to start: Flower has."""
+        """Flower has started it."""
 
     def supervise(self) -> str | None:
-        """Nothing to repair: Flower does."""
+        """Nothing to report."""
         return None
 
     def nodes(self) -> set[str]:
-        """SuperNodes that are online, by what the SuperLink knows."""
+        """SuperNodes that the SuperLink has online."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             with _unless_away():
@@ -77,10 +77,10 @@ class GridTransport:
         return set(self._nodes)
 
     def send(self, node: str, head: bytes, body: bytes = b"") -> None:
-        """Send with the next `receive`, or when the one before is answered."""
+        """Send with the next `receive`, or once the request before it is answered."""
         request, out = head + body, self._out.get(node)
         if len(request) > self._request_limit:
-            why = f"a request of {len(request)} bytes where at most {self._request_limit} go"
+            why = f"a request of {len(request)} bytes, and at most {self._request_limit} are allowed"
             self._found.append((node, Failure(why)))
         elif out is None or out.request != request:
             self._waiting[node] = request
@@ -99,7 +99,7 @@ class GridTransport:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Nothing to end: the run ends with the ServerApp."""
+        """The run ends with the ServerApp."""
 
     def _push(self) -> None:
         ready = [(node, self._waiting.pop(node)) for node in set(self._waiting) - set(self._out)]
@@ -134,14 +134,14 @@ class GridTransport:
         self._give_up()
 
     def _give_up(self) -> None:
-        """What a SuperNode that is gone, or has come anew, was sent is lost."""
+        """Give up requests to SuperNodes that are gone or have reconnected."""
         now, here = time.monotonic(), self.nodes()
         for node, out in list(self._out.items()):
             why = None
             if node not in here:
                 why = "its SuperNode is away"
             elif self._nodes[node] != out.since:
-                why = "its SuperNode came anew"
+                why = "its SuperNode reconnected"
             elif now - out.at > self._within_s:
                 why = f"no answer within {self._within_s:g} s"
             if why is not None:
@@ -158,13 +158,13 @@ class GridTransport:
         if not isinstance(content, bytes):
             return Failure("a reply of unknown form")
         if len(content) > self._reply_limit:
-            return Failure(f"a reply of {len(content)} bytes where at most {self._reply_limit} go")
+            return Failure(f"a reply of {len(content)} bytes, and at most {self._reply_limit} are allowed")
         return content or Failure(_UNREACHABLE)
 
 
 @contextmanager
 def _unless_away() -> Iterator[None]:
-    """Go on without, if the SuperLink cannot be reached: Flower's client speaks by httpx."""
+    """Go on if the SuperLink cannot be reached (Flower's client uses httpx)."""
     try:
         yield
     except Exception as error:

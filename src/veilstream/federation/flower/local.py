@@ -1,7 +1,7 @@
 """Flower on this machine: a SuperLink, a SuperNode for each learner, and `flwr run`.
 
-By Flower's commands, as an operator would start them. Each part has an account of its own where
-this process is root: numbers that nobody else has, as systemd's dynamic users.
+It uses Flower's commands, as an operator would. If this process is root, each part has an account of
+its own, with a number that nobody else has, like systemd's dynamic users.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = "federation"
 
 
 def socket_folder(path: Path, account: int | None) -> Path:
-    """A folder whose sockets one other account may use; None: this account."""
+    """A new folder whose sockets one other account may use; None: this account."""
     path.mkdir(parents=True, mode=0o700)
     if account is not None:
         os.chown(path, -1, account)
@@ -53,19 +53,19 @@ class LocalFlower:
         python: Path | None = None,
         simulation: bool = False,
     ) -> None:
-        """Nothing is started yet.
+        """The processes are not started yet.
 
         Args:
-            folder: for everything of Flower's; every account must be able to enter it.
+            folder: for Flower's files; every account must be able to enter it.
             keys: as `veilstream keys` made them, for 127.0.0.1.
             learners: their names.
             other_accounts: give each part an account of its own; needs root.
-            python: the interpreter beside which Flower's commands are; None: this one.
+            python: an interpreter with Flower's commands beside it; None: this one.
             simulation: let the SuperLink simulate SuperNodes (by Ray) instead of waiting for some.
 
         Raises:
             MissingExtra: without flwr.
-            InputError: an account that cannot enter the folder, or not start this Python.
+            InputError: an account cannot enter the folder, or cannot start this Python.
 
         """
         if importlib.util.find_spec("flwr") is None:
@@ -89,7 +89,7 @@ class LocalFlower:
     # --- what is started -------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the SuperLink, and have it know the learners' SuperNodes."""
+        """Start the SuperLink and register the learners' SuperNodes."""
         self.superlink.start()
         until = time.monotonic() + _UP_WITHIN_S
         while not _listens(self.port):
@@ -107,32 +107,19 @@ class LocalFlower:
                 done.result()
 
     def start_supernode(self, name: str, at: Path) -> Child:
-        """Start a learner's SuperNode, which may use this socket and nothing else of it."""
+        """Start a learner's SuperNode, which may use this socket and nothing else of the learner."""
         home, account = self._home(name, self.accounts[name]), self.accounts[name]
         for needed in ("ca.pem", "node.key"):
             self._give(self._keys / "learners" / name / needed, home / needed, account)
-        child = Child(
-            [
-                self._program("flower-supernode"),
-                "--superlink",
-                f"127.0.0.1:{self.port}",
-                "--root-certificates",
-                str(home / "ca.pem"),
-                "--auth-supernode-private-key",
-                str(home / "node.key"),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(free_port()),
-                "--node-config",
-                f"socket={json.dumps(str(at.absolute()))}",
-            ],
-            self._folder / f"{name}.log",
-            self._environment(home),
-            home,
-            account,
-            str(self._python),
-        )
+        options = {
+            "superlink": f"127.0.0.1:{self.port}",
+            "root-certificates": home / "ca.pem",
+            "auth-supernode-private-key": home / "node.key",
+            "host": "127.0.0.1",
+            "port": free_port(),
+            "node-config": f"socket={json.dumps(str(at.absolute()))}",
+        }
+        child = self._child("flower-supernode", options, name, home, account)
         child.start()
         self.supernodes[name] = child
         return child
@@ -143,7 +130,7 @@ class LocalFlower:
         return str(said["run-id"])
 
     def status(self, run: str) -> str:
-        """As Flower says it: starting, running, finished:completed, finished:failed, ..."""
+        """Flower's own word: starting, running, finished:completed, finished:failed, ..."""
         said = self._flwr("list", _NAME, "--run-id", run)
         return str(said["runs"][0]["status"])
 
@@ -162,33 +149,35 @@ class LocalFlower:
         home = self._home("superlink", self.account)
         for needed in ("ca.pem", "tls.pem", "tls.key"):
             self._give(self._keys / "server" / needed, home / needed, self.account)
-        return Child(
-            [
-                self._program("flower-superlink"),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self.port),
-                "--ssl-ca-certfile",
-                str(home / "ca.pem"),
-                "--ssl-certfile",
-                str(home / "tls.pem"),
-                "--ssl-keyfile",
-                str(home / "tls.key"),
-                "--database",
-                str(home / "state.db"),
-                "--simulation" if simulation else "--enable-supernode-auth",
-                "--disable-runtime-dependency-installation",
-            ],
-            self._folder / "superlink.log",
-            self._environment(home),
-            home,
-            self.account,
-            str(self._python),
-        )
+        options = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "ssl-ca-certfile": home / "ca.pem",
+            "ssl-certfile": home / "tls.pem",
+            "ssl-keyfile": home / "tls.key",
+            "database": home / "state.db",
+        }
+        flags = ["--simulation" if simulation else "--enable-supernode-auth"]
+        flags.append("--disable-runtime-dependency-installation")
+        return self._child("flower-superlink", options, "superlink", home, self.account, flags)
+
+    def _child(
+        self,
+        program: str,
+        options: Mapping[str, object],
+        name: str,
+        home: Path,
+        account: int | None,
+        flags: Sequence[str] = (),
+    ) -> Child:
+        command = [self._program(program)]
+        for option, value in options.items():
+            command += [f"--{option}", str(value)]
+        log = self._folder / f"{name}.log"
+        return Child([*command, *flags], log, self._environment(home), home, account, str(self._python))
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """One of Flower's commands, by this process's own account; what it answers."""
+        """Run one of Flower's commands under this account; returns its answer."""
         home = self._home("operator", None)
         connection = {
             "address": f"127.0.0.1:{self.port}",
@@ -219,7 +208,7 @@ class LocalFlower:
         return home
 
     def give_to_server(self, path: Path) -> Path:
-        """Have a folder, with all that is in it, belong to the SuperLink's account."""
+        """Give a folder, with everything in it, to the SuperLink's account."""
         path.mkdir(parents=True, exist_ok=True)
         if self.account is not None:
             for each in [path, *path.rglob("*")]:
@@ -234,14 +223,14 @@ class LocalFlower:
             os.chown(target, account, account)
 
     def _program(self, name: str) -> str:
-        """Flower's command beside the interpreter, or anywhere."""
+        """Flower's command beside the interpreter, or on the path."""
         beside = self._python.parent / name
         return str(beside) if beside.exists() else shutil.which(name) or name
 
     def _environment(self, home: Path) -> Mapping[str, str]:
-        """Flower's processes write in this folder only, fetch nothing and report nothing.
+        """Flower's processes write only in this folder, fetch nothing and report nothing.
 
-        A plan's own modules may lie in the current directory, which is not theirs.
+        A plan's own modules may be in the current directory, so that is on their path.
         """
         known = [os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
         return {
@@ -257,7 +246,7 @@ class LocalFlower:
         }
 
     def _check_reach(self) -> None:
-        """Whether another account can work here at all."""
+        """Check that another account can work here."""
         try:
             done = subprocess.run(
                 [str(self._python), "-c", "import flwr, veilstream"],

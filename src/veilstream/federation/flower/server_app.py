@@ -1,4 +1,4 @@
-"""What a SuperLink runs: the server of a federation, for which Flower's grid carries messages.
+"""What a SuperLink runs: the federation's server, with Flower's grid as its transport.
 
 The run's configuration says where plan, keys and the run's folder are, on the SuperLink's machine.
 A run that is submitted again goes on from the folder's checkpoint.
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _path(context: Context, name: str) -> Path:
-    """One that does not depend on where the SuperLink was started."""
+    """A path of the run's configuration; it must not depend on where the SuperLink was started."""
     path = Path(str(context.run_config.get(name, "")))
     if not path.is_absolute():
         raise InputError(

@@ -35,18 +35,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from veilstream.deployment.ledger.person import PersonsPart, part_of_person
+from veilstream.deployment.ledger.inspect import PersonsPart, part_of_person
 from veilstream.errors import InputError, LedgerError, MissingExtra
 from veilstream.federation.addresses import is_own_host
 from veilstream.federation.http.asgi_server import AsgiServer, Limits
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
-from veilstream.federation.learner.local_page import PAGE_HEADERS, PERSON_PATH, LocalPage
-from veilstream.federation.learner.person_page import FORM_HEADERS, person_html
+from veilstream.federation.learner.local_page import PERSON_PATH, LearnerPages, LocalPage
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import admission_of
 from veilstream.plans.records import schema_of
@@ -90,6 +88,7 @@ class LearnerApi:
         source: where records go; None: the learner reads its own data and only predicts here.
         address: host and port, loopback only; port 0 takes a free one.
         token: what callers must show.
+        pages: makes the pages for a browser; None: there are none.
         limits: what callers may take.
         taken_within_s: how long a record waits for a round.
 
@@ -104,6 +103,7 @@ class LearnerApi:
         source: LiveSource | None,
         address: tuple[str, int],
         token: str,
+        pages: LearnerPages | None = None,
         limits: Limits = _LIMITS,
         taken_within_s: float = _TAKEN_WITHIN_S,
     ) -> None:
@@ -117,7 +117,7 @@ class LearnerApi:
         self._refusals: Counter[str] = Counter()
         self._logged, self._log_at = 0, 0.0
         self._counting = threading.Lock()
-        self._page = LocalPage(self.status)
+        self._page = None if pages is None else LocalPage(pages)
         self._predicting, self._looking = _Turns("predict"), _Turns("person")
         self.port = address[1]  # the first callers may come before the server has its port
         self._taken_within_s = taken_within_s
@@ -200,7 +200,7 @@ class LearnerApi:
         if origin is not None and origin != f"http://{hosts[0]}":
             raise RefusedRequest("a web page of another origin may not ask", status=403, reason="Origin")
         path, code = request.url.path, request.query_params.get("once")
-        if self._page.lets_in(request.method, path, request.headers, request.cookies, code):
+        if self._page and self._page.lets_in(request.method, path, request.headers, request.cookies, code):
             return
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
         if not self._is_token(shown) or kind.lower() != "bearer":
@@ -246,16 +246,23 @@ class LearnerApi:
     async def _status(self, _: Request) -> Response:
         return _json(200, self.status())
 
+    @property
+    def _local_page(self) -> LocalPage:
+        if self._page is None:
+            raise RefusedRequest("this learner has no page", status=404, reason="path or method")
+        return self._page
+
     async def _link(self, request: Request) -> Response:
-        return _json(200, self._page.new_link(request.headers["host"]))
+        return _json(200, self._local_page.new_link(request.headers["host"]))
 
     async def _show_page(self, request: Request) -> Response:
-        code = request.query_params.get("once")
-        if code is not None and (cookie := self._page.enter(code, self.port)) is not None:
+        page, code = self._local_page, request.query_params.get("once")
+        if code is not None and (cookie := page.enter(code, self.port)) is not None:
             more = {"Location": LocalPage.PATH, "Set-Cookie": cookie}
-            return Response(status_code=303, headers={**_SAFE, **PAGE_HEADERS, **more})
-        page, headers = self._page.html(still="still" in request.query_params)
-        return HTMLResponse(page, headers={**_SAFE, **headers})
+            return Response(status_code=303, headers={**_SAFE, **page.headers(), **more})
+        still = "still" in request.query_params
+        shown = page.pages.status_html(self.status(), still=still)
+        return HTMLResponse(shown, headers={**_SAFE, **page.headers(reload=not still)})
 
     # --- one person ------------------------------------------------------------------------------
 
@@ -270,7 +277,11 @@ class LearnerApi:
         return _json(200, part.as_dict())
 
     async def _show_form(self, _: Request) -> Response:
-        return HTMLResponse(person_html(None), headers={**_SAFE, **FORM_HEADERS})
+        return self._form(None)
+
+    def _form(self, answer: PersonsPart | str | None, status: int = 200) -> Response:
+        page = self._local_page
+        return HTMLResponse(page.pages.person_html(answer), status, headers={**_SAFE, **page.headers(form=True)})
 
     async def _answer_form(self, request: Request) -> Response:
         """The form needs the token too; a wrong one gets one answer, whoever it asks about."""
@@ -286,8 +297,8 @@ class LearnerApi:
                 answer = await self._part_of(client)
             except InputError as error:
                 self._count("person")
-                status, answer = 422, escape(str(error))
-        return HTMLResponse(person_html(answer), status, headers={**_SAFE, **FORM_HEADERS})
+                status, answer = 422, str(error)
+        return self._form(answer, status)
 
     async def _part_of(self, client: str) -> PersonsPart:
         store = self._daemon.learner.ledger.path

@@ -109,11 +109,11 @@ class LocalAccount:
         self._waiting: list[tuple[Any, float]] = []
         self._first_round_at: float | None = None
         self._rounds_since, self._written_at = 0, -math.inf
-        self._clipped_before, self._failed_before = learner.clipped, learner.metrics_failed
+        self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
         if path is not None:
             self._load(path)
         # A kill loses what was counted since the file was written; who took part, the ledger knows.
-        self.counts.used = max(self.counts.used, int(learner.ledger.chain.visits.value()[0]))
+        self.counts.used = max(self.counts.used, learner.ledger.chain.visits.value().count)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -146,9 +146,9 @@ class LocalAccount:
             self._rounds_since += 1
         self._predict()
         self._history.round_ends(counts.rounds, self.score)
-        counts.clipped += learner.clipped - self._clipped_before
-        counts.metrics_failed += learner.metrics_failed - self._failed_before
-        self._clipped_before, self._failed_before = learner.clipped, learner.metrics_failed
+        counts.clipped += learner.steps.clipped - self._clipped_before
+        counts.metrics_failed += learner.steps.metrics_failed - self._failed_before
+        self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
 
     def _predict(self) -> None:
         """Score the round's model on the records used since the last call, and forget them."""
@@ -206,7 +206,7 @@ class LocalAccount:
                 "as wrong (the log has the first error's kind; try the task on a record of your own)"
             )
         table = self._source.table.notices if isinstance(self._source, TableSource) else []
-        return [*notices, *self._learner.notices, *table]
+        return [*notices, *self._learner.ledger.notices, *table]
 
     def _places_left(self, rounds: int) -> int:
         """Steps that can still have a client; an open round may have taken some already."""

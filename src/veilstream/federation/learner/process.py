@@ -33,6 +33,7 @@ from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
 if TYPE_CHECKING:
     from veilstream.federation.learner.learner_api import LearnerApi
+    from veilstream.federation.learner.local_page import LearnerPages
 
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class LearnerService:
     """Share of a file's next records that may be refused at the start."""
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
+    pages: LearnerPages | None = None
+    """Makes the learner API's pages for a browser; None: there are none."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``, also after the last round."""
@@ -86,7 +89,7 @@ class LearnerService:
             learner = Learner(self.plan, self.store, task, witness=self.witness, create=self.new_store)
             stack.callback(learner.close)
             _log.info("guarantee: %s", learner.guarantee)
-            for notice in learner.notices:
+            for notice in learner.ledger.notices:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
@@ -144,7 +147,7 @@ class LearnerService:
 
         path = token_path(self.store)
         token, made = open_token(path)
-        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token)
+        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
         _log.info(
             "a link to its local page: veilstream ledger page %s --learner-api %s:%d", self.store, at[0], api.port

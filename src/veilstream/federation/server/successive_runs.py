@@ -70,7 +70,7 @@ def open_run(first: Path, plan: Plan, task: Task, *, next_run: bool) -> Opening:
     if number > 1:
         before = _folder(first, number - 1)
         start = last_released(before)
-        follows = [*_follows(before), str(start.facts["run"])][-_MOST_NAMED:]
+        follows = [*_follows(before), str(start.run)][-_MOST_NAMED:]
         return Opening(folder, start.model, {**start.as_dict(), "follows": follows})
     start = starting_model(plan, len(x0))
     return Opening(folder, x0) if start is None else Opening(folder, start.model, start.as_dict())

@@ -58,9 +58,9 @@
     opening: function () {
       var box = el("div", { id: "opening" }, el("h1", { text: state.title }), state.subtitle ? el("p", { class: "subtitle", text: state.subtitle }) : null);
       var head = state.headline, beside = el("dl");
-      head.beside.forEach(function (each) { beside.append(el("dt", { text: each.label }), el("dd", { text: each.value })); });
+      if (head) head.beside.forEach(function (each) { beside.append(el("dt", { text: each.label }), el("dd", { text: each.value })); });
       if (state.promise) beside.append(el("dt", { text: "promise" }), el("dd", { text: state.promise.symbols }));
-      box.append(el("div", { class: "hero" },
+      if (head) box.append(el("div", { class: "hero" },
         el("div", {}, el("div", { class: "number", id: "headline", text: head.value }), el("div", { class: "what", text: head.label })),
         beside));
       state.notices.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });

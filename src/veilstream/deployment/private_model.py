@@ -14,22 +14,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.deployment.learner import Learner
+from veilstream.deployment.simulated_learner import SimulatedLearner
 from veilstream.errors import InputError
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Logistic, Sample, Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
 from veilstream.records.schema import EACH_ROW, RecordSchema, Refusal
-from veilstream.simulation.one_learner import SimulatedLearner
-
-if TYPE_CHECKING:
-    from veilstream.deployment.learner import Learner
-
 
 Features = NDArray[np.float32]
 
@@ -161,8 +158,6 @@ class PrivateModel:
             NotImplementedError: for a task that is no logistic regression.
 
         """
-        from veilstream.learning.tasks import Logistic
-
         if not isinstance(self._learner.task, Logistic):
             raise NotImplementedError("probabilities are there for logistic regression only")
         model, features = self._learner.model, self._features(x)

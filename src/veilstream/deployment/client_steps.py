@@ -1,0 +1,218 @@
+"""From one client's record to its noisy step, whatever the record makes the task do.
+
+A client's data must not be able to stop or steer a learner: a gradient that fails is zero and uses
+up its step, a metric that fails counts as wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.deployment.local_rounds import LocalRounds
+from veilstream.deployment.terms import Terms
+from veilstream.errors import InputError, MissingExtra
+from veilstream.learning.client_metrics import metric_values
+from veilstream.learning.purity import Asked, check_pure, example_records
+from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
+from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import Hidden, MetricValues, Noised, RawGradient
+from veilstream.privacy.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+Float32s = NDArray[np.float32]
+_WITHOUT_ANSWER = {"accuracy": 0.0, "loss": 1.0, "clipped": 1.0, "present": 1.0}
+"""Metrics of a client on whose record the task fails: present, and wrong."""
+
+
+class ClientTelemetry:
+    """A task's metrics of one client."""
+
+    def __init__(self, task: Task, telemetry: Telemetry, clip_norm: float) -> None:
+        self._task, self._clip_norm = task, clip_norm
+        self._each = [replace(telemetry, metrics=(name,)) for name in telemetry.metrics]
+        self.failed = 0
+        """Clients since this start on whose record the task failed: for this machine only."""
+
+    @property
+    def asked(self) -> tuple[Asked, ...]:
+        """What is asked of the task beside gradients and predictions, to be checked with them."""
+        if not any(one.metrics == ("loss",) for one in self._each):
+            return ()
+        return (lambda x, sample: self._task.loss(cast(Any, x), sample),)
+
+    def check(self) -> None:
+        """Refuse a task that does not have these metrics.
+
+        Raises:
+            InputError: for a task that cannot predict.
+            MissingExtra: for a loss that needs JAX, where there is none.
+
+        """
+        x = np.zeros(self._task.dim, np.float32)
+        x.flags.writeable = False
+        for record in example_records(self._task)[:1]:
+            for one in self._each:
+                try:
+                    self._value(one, x, record, np.zeros(self._task.dim))
+                except MissingExtra:
+                    raise
+                except Exception as error:  # whatever a task does
+                    raise InputError(
+                        "telemetry.metrics",
+                        one.metrics[0],
+                        f"a task that can say it; {type(self._task).__name__} raised {type(error).__name__}",
+                        "another metric, or a task that predicts",
+                    ) from None
+
+    def values(self, begun: Hidden[Float32s], sample: Sample, raw: RawGradient) -> MetricValues:
+        """Of a client who is there; never raises.
+
+        Clients on whom a metric fails are counted, and the first is logged, by the kind of error alone.
+
+        Args:
+            begun: the model that the round began with.
+            sample: the client's record.
+            raw: its gradient, before clipping.
+
+        """
+        x = begun.reveal().view()
+        x.flags.writeable = False  # a task that wrote to it would carry data along
+        values = np.zeros(len(self._each))
+        failed = False
+        with np.errstate(all="ignore"):
+            numbers = raw.reveal().astype(np.float64)
+            for place, one in enumerate(self._each):
+                try:
+                    values[place] = self._value(one, x, sample, numbers)
+                except Exception as error:
+                    values[place] = _WITHOUT_ANSWER[one.metrics[0]]
+                    if not (self.failed or failed):
+                        _log.warning(
+                            "telemetry: the task raised %s for the %s of a client, which counts as "
+                            "wrong; further failures are counted and not logged",
+                            type(error).__name__,
+                            one.metrics[0],
+                        )
+                    failed = True
+        self.failed += failed
+        return MetricValues(values)
+
+    def _value(self, one: Telemetry, x: Float32s, sample: Sample, raw: NDArray[Any]) -> float:
+        (value,) = metric_values(one, self._task, x, sample, raw, self._clip_norm)
+        return float(value)
+
+
+class ClientSteps:
+    """One task's noisy steps; the task is checked before its first client.
+
+    Args:
+        task: its own NumPy gradient is used if it has one (`host_gradient`), else JAX's, compiled.
+        terms: of the deployment.
+        telemetry: what asks the task for metrics; an audit's runs ask it otherwise.
+
+    Raises:
+        InputError: for a NumPy gradient that is not pure.
+
+    """
+
+    def __init__(
+        self, task: Task, terms: Terms, telemetry: Callable[[Task, Telemetry, float], ClientTelemetry] = ClientTelemetry
+    ) -> None:
+        self._task, self._terms = task, terms
+        self.telemetry: ClientTelemetry | None = None
+        if terms.telemetry is not None:
+            self.telemetry = telemetry(task, terms.telemetry, terms.grid.clip_norm)
+        self.clipped = 0
+        """Gradients since this start that were longer than the clip norm: for this machine only."""
+        self._checked = False
+        host = TaskDetails.of(task).host_gradient
+        self._function: Callable[[Float32s, Sample], Any] = host or self._compiled_gradient
+        self._compiled: Callable[..., Any] | None = None
+        if host is not None:  # JAX's is checked when one is needed: a restart need not wait for JAX
+            check_pure(task, host)
+
+    @property
+    def metrics_failed(self) -> int:
+        """Clients since this start on whose telemetry the task failed: for this machine only."""
+        return 0 if self.telemetry is None else self.telemetry.failed
+
+    def check(self) -> None:
+        """Once a process: that the task is pure in all that is asked of it, and has the metrics.
+
+        Raises:
+            InputError: for a task that remembers what it was asked before, or cannot predict.
+
+        """
+        if self._checked:
+            return
+        asked: tuple[Asked, ...] = ()
+        if self.telemetry is not None:
+            self.telemetry.check()
+            asked = self.telemetry.asked
+        check_pure(self._task, self._function, self._prediction, *asked)
+        self._checked = True
+
+    def noisy(self, local: LocalRounds, sample: Sample | None, seed: bytes) -> Noised:
+        """The next noisy step, of a client or of nobody; `LocalRounds.apply` makes it count."""
+        if sample is None:
+            return local.noisy(local.nothing(), seed)
+        raw = self.gradient(local.model, sample)
+        if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
+            self.clipped += _is_longer(raw, self._terms.grid.clip_norm)
+        values = None if self.telemetry is None else self.telemetry.values(local.begun, sample, raw)
+        return local.noisy(local.whole(local.clip(raw), values), seed)
+
+    def gradient(self, model: Hidden[Float32s], sample: Sample) -> RawGradient:
+        """Of a client's record, zero where it cannot be used; never raises."""
+        zero = np.zeros(self._task.dim, np.float32)
+        try:
+            with np.errstate(all="ignore"):
+                z = model.reveal().view()
+                z.flags.writeable = False  # a task that wrote to it would carry data along
+                raw = np.asarray(self._function(z, sample))
+                usable = raw.shape == zero.shape and raw.dtype.kind == "f"
+                return RawGradient(raw.astype(np.float32) if usable else zero)
+        except Exception:
+            return RawGradient(zero)
+
+    def _prediction(self, z: Float32s, sample: Sample) -> Any:
+        """Asked of every task, since a learner's own score asks it of clients' records."""
+        return self._task.predict(cast(Any, z), cast(Any, sample.features[None]))
+
+    def _compiled_gradient(self, z: Float32s, sample: Sample) -> Any:
+        if self._compiled is None:
+            import jax
+
+            self._compiled = jax.jit(self._task.gradient)
+        return self._compiled(z, sample)
+
+
+def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
+    with np.errstate(all="ignore"):
+        numbers = raw.reveal().astype(np.float64)
+        # Not by a dot product: a BLAS would wake its threads for it, and have them spin.
+        return not float(np.sqrt((numbers * numbers).sum())) <= clip_norm
+
+
+def check_dim(plan: Plan, task: Task) -> None:
+    """The server makes its model from the plan alone: the task that the plan names has its size.
+
+    A task of another class (an audit's, a study's, one that the plan names by its module) has a
+    size of its own, which server and learner compare when they meet.
+    """
+    own = ":" in plan.learning.task
+    known = isinstance(task, Logistic | LeastSquares | Ripple) and not own
+    if known and plan.feature_count != task.dim:
+        field = "data.features" if plan.data.kind == "table" else "data.dim"
+        raise InputError(
+            field,
+            plan.feature_count,
+            f"the {task.dim} parameters of the task that was given",
+            f"[data] dim = {task.dim} in the plan, the same on every side",
+        )

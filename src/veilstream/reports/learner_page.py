@@ -1,0 +1,206 @@
+"""A learner's pages for the person beside it: its status, and whether one person took part.
+
+Every figure is exact and comes from private records, so the learner API serves these pages on
+loopback only, to callers that it knows (`federation.learner.local_page`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from veilstream.deployment.ledger.inspect import PersonsPart
+from veilstream.federation.learner.local_account import duration
+from veilstream.federation.learner.local_page import PERSON_PATH, REFRESH_S, LocalPage
+from veilstream.reports.charts import chart
+from veilstream.reports.page_kit import (
+    Chart,
+    Facts,
+    Headline,
+    PageState,
+    Table,
+    facts,
+    page_html,
+    page_policy,
+    page_state,
+    percent,
+)
+
+_LINES = {"model": "model", "majority": "majority", "mean": "mean", "no_change": "no change"}
+"""Figures of a score, and their names."""
+_STATES = {
+    "open": "Takes callers’ records now",
+    "waiting": "Takes no caller’s record now",
+    "ended": "The epoch has ended; nobody is taken any more",
+}
+_FORM = f"""<form method="post" action="{PERSON_PATH}" autocomplete="off">
+<label for="client">The person’s tag, as it is given with a record</label>
+<input id="client" name="client" required autocomplete="off" spellcheck="false">
+<label for="token">The access token (the learner’s token file)</label>
+<input id="token" name="token" type="password" required autocomplete="off">
+<button type="submit">Ask</button></form>"""
+
+
+def policy(*, form: bool) -> str:
+    """The content security policy of a page, with or without a form."""
+    return f"{page_policy(form=form)}; frame-ancestors 'none'"
+
+
+def status_html(status: Mapping[str, Any], *, still: bool = False) -> str:
+    """The page of a learner's status (`GET /status`); ``still`` offers to reload it."""
+    return page_html(status_state(status, still=still))
+
+
+def person_html(answer: PersonsPart | str | None) -> str:
+    """The form that asks about a person; with the answer, or the reason why there is none."""
+    said = [] if answer is None else [answer if isinstance(answer, str) else _sentence(answer)]
+    links = [{"text": "Back to the learner’s page", "href": LocalPage.PATH}]
+    state = page_state("learner", "Was this person used?", None, notices=said, links=links)
+    return page_html(state, body=_FORM, form=True)
+
+
+def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
+    """The page's state."""
+    local, ledger = status["local"], status.get("ledger")
+    sealed = f"{status['round']} of {status['rounds']}"
+    notices = [
+        "Exact figures from private records, for this machine only: they are never sent. Please do not pass them on."
+    ]
+    shown: dict[str, Any] = {}
+    lists: list[Facts] = []
+    headline: Headline = {"value": sealed, "label": "rounds sealed", "beside": []}
+    if local is None:
+        notices.append("This learner counts nothing.")
+    else:
+        notices += local["notices"]
+        score = local["score"]
+        if score["records"]:
+            headline = _headline(score, sealed, local["used"])
+            shown = {"charts": {"learning": _charts(score)}, "results": _scores(score)}
+        lists = _counts(local)
+    if ledger is not None:
+        lists.append(_ledger(ledger))
+    if status["refusals"]:
+        lists.append(_listed("Refused requests to the learner API", status["refusals"].items()))
+    reload = (
+        {"text": f"Reload this page every {REFRESH_S} seconds", "href": LocalPage.PATH}
+        if still
+        else {"text": "Stop reloading", "href": f"{LocalPage.PATH}?still=1"}
+    )
+    return page_state(
+        "learner",
+        f"Learner {status['learner']}",
+        headline,
+        subtitle=f"{_STATES[status['state']]}; epoch {status['epoch']}, {sealed} rounds sealed.",
+        notices=notices,
+        facts=lists,
+        links=[{"text": "Was this person used?", "href": PERSON_PATH}, reload],
+        **shown,
+    )
+
+
+def _figure(score: Mapping[str, Any], value: float) -> str:
+    return percent(value) if score["kind"] == "accuracy" else f"{value:.4g}"
+
+
+def _lines(figures: Mapping[str, Any]) -> list[str]:
+    return [name for name in _LINES if name in figures]
+
+
+def _headline(score: Mapping[str, Any], sealed: str, used: int) -> Headline:
+    recent = score["recent"] if score["recent"]["records"] else score
+    others = [(_LINES[name], _figure(score, recent[name])) for name in _lines(recent) if name != "model"]
+    return {
+        "value": _figure(score, recent["model"]),
+        "label": f"{score['kind']} on the last {recent['records']:,} records, before learning from them",
+        "beside": facts([*others, ("records used", f"{used:,}"), ("rounds sealed", sealed)]),
+    }
+
+
+def _charts(score: Mapping[str, Any]) -> list[Chart]:
+    """The model over rounds, beside two baselines; none with fewer than two points."""
+    points = score["over_rounds"]
+    if len(points) < 2:
+        return []
+    values = {_LINES[name]: np.array([[point[name] for point in points]], np.float64) for name in _lines(points[0])}
+    about = "Each record is predicted before the model learns from it."
+    title = f"{score['kind'].capitalize()} over rounds"
+    rounds = [point["round"] for point in points]
+    return [chart("score", title, about, score["kind"], rounds, values, share=score["kind"] == "accuracy")]
+
+
+def _scores(score: Mapping[str, Any]) -> Table:
+    names = _lines(score)
+    stretches = [("recently", score["recent"]), ("since the start", score)]
+    return {
+        "columns": [score["kind"], *(_LINES[name] for name in names)],
+        "rows": [
+            [f"{when}, {figures['records']:,} records", *(f"{figures[name]:.4g}" for name in names)]
+            for when, figures in stretches
+            if figures["records"]
+        ],
+        "note": "Majority (or mean) and no change learn nothing: they predict the commonest label so far, or the last.",
+        "main": None,
+    }
+
+
+def _counts(local: Mapping[str, Any]) -> list[Facts]:
+    share, seconds = local["clipped_share"], local["seconds_left"]
+    counts = {
+        "records used": local["used"],
+        "over the visit limit": local["returning"],
+        "for other learners": local["other_learners"],
+        "steps without a client": local["empty_steps"],
+        "clipped gradients": "–" if share is None else percent(share),
+        "clients on whom telemetry failed": local["metrics_failed"] or None,
+    }
+    refused = dict(local["refused"])
+    if local["not_admitted"]:
+        refused["not admitted by the task"] = local["not_admitted"]
+    left = {
+        "places for people, one per step": local["places_left"],
+        "rows of the file, about": local["rows_left_about"],
+        "rounds": local["rounds_left"],
+        "time at this rate": None if seconds is None else duration(seconds),
+    }
+    lists = [
+        _listed("Records", counts.items()),
+        _listed(f"Refused: {sum(refused.values())}", refused.items()),
+        _listed("Outside the plan’s range or vocabulary", local["clamped"].items()),
+        _listed("Left", left.items()),
+    ]
+    return [each for each in lists if each["rows"]]
+
+
+def _ledger(ledger: Mapping[str, Any]) -> Facts:
+    confirmed = ledger["acknowledged"]
+    rows = {
+        "promise to each of these people": ledger["promise"],
+        "records in its chain": ledger["records"],
+        "head of the chain": f"{ledger['head'][:16]}…" if ledger["head"] else "–",
+        "rounds that the server has": "none" if confirmed is None else f"up to {confirmed + 1}",
+        "seeds of this epoch’s noise": "destroyed" if ledger["ended"] else "kept until it ends",
+        "witness": ledger["witness"],
+    }
+    return _listed("Ledger", rows.items())
+
+
+def _listed(title: str, rows: Iterable[tuple[str, Any]]) -> Facts:
+    return {"title": title, "rows": facts([(label, value) for label, value in rows if value is not None])}
+
+
+def _sentence(part: PersonsPart) -> str:
+    if not part.used:
+        return "No: this learner used no record under this tag."
+    if part.carried_over:
+        return (
+            "Yes: this person took part before the store was lost, and is left out for good. "
+            "How often they took part is not known."
+        )
+    steps = "one step" if part.times == 1 else f"{part.times} steps"
+    return (
+        f"Yes: this learner made {steps} of records under this tag, the last in epoch {part.last_epoch}. The promise "
+        "covers what left this machine; the record itself was not kept."
+    )
