@@ -207,10 +207,10 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
     return {
         **tables,
         "by name": {name: ledger.blob(name) for name in sorted(ledger.chain.kept)},
-        "by tag": [ledger.visit(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
+        "by tag": [ledger.past_visits(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
         "messages": _messages(learner),
         "standing": asdict(ledger.chain.standing),
-        "place": (learner.epoch, learner.round, local.taken, learner._snapshot_at),
+        "place": (learner.epoch, learner.round, local.taken, learner.epochs.snapshot_step),
         "models": (local.pinned, local.sealed_model, local.model.reveal().tobytes()),
         "prefix": local.prefix.tobytes(),
         "noise": local.noise.snapshot(),

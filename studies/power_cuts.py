@@ -38,7 +38,7 @@ from unittest import mock
 import apsw
 import numpy as np
 
-import veilstream.deployment.learner
+import veilstream.deployment.epochs
 import veilstream.deployment.ledger.store
 from studies.disk import Disk, PowerCut, ledger_on, mounted, scratch
 from veilstream.deployment.epochs import LearnerParts
@@ -107,7 +107,7 @@ def plan_of(rounds: int = ROUNDS, local_steps: int = TAU) -> Plan:
 def small_snapshots() -> Iterator[None]:
     """Snapshots within a horizon of a few steps, and segments of a few records."""
     with (
-        mock.patch.object(veilstream.deployment.learner, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
+        mock.patch.object(veilstream.deployment.epochs, "_SNAPSHOT_STEPS", SNAPSHOT_STEPS),
         mock.patch.object(
             veilstream.deployment.ledger.store, "segment_is_due", lambda records, kept: records >= SEGMENT_RECORDS
         ),

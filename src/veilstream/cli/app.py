@@ -92,7 +92,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted; nothing half-written was left", 130)
     except BrokenPipeError:
-        # Whoever read our output has enough; keep Python from complaining while it closes it.
+        # The reader of our output has closed it; keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except MemoryError:

@@ -90,7 +90,7 @@ def _run(
             return
         console.print(
             "Simulation: its noise comes from seeds and protects no one. Deployed with these "
-            "settings, methods would give:",
+            "settings, each method gives:",
             soft_wrap=True,
         )
         for p in prepared:
@@ -155,7 +155,7 @@ def _run(
 
 
 def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
-    """Runs that belong together."""
+    """Print several runs of one figure."""
     if json:
         parts = {name: run.summary | {"folder": str(run.path)} for name, run in runs.items()}
         print_json({"runs": parts, "figures": [str(f) for f in figures]})
@@ -168,7 +168,7 @@ def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
 
 
 def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, json: bool) -> None:
-    """Accuracy and loss of every method on every stream, beside what predicts without learning."""
+    """Print accuracy and loss of every method on every stream, beside predictions without learning."""
     from veilstream.research.streams_report import stream_rows, write_stream_tables
 
     finished = list(runs.values())
@@ -206,15 +206,15 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
         console.print(f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]")
     console.print(
         f"[dim]mean ± std over {len(finished[0].summary['seeds'])} seeds; majority, no change and "
-        "frozen look at labels as they are and protect no one; simulated: noise from seeds "
-        "protects no one either[/dim]"
+        "frozen read the labels themselves and protect no one; a simulation's noise comes from seeds "
+        "and protects no one either[/dim]"
     )
     for path in (*tables, *figures):
         console.print(f"{'Figure' if path in figures else 'Table'}: {escape(str(path))}")
 
 
 def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
-    """The comparison, on stdout."""
+    """Print the comparison on stdout."""
     summary = finished.summary
     if json:
         print_json(
@@ -247,8 +247,8 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(f"[dim]mean ± std over {seeds}{regret}; {escape(summary['data'])}[/dim]")
     _show_records(console, summary.get("records"))
     console.print(
-        "[dim]simulated: noise from seeds protects no one; a deployed learner with these settings "
-        "would give what stands under protects[/dim]"
+        "[dim]This is a simulation: its noise comes from seeds and protects no one. A deployed learner with these "
+        "settings gives the (ε, δ) in the column 'protects'.[/dim]"
     )
     for remark in (summary["comparators"] or {}).get("remarks", []):
         console.print(f"[dim]note: {remark}[/dim]")
@@ -264,18 +264,18 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
 
 
 def _show_records(console: Console, records: dict[str, Any] | None) -> None:
-    """What became of a table's rows: nothing is left out without a word."""
+    """Say what became of every row."""
     if records is None:
         return
     console.print(
-        f"records: {records['rows']} rows, {records['used']} to learn from, {records['held_out']} "
-        f"of other people to measure on"
+        f"records: {records['rows']} rows; {records['used']} to train on, {records['held_out']} of other people "
+        "to test on"
     )
     for why, count in records["refused"].items():
         console.print(f"! {count} rows refused: {escape(why)}")
     for column, count in records["clamped"].items():
         console.print(f"note: {count} cells of {escape(column)} outside the plan's range or vocabulary")
-    left_out = {"too_often": "came as often as the promise allows", "too_soon": "came too soon"}
+    left_out = {"too_often": "over the visit limit", "too_soon": "too soon after the last visit"}
     for key, why in left_out.items():
         if records[key]:
-            console.print(f"note: {records[key]} rows left out: the person {why}")
+            console.print(f"note: {records[key]} rows left out: {why}")

@@ -1,4 +1,4 @@
-"""What telemetry says of one client: metrics in [0, 1], written once for NumPy and for JAX.
+"""Metrics of one client for telemetry, in [0, 1], written once for NumPy and for JAX.
 
 Accuracy and loss are those of x^r, the model that the round began with: prequential, before
 anything is learned from the client, and of a model that the server knows. (A local model carries

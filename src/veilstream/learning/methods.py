@@ -1,4 +1,4 @@
-"""Every row of the paper's comparison table (tab) as a value: whose, which noise, which steps.
+"""The methods that a plan can compare: the rows of the paper's comparison table (tab), and ours.
 
 A method says what it protects: only one whose noise is calibrated to a budget and to a clip norm
 that is enforced protects anything.

@@ -1,4 +1,4 @@
-"""Whether what a task says is a pure function of (model, record): checked before any client comes.
+"""Check, before any client comes, that a task is a pure function of (model, record).
 
 The promise counts what one client's record can move: its own gradient, at its own step. A gradient
 that remembers (a running mean, a cache, a counter) carries one client's record into the next one's

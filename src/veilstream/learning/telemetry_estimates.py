@@ -1,4 +1,4 @@
-"""What noisy sums of telemetry say: estimates over windows, with error bars that are known exactly.
+"""Estimates from noisy sums of telemetry, over windows of rounds, with exact error bars.
 
 The server has, after every round, the sum over all learners of what they contributed, noise
 included, and knows how many rounds each of them has taken. Over a window it takes the difference of
@@ -18,8 +18,7 @@ average is over *steps*, of which an empty one counts as half-way. Where clients
 gives the average over *clients*, 1/2 + S/(2P), whose deviation to first order (the delta method) is
 σ/(2P)·√(1 + (S/P)²). Where P is within five deviations of zero, that is no approximation of
 anything, and the average over steps is given. `Estimate.average` says which one it is. Learners
-have equal weights in both, whatever rule combines their gradients: a sum is all whose noise is
-known.
+have equal weights in both.
 
 Post-processing of what the server has anyway: it costs no privacy.
 """
@@ -41,17 +40,17 @@ from veilstream.privacy.telemetry import Telemetry
 Floats = NDArray[np.float64]
 
 NORMAL_95 = 1.959963984540054
-"""Of a standard normal, 95% lie within this."""
+"""A standard normal lies within this with probability 95%."""
 
 TELEMETRY_COLUMNS = ("round", "metric", "estimate", "low", "high", "window", "steps", "sampling", "average")
-"""Of telemetry.csv, as far as simulations and federations have the same."""
+"""Columns of telemetry.csv that simulations and federations share."""
 
 OVER_STEPS, OVER_CLIENTS = "plain mean over steps", "plain mean over clients"
 """What an estimate averages over: all steps, empty ones as half-way (as 0 of `present`); or the
 clients that were there. Every learner's step or client weighs the same."""
 
 _KNOWN = 5.0
-"""Deviations from zero from which on the number of clients is good enough to divide by."""
+"""Standard deviations above zero at which the number of clients may be divided by."""
 
 Span = tuple[int, int, int]
 """Of one learner: its epoch, and from how many of its rounds to how many. From a number to the same

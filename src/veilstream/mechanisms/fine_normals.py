@@ -42,40 +42,17 @@ Floats = NDArray[np.float64]
 PlaceOf = Callable[[int], tuple[Row, int]]
 """Row and first coordinate of a pair."""
 
-
 _POINTS = 10  # bits of t that the table answers for
-
-
 _TURN = 2.0 * math.pi
-
-
 _REST = _TURN / 2**_POINTS  # radians for a rest of one: t - nearest point, in points
-
-
 _SINE = (_REST, -(_REST**3) / 6.0, _REST**5 / 120.0)
-
-
 _COSINE = (-(_REST**2) / 2.0, _REST**4 / 24.0)  # less one
-
-
 _UPPER = np.uint32(1 << 24)  # u above 1 - 2^-8
-
-
 _LOWER = np.uint32(1 << 16)  # u below 2^-16
-
-
 _ONE = np.uint64(1)
-
-
 _HALF_POINT = np.int64(1 << (63 - _POINTS))
-
-
 _POINT_SHIFT = np.int64(64 - _POINTS)
-
-
 _POINT_MASK = np.int64(2**_POINTS - 1)
-
-
 _ZEROS = memoryview(bytes(tile_bytes(TILE // 2)))
 
 

@@ -1,8 +1,7 @@
 """`kind = "auto"`: a private method that needs neither a step size nor a clip norm.
 
-Whoever tunes these on clients' records spends privacy that no guarantee counts. Here they follow
-from what a plan says before anyone's record is read: task, feature norm, label range, learners,
-rounds and budget.
+Tuning these on clients' records spends privacy that no guarantee counts. Here they follow from
+public facts of the plan: task, feature norm, label range, learners, rounds and budget.
 
 * Every client's gradient g becomes g / (|g| + gamma), then goes through the clipper at norm one:
   the sensitivity is that of clip norm one, whatever rounding does. gamma is `GAMMA_SHARE` of the
@@ -76,7 +75,7 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoChoice:
-    """What was chosen, and from what; nothing here knows a record."""
+    """The chosen step sizes and the public facts behind them."""
 
     step_size: float
     """η, of a local step."""

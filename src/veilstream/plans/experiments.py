@@ -24,7 +24,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Figure:
-    """Runs that belong together, and how to try them in seconds."""
+    """The runs of one figure, and overrides that make a quick try."""
 
     name: str
     shows: str

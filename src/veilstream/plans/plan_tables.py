@@ -1,4 +1,4 @@
-"""The tables of a plan: every key with its type, default and rule. What fits what is `Plan`'s."""
+"""The tables of a plan: every key with its type, default and rule. Rules between tables: `rules`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ class PrivacyPlan(PlanTable):
     epsilon: float = agreed(gt=0, le=1e6, hint="lower means more private; try 1")
     delta: float = agreed(ge=1e-300, lt=1, hint="well below 1/clients; try 1e-6")
     accounting: Literal["exact", "zcdp"] = agreed(default="exact")
-    """How noise is worked out from the budget: exactly for a Gaussian, or by the paper's bound,
-    which asks for more."""
+    """How the budget becomes noise: exactly, or by the paper's looser bound, which needs more noise."""
     neighbours: Literal["replace-one", "zero-out"] = agreed(default="replace-one")
-    """Between which streams the promise is made: one client replaced by another, or by none."""
+    """What the promise hides: whose record it was ("replace-one"), or whether there was one ("zero-out")."""
     participations: int = agreed(default=1, ge=1, hint="how often a client may take part; try 1")
     """How often one client may take part; more visits need more noise."""
     min_separation: int = agreed(default=1, ge=1, hint="steps between two visits; try 1")
-    """How many steps lie between two visits of one client, at least."""
+    """Least number of steps between two visits of one client."""
 
 
 class LearningPlan(PlanTable):
@@ -35,26 +34,26 @@ class LearningPlan(PlanTable):
 
     rounds: int = agreed(ge=1, hint="R, how many models are released; try 1000")
     unbounded: bool = agreed(default=False)
-    """Noise without an end: `rounds` then only says how many of them are simulated. With forgetting
-    it is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
+    """The run has no planned end: `rounds` only says how many a simulation runs. With forgetting the
+    noise is stationary, without it comes in epochs of doubling length (`mechanisms.unbounded`)."""
     local_steps: int = agreed(default=1, ge=1, hint="τ, steps between two releases; try 1")
     learners: int = agreed(default=1, ge=1, hint="n, how many are averaged; try 1")
     clients_per_step: int = agreed(default=1, ge=1, hint="how many a step averages; try 1")
     """How many clients' gradients a step averages."""
     clip_norm: float = agreed(default=1.0, ge=1e-15, le=1e15, hint="of a gradient; try 1")
-    """B_g: every client's gradient is shortened to this norm where it is longer."""
+    """B_g: a longer gradient of a client is shortened to this norm."""
     task: str = agreed(
         default="logistic",
         choices=TASKS,
         pattern=r"custom|[^\W\d][\w.]*:[^\W\d]\w*",
         shape='"custom", or "package.module:function"',
     )
-    """What is learned. "package.module:function" names a function that makes a task of your own, on
-    every machine; "custom" is one given in Python: run(plan, task=...)."""
+    """The task. "package.module:function" names a function of your own that makes one; "custom" is a
+    task given in Python: run(plan, task=...)."""
     ridge: float = agreed(default=0.0, ge=0, hint="0 for none")
     """Weight of half the squared norm of the model, added to the loss."""
     projection_radius: float | None = agreed(default=None, gt=0, hint="leave it out for none")
-    """The server moves a model that is longer back to this norm."""
+    """The server shortens a longer model to this norm."""
     model_norm_cap: float = agreed(default=1e6, gt=0, hint="try 1e6")
     """A deployed learner refuses models with a larger norm."""
     start: str | None = value(default=None, empty=False, hint="leave it out for the task's own")
@@ -67,9 +66,9 @@ class LearningPlan(PlanTable):
         hint="start.json of a run says it",
         only_with="start",
     )
-    """Which model `start` must be; server and learners then agree on it."""
+    """Hash of the model that `start` must be; server and learners compare it."""
     start_ca: str | None = value(default=None, empty=False, hint="leave it out for the system's", only_with="start")
-    """Who vouches for a server that `start` names: a PEM file."""
+    """PEM file of the authority that signed the certificate of the server in `start`."""
 
 
 def of_table(**rule: Any) -> Any:
@@ -84,30 +83,30 @@ class DataPlan(PlanTable):
     """"table" is records of your own: the keys from `source` on. "custom" is a stream given in
     Python: run(plan, stream=...)."""
     dim: int = value(default=100, ge=1, hint="d, parameters of the model; try 100")
-    """d, how many features made-up records have; those of a table have what its columns come to."""
+    """d, the number of features of made-up records; a table's follow from its columns."""
     alpha: float = value(default=0.1, ge=0, hint="0 for learners with one model; try 0.1")
     """How far learners of synthetic data differ in their true model."""
     beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
     """How far learners of synthetic data differ in their features."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
-    """The largest norm that a record's features have."""
+    """Largest norm of a record's features."""
     drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))
-    """How the labels of synthetic data turn from one model to another over the run."""
+    """How synthetic labels move from one true model to another during the run."""
     split: Literal["paper", "dirichlet", "writers", "even"] = "paper"
     """How MNIST is dealt to the learners."""
     walk: float = value(default=0.02, ge=0, hint="0 for a target that stays; try 0.02")
     """How far the target of `ripple` data moves in a round."""
     held_out: int = value(default=2000, ge=1, hint="clients that accuracy is measured on; try 2000")
-    """How many made-up clients accuracy is measured on; none of them is learned from."""
+    """Number of made-up clients that measure accuracy; the model never learns from them."""
     source: str | None = of_table(default=None, empty=False, hint='a file, or "stations/*.csv"')
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
     query: str | None = of_table(default=None, empty=False, hint="SELECT ... ORDER BY time")
-    """Of a SQLite file: which records, in order."""
+    """Query that selects and orders the records of a SQLite file."""
     learner: str | None = of_table(default=None, empty=False, hint="leave it out for one file each")
-    """Column that says at which learner a record is."""
+    """Column that names a record's learner."""
     client: str | None = of_table(default=None, empty=False, hint='"#row" if each row is someone else')
-    """Column that says who; "#row" where every row is another person."""
+    """Column that identifies the person; "#row" if every row is another person."""
     time: str | None = of_table(default=None, empty=False, hint="leave it out for the file's order")
     """Column that orders records."""
     label: str | None = of_table(default=None, empty=False, hint="the column that is predicted")
@@ -133,17 +132,16 @@ class DataPlan(PlanTable):
     )
     """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
     held_out_share: float = of_table(default=0.2, ge=0, lt=1, hint="try 0.2")
-    """Share of a table's people who are measured on and not learned from."""
+    """Share of a table's people who measure accuracy; the model never learns from them."""
     returning: Literal["refuse", "first"] = of_table(default="refuse")
-    """What a simulation does with people who come more often than the promise allows: refuse the
-    plan, or use only as many of their records as it does."""
+    """When people come more often than the promise allows, a simulation refuses the plan, or uses only
+    their first records."""
     missing: float = value(default=0.0, ge=0, lt=1, hint="0 for nobody; try 0.3")
-    """In a simulation, how likely each learner is to miss a round; drawn by the run's seeds. In a
-    federation learners miss what they miss."""
+    """Simulation only: the probability that a learner misses a round."""
     late: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
-    """In a simulation, the share of learners that come at a later round."""
+    """Simulation only: the share of learners that join at a later round."""
     leaving: float = value(default=0.0, ge=0, le=1, hint="0 for nobody; try 0.2")
-    """In a simulation, the share of learners that leave for good."""
+    """Simulation only: the share of learners that leave for good."""
 
     @property
     def partial_attendance(self) -> bool:
@@ -152,22 +150,22 @@ class DataPlan(PlanTable):
 
 
 class RunPlan(PlanTable):
-    """How often, and how much of it is looked at."""
+    """How a simulation is repeated and measured."""
 
     seeds: int = value(default=10, ge=1, hint="how many repetitions; try 10")
-    """How often the simulation is repeated, each time with other draws."""
+    """Number of repetitions, each with its own draws."""
     first_seed: int = value(default=0, ge=0, hint="try 0")
     """The first repetition's seed; the others follow it."""
     evaluate_every: int = value(default=10, ge=1, hint="in rounds; try 10")
-    """How many rounds lie between two measurements of accuracy."""
+    """Rounds between two measurements of accuracy."""
     memory_mib: int = value(default=4096, ge=1, hint="try 4096")
-    """Budget for the simulation's memory, besides the data set; block length and the number of
-    seeds that run together follow from it. Changes memory and speed, nothing else."""
+    """Memory for the simulation, besides the data set. It sets how many seeds run together: speed
+    changes, results do not."""
     noise: Literal["auto", "host", "device"] = "auto"
     """Where noise is made: "device" has the same draws on every machine; "auto" is "host" on a CPU
     (faster there) and "device" on a GPU."""
     regret: bool = True
-    """Whether regret is worked out after a run: it solves for the best model in hindsight."""
+    """Whether to compute regret after a run, by solving for the best model in hindsight."""
 
 
 class FederationPlan(PlanTable):
@@ -180,11 +178,11 @@ class FederationPlan(PlanTable):
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
     """How long a learner waits for clients."""
     min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
-    """How many clients must wait at a learner for it to begin a round. Where fewer do, it sits the
-    round out and spends nothing; the server sees that it does."""
+    """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and
+    spends nothing; the server sees that it does."""
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
-    """A learner goes into the server's next run by itself until it has been in so many; each is an
-    epoch of its own, with fresh noise and for new clients only."""
+    """How many of the server's runs a learner joins by itself. Each is an epoch of its own, with fresh
+    noise and new clients only."""
 
 
 class TelemetryPlan(PlanTable):
@@ -222,14 +220,14 @@ class MethodPlan(PlanTable):
         hint="a short name for tables and figures",
     )
     kind: str = agreed(default="ours", choices=METHODS)
-    """Whose method: ours, one of those that the paper compares, without noise, or one that needs no
-    tuning ("auto")."""
+    """The method: ours, one that needs no tuning ("auto"), one of those that the paper compares, or
+    one without noise."""
     mechanism: str | None = agreed(default=None, choices=MECHANISMS)
-    """Which correlated noise; left out, the one that belongs to the kind."""
+    """The noise mechanism; by default the kind's own."""
     step_size: float | None = agreed(default=None, gt=0, hint="try 0.1")
-    """η, of a local step. Only kind = "auto" leaves it out, and must: it follows from the plan."""
+    """η, of a local step. kind = "auto" chooses it, and refuses one that is given."""
     server_step_size: float = agreed(default=1.0, gt=0, hint="try 1")
-    """η_g. Chosen by kind = "auto" too."""
+    """η_g, of the server. kind = "auto" chooses it."""
     step_decay: float = agreed(default=0.0, ge=0, hint="0 for none, 0.5 for 1/sqrt(round)")
     """Both step sizes together fall like (1 + round)^-step_decay."""
     averaging: float | None = agreed(default=None, ge=0, hint="leave it out for none; try 3")
@@ -242,8 +240,8 @@ class MethodPlan(PlanTable):
     clip_norm: float | None = agreed(default=None, ge=1e-15, le=1e15, hint="of a gradient; try 1")
     """B_g of this method, if not the plan's; its noise is calibrated to it."""
     clients_per_step: int | None = agreed(default=None, ge=1, hint="leave it out for the plan's")
-    """How many of a round's clients a step of this method averages, if not the plan's: fewer and
-    larger steps in as many rounds. Divides local_steps x clients_per_step of the plan."""
+    """Clients that a step of this method averages, if not the plan's. Must divide local_steps x
+    clients_per_step of the plan."""
     epsilon: float | None = agreed(default=None, gt=0, le=1e6, hint="lower means more private")
     """ε of this method, if not the plan's."""
     delta: float | None = agreed(default=None, ge=1e-300, lt=1, hint="well below 1/clients")
@@ -256,7 +254,7 @@ class MethodPlan(PlanTable):
     tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
 
     def check(self) -> None:
-        """Refuse a method that neither says its step size nor chooses it."""
+        """Refuse a method without a step size."""
         if self.step_size is None and not self.method.chooses_steps:
             raise PlanError(
                 "step_size",

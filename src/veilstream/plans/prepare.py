@@ -24,12 +24,12 @@ _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
 
 
 class PlanNotice(UserWarning):
-    """A plan that can run, and will not do well."""
+    """A plan that runs, but not well."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method with its noise measured out."""
+    """A method with its calibrated noise."""
 
     plan: MethodPlan
     steps: int
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def main_method(prepared: Sequence[Prepared]) -> int:
-    """Which method a run is about, and recommends.
+    """Index of the method that a run recommends.
 
     Of the methods that share the first private one's budget and accounting, those of the paper
     ("ours", "auto") before baselines, the `recommended` one by the noise in sums at round ends. The
