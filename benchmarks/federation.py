@@ -44,7 +44,7 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
-from veilstream.federation.protocol.transport import Transport
+from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
@@ -213,7 +213,7 @@ def null_rounds(transport: Transport, learners: int, rounds: int, dim: int, keys
             transport.send(node, model)
         while waiting:
             for node, what in transport.receive(5.0):
-                if isinstance(what, bytes):
+                if not isinstance(what, Failure):
                     if keys is not None:
                         Reply.read(what, keys.learners[Reply.claimed_learner(what)])
                     waiting.discard(node)

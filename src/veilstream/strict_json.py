@@ -42,11 +42,11 @@ def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finit
 
 
 def _each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise InvalidJson(f"field {name[:_LONGEST_SHOWN]!a} appears twice in one object")
-        fields[name] = value
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidJson(f"field {twice[:_LONGEST_SHOWN]!a} appears twice in one object")
     return fields
 
 

@@ -33,7 +33,7 @@ from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.protocol.messages import Reply
-from veilstream.federation.protocol.transport import Failure
+from veilstream.federation.protocol.transport import Failure, Received
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.plans.plan import Plan
@@ -50,10 +50,10 @@ class Wiretap(Loopback):
         super().__init__(sockets)
         self.heard: list[bytes] = []
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """What the server gets."""
         came = super().receive(timeout_s)
-        self.heard += [data for _, data in came if isinstance(data, bytes)]
+        self.heard += [bytes(data) for _, data in came if not isinstance(data, Failure)]
         return came
 
 

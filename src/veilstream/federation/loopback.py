@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from veilstream.federation.protocol import frames
-from veilstream.federation.protocol.transport import Failure, Inbox
+from veilstream.federation.protocol.transport import Failure, Inbox, Received
 
 
 class Loopback:
@@ -30,12 +30,12 @@ class Loopback:
 
     def _ask(self, node: str, request: bytes) -> None:
         try:
-            answer: bytes | Failure = frames.ask(self._sockets[node], request, self._timeout_s)
+            answer: Received = frames.ask(self._sockets[node], request, self._timeout_s)
         except OSError as error:
             answer = Failure(str(error))
         self._inbox.put(node, answer)
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call."""
         return self._inbox.receive(timeout_s)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from veilstream.federation.addresses import check_loopback, connections_allowed,
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import expiring, invalid, load
 from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
-from veilstream.federation.protocol.transport import Failure, Inbox
+from veilstream.federation.protocol.transport import Failure, Inbox, Received
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
@@ -35,6 +36,7 @@ _SMALL = 1 << 16  # a request that is written as it comes
 _OUT = 48  # larger ones that are out, or whose replies wait to be read; beyond, they are paced
 _LEAST_RATE = 25e6  # bytes a second at which they leave all the same
 _PACE_S = 0.001
+_TRIM_BYTES = 1 << 26  # of replies, between two times that freed memory is given back
 
 _Parts = tuple[bytes, bytes]
 """A request: its head, and a body that others may share."""
@@ -71,6 +73,7 @@ class DirectServer:
         self._links: dict[str, _Link] = {}
         self._posts: deque[tuple[str, _Parts]] = deque()
         self._posting = False
+        self._received = 0
         self._pace = _Pace(self._inbox)
         self._server: grpc.aio.Server | None = None
         self._loop = wire.event_loop()
@@ -157,9 +160,14 @@ class DirectServer:
             self._posting = True
             self._loop.call_soon_threadsafe(self._post_all)
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call."""
-        return self._inbox.receive(timeout_s)
+        found = self._inbox.receive(timeout_s)
+        self._received += sum(len(what) for _, what in found if not isinstance(what, Failure))
+        if self._received > _TRIM_BYTES:
+            self._received = 0
+            _return_memory()
+        return found
 
     def close(self) -> None:
         """End all streams and stop listening."""
@@ -222,7 +230,7 @@ class DirectServer:
             return link.answered_ping()
         if frame[:1] != wire.REPLY or link.outstanding is None:
             return False
-        self._inbox.put(link.name, frame[1:])
+        self._inbox.put(link.name, memoryview(frame)[1:])  # not copied: it is as large as two models
         link.answered()
         return True
 
@@ -268,6 +276,13 @@ class DirectServer:
                 first.outstanding = None
         self._links[name] = link
         return link
+
+
+def _return_memory() -> None:
+    """Give freed buffers back to the system: the C library keeps them in pieces that nothing fits."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 class _Pace:

@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType, RecordDict
 from veilstream.federation.direct.wire import reply_limit, request_limit
 from veilstream.federation.flower import RECORD, REPLY, REQUEST
 from veilstream.federation.flower.client_app import packed
-from veilstream.federation.protocol.transport import Failure
+from veilstream.federation.protocol.transport import Failure, Received
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class GridTransport:
         self._looked = float("-inf")
         self._waiting: dict[str, bytes] = {}
         self._out: dict[str, _Out] = {}
-        self._found: list[tuple[str, bytes | Failure]] = []
+        self._found: list[tuple[str, Received]] = []
 
     def start(self) -> None:
         """Flower has started it."""
@@ -87,7 +87,7 @@ class GridTransport:
         else:
             self._waiting.pop(node, None)
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call; waits for the first at most this long."""
         until = time.monotonic() + timeout_s
         while True:
@@ -148,7 +148,7 @@ class GridTransport:
                 del self._out[node]
                 self._found.append((node, Failure(why)))
 
-    def _content(self, reply: Any) -> bytes | Failure:
+    def _content(self, reply: Any) -> Received:
         if reply.has_error():
             return Failure(f"Flower says: {str(reply.error.reason)[:200]!r}")
         try:

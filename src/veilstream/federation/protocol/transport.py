@@ -31,6 +31,10 @@ class Failure:
     why: str
 
 
+Received = bytes | memoryview | Failure
+"""A reply, or why there is none."""
+
+
 class Transport(Protocol):
     """One run's way to its learners."""
 
@@ -44,7 +48,7 @@ class Transport(Protocol):
         copies it only to write it.
         """
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call; waits for the first at most this long."""
 
     def close(self) -> None:
@@ -92,9 +96,9 @@ class Inbox:
     """What has come back, from any thread."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[str, bytes | Failure]] = queue.Queue()
+        self._queue: queue.Queue[tuple[str, Received]] = queue.Queue()
 
-    def put(self, node: str, what: bytes | Failure) -> None:
+    def put(self, node: str, what: Received) -> None:
         """A reply or a failure."""
         self._queue.put((node, what))
 
@@ -103,9 +107,9 @@ class Inbox:
         """About how many have not been received yet."""
         return self._queue.qsize()
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Some that have come since, oldest first; waits for the first at most this long."""
-        found: list[tuple[str, bytes | Failure]] = []
+        found: list[tuple[str, Received]] = []
         try:
             found.append(self._queue.get(timeout=timeout_s))
             while len(found) < _AT_ONCE:

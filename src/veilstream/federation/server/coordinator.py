@@ -24,7 +24,7 @@ from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
 from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.peer_text import shown
-from veilstream.federation.protocol.transport import Failure, Transport
+from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -186,7 +186,7 @@ class Coordinator:
             look()
         return left
 
-    def _ended(self, node: str, data: bytes | Failure) -> set[str]:
+    def _ended(self, node: str, data: Received) -> set[str]:
         """Who has confirmed the end with this reply, if anyone."""
         if isinstance(data, Failure):
             return set()
@@ -307,23 +307,16 @@ class Coordinator:
         return self._plan.federation.patience_s + _AGAIN_S
 
     def _head(self, name: str, here: OpenRound) -> bytes:
-        asked = self._fold.announce(name)
-        if not here.body:
-            here.body = asked.x.astype("<f4").tobytes()
+        seat = self._fold.seats[name]
+        if not here.body:  # once a round: all learners are sent the same bytes
+            here.body = self._fold.announce(name).x.astype("<f4").tobytes()
             here.hashed_body = body_hash(here.body)
-        return Request(
-            "round",
-            self.run,
-            name,
-            secrets.token_hex(8),
-            asked.round,
-            asked.accepted,
-            epoch=self._fold.seats[name].epoch,
-        ).sign_head(self._keys.identity, here.hashed_body)
+        asked = Request("round", self.run, name, secrets.token_hex(8), seat.round, seat.accepted, epoch=seat.epoch)
+        return asked.sign_head(self._keys.identity, here.hashed_body)
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _take(self, node: str, data: Buffer | Failure, here: OpenRound) -> None:
+    def _take(self, node: str, data: Received, here: OpenRound) -> None:
         if isinstance(data, Failure):
             _log.warning("%s: %s", self._name_at(node), shown(data.why))
             for asked in here.asked.values():

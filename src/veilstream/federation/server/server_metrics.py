@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from veilstream.errors import MissingExtra
-from veilstream.federation.protocol.transport import Failure, Transport
+from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 
@@ -150,7 +150,7 @@ class CountedTransport:
         self._metrics.add("message_sent_bytes", len(head) + len(body))
         self._transport.send(node, head, body)
 
-    def receive(self, timeout_s: float) -> list[tuple[str, bytes | Failure]]:
+    def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call."""
         found = self._transport.receive(timeout_s)
         for _, what in found:
