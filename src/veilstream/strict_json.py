@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -42,11 +43,10 @@ def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finit
 
 
 def _each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise InvalidJson(f"field {name[:_LONGEST_SHOWN]!a} appears twice in one object")
-        fields[name] = value
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidJson(f"field {twice[:_LONGEST_SHOWN]!a} appears twice in one object")
     return fields
 
 

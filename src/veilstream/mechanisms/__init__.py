@@ -56,7 +56,7 @@ __all__ = [
 
 _LATER = {"NoiseKey": "veilstream.mechanisms.keystream", "NoiseStream": "veilstream.mechanisms.stream"}
 
-# What draws noise is loaded when it is asked for: a server calibrates and never draws.
+# Loaded on first use: a server calibrates and must not load code that draws noise.
 __getattr__ = names_from(__name__, _LATER)
 
 

@@ -205,8 +205,7 @@ class Factorization:
         ``std`` is V, the standard deviation of the underlying iid noise, as `calibrate` returns
         it. With a ``seed`` the noise is reproducible; without one it is different every time.
         """
-        # Loaded by name when it is called: what only calibrates, such as a server, holds no
-        # code that draws noise.
+        # Loaded when called: a server calibrates and must not load code that draws noise.
         stream = import_module("veilstream.mechanisms.stream")
         drawn: NoiseStream = stream.noise_of(self, std=std, dim=dim, seed=seed)
         return drawn

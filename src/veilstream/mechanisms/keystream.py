@@ -41,10 +41,10 @@ def noise_seed(seed: int, mechanism: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """A 256-bit key of a noise stream; it has no useful repr.
+    """A 256-bit key of a noise stream; its repr shows nothing.
 
-    A key made from a seed, or from given bytes, is known to whoever chose it. Nothing that leaves a
-    learner is made with one: a release draws a secret of its own for every step
+    Anyone who chose the seed or the bytes knows the key. Nothing that leaves a learner is made with
+    one: a release draws a fresh secret for every step
     (`veilstream.privacy.grid_noise`).
     """
 
@@ -68,7 +68,7 @@ class NoiseKey:
 
 
 def fresh_secret() -> bytes:
-    """32 bytes from the operating system; nothing else makes noise that protects people."""
+    """32 bytes from the operating system: the only source of noise that protects people."""
     return secrets.token_bytes(KEY_BYTES)
 
 

@@ -35,7 +35,7 @@ _PATTERN_WORK = 20_000_000
 _NESTED_WORK = 20_000_000_000
 _SAME = 1e-6
 _FEW_VISITS = 64
-"""Up to so many columns are added one by one."""
+"""Up to this many columns are added one by one."""
 
 
 @dataclass(frozen=True, slots=True)

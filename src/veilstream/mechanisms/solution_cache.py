@@ -1,8 +1,8 @@
-"""Solutions that took a while, kept on disk: one file per recipe in the user's cache directory.
+"""Solutions that took long to find, one file per recipe in the user's cache directory.
 
-Files are written whole, so concurrent writers of the same recipe do no harm. On load a file's
-digest, recipe and shapes are checked; one that fails is rebuilt with a notice. Nothing here carries
-the privacy: whatever a file says, sensitivity is computed from the program that it leads to.
+Files are written whole, so concurrent writers of one recipe do no harm. Loading checks digest,
+recipe and shapes, and rebuilds a file that fails, with a notice. Privacy does not rest on these
+files: sensitivity is always computed from the program that runs.
 
 `VEILSTREAM_CACHE` names another directory. Deleting the directory is always safe.
 """
@@ -34,11 +34,11 @@ _DIGEST_BYTES = 32
 
 
 class CacheNotice(UserWarning):
-    """The cache could not be used as it was; the result is right all the same."""
+    """The cache could not be used; the result is still right."""
 
 
 def cache_directory() -> Path:
-    """Where solutions are kept."""
+    """Directory of the solutions."""
     return user_directory("cache")
 
 

@@ -1,4 +1,4 @@
-"""What losses are compared with: the best of each round, and the best of all rounds."""
+"""The losses that regret compares with: the best of each round, and of one model for all rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Comparators:
     remark: str = ""
 
     def save(self, path: Path) -> None:
-        """Keep it, so that an interrupted run need not solve it again."""
+        """Write it to a file, so that a resumed run need not solve it again."""
         absent = np.zeros(0)
         held = {
             "round_values": self.round_values,

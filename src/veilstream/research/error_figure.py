@@ -18,7 +18,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_figure_path(path: Path) -> None:
-    """Refuse, before any work is done, what could not be written afterwards."""
+    """Refuse a path that could not be written, before any work is done."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError("figure", str(path), "a name ending in .png, .svg or .pdf", "try error.png")
     if path.is_dir():
@@ -29,7 +29,7 @@ def check_figure_path(path: Path) -> None:
 
 
 def draw_error_over_time(comparison: Comparison, path: Path) -> Path:
-    """Draw and save, whole or not at all; the format follows from the file's ending."""
+    """Draw and save, whole or not at all; the file's ending gives the format."""
     check_figure_path(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

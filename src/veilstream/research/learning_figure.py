@@ -1,4 +1,4 @@
-"""What a run shows: accuracy and loss over rounds, a panel per budget, drawn from its folder alone.
+"""Accuracy and loss of a run over rounds, a panel per budget, drawn from its folder alone.
 
 Every band is mean ± one standard deviation over seeds. Methods without privacy are in every panel.
 """
@@ -50,7 +50,7 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
 
 
 def draw_panel(run: Run, path: Path) -> Path:
-    """One panel for a page or a paper: what the run is about, the format from the file's ending.
+    """Draw one panel for a page or a paper; the file's ending gives the format.
 
     Held-out accuracy over rounds, or the average loss where nothing is classified, of the methods
     that share the recommended one's budget and of those without noise.
@@ -149,7 +149,7 @@ def _so_far(values: Any) -> Any:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure that no window knows of."""
+    """An empty figure without a window."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -265,7 +265,7 @@ def _whiten(z: Array, samples: int, ridge: float) -> tuple[Array, Array, Array, 
     u, s, basis = np.linalg.svd(z, full_matrices=False)
     live = s > s[:, :1] * max(z.shape[1:]) * _EPS
     scale = np.where(live, np.sqrt(s * s / samples + ridge), 1.0)
-    # A dead direction has no feature and a penalty of 1, so that its w stays 0: least norm.
+    # A dead direction has no feature and penalty 1, so its w stays 0: least norm.
     penalty = np.where(live, ridge / scale**2, 1.0)
     return u * np.where(live, s / scale, 0.0)[:, None, :], basis, scale, penalty
 

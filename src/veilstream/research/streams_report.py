@@ -1,7 +1,7 @@
-"""What `veilstream reproduce streams` shows: a table and a figure, from run folders alone.
+"""Table and figure of `veilstream reproduce streams`, from run folders alone.
 
-Prequential: a record is predicted before it is learned from. A column for each budget, and beside
-all of them what predicts without learning, or without learning on.
+Prequential: each record is predicted before it is learned from. A column for each budget, beside
+baselines that do not learn, or stop learning early.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StreamRow:
     """The run folder's name."""
     method: str
     epsilon: float | None
-    """None for what protects no one."""
+    """None without privacy."""
     accuracy: float
     accuracy_std: float
     """Over seeds."""

@@ -1,9 +1,8 @@
 """Which learners take part in which rounds, where some miss rounds, come late or leave for good.
 
-A learner that is absent does what a deployed one does: it meets no client, sends nothing, spends no
-step, and its noise stays where it was, so that its next release goes on from there. The people that
-it would have met are not asked later. They still count where a model is measured: it is
-published for them too.
+An absent learner does what a deployed one does: it meets no client, sends nothing and spends no
+step, and its noise waits for its next round. The clients that it would have met are not asked later.
+They still count where a model is measured: it is published for them too.
 
 Weights are constant, 1/n of the enrolled learners, so each learner's noise cancels as if rounds
 without it had not been.

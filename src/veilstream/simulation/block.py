@@ -1,7 +1,7 @@
 """A block of rounds as one compiled function: Algorithm 1 mapped over methods, seeds and learners.
 
-The same `local_round` and `server_update` as everywhere. What is measured on the way (losses and
-accuracies on clients' data) is an oracle's view, for simulation: a deployed learner never sends it.
+`local_round` and `server_update` are those of a deployment. Losses and accuracies on clients' data
+are an oracle's view, for simulation only: a deployed learner never sends them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ release; distance of x^r to that of the same method without noise."""
 
 
 class ModelArrays(NamedTuple):
-    """Where all methods and seeds stand, (methods, seeds, d) each."""
+    """Models of all methods and seeds, (methods, seeds, d) each."""
 
     current: Any
     """x^r, that learners start from."""
@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """What stays the same from block to block, of methods of one shape."""
+    """The constants of methods of one shape, and the compiled block."""
 
     task: Task
     steps: int
@@ -62,7 +62,7 @@ class Block:
     projection_radius: float | None
     learners: int
     twin: tuple[int | None, ...]
-    """For each method, one that is the same but for the noise, which it has not; if there is."""
+    """For each method, the same method without noise, if there is one."""
     mechanism_of: tuple[int, ...]
     """Which of the mechanisms each method takes its noise from."""
     keep: int

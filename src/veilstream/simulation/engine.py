@@ -1,8 +1,8 @@
 """All seeds, learners and methods at once: blocks of rounds, with their history and checkpoints.
 
 A `Block` is compiled; its noise comes from `HostNoise` or `DeviceNoise`.
-Memory is bounded by the plan's budget (`run.memory_mib`), not by the horizon. The block length
-changes nothing in the numbers but float32 rounding, and neither does the company of other seeds.
+The plan's budget (`run.memory_mib`) bounds memory, whatever the horizon. Block length and other
+seeds beside a seed change its numbers by float32 rounding at most.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Progress:
 
     round: int
     accuracy: float | None
-    """Prequential, over the last block, of the main method; None while it is not known."""
+    """Prequential accuracy of the main method over the last block; None if not yet known."""
 
 
 def evaluated_rounds(plan: Plan) -> list[int]:
@@ -79,7 +79,7 @@ def _mechanisms(prepared: Sequence[Prepared]) -> tuple[list[Factorization], tupl
 def memory_of(
     plan: Plan, prepared: Sequence[Prepared], seeds: int, task: Task, stream: Stream, processes: int = 1
 ) -> MemoryPlan:
-    """What fits the plan's budget, in each of some processes."""
+    """Seeds and rounds at once that fit the plan's budget, in each process."""
     groups = []
     for indices in _by_shape(prepared):
         members = [prepared[i] for i in indices]
@@ -121,13 +121,13 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Position:
-    """Round, models and noise move together, in one assignment: an interrupt finds all or none."""
+    """Round, models and noise, replaced in one assignment, so that an interrupt finds all or none."""
 
     round: int
     models: tuple[ModelArrays, ...]
     noise: tuple[Any, ...]
     unread: tuple[Any, ...]
-    """Blocks that the device has been given and whose measurements have not been read."""
+    """Blocks given to the device whose measurements have not been read."""
 
 
 class Simulation:
@@ -144,7 +144,7 @@ class Simulation:
         block_rounds: int | None = None,
         start: Float32s | None = None,
     ) -> None:
-        """``start`` is the model that every method and seed begins with, if not the task's own."""
+        """``start`` is the first model of every method and seed; by default the task's own."""
         self.plan, self._x0 = plan, start
         self.task = task_of(plan) if task is None else task
         self.stream = stream_of(plan) if stream is None else stream
@@ -162,7 +162,7 @@ class Simulation:
         self.noise_place: NoisePlace = noise_place_of(plan)
         self._attendance = Attendance.of(plan)
         self.telemetry = SimulatedTelemetry.of(plan, self._prepared, self.seeds)
-        """What the clients' telemetry says of each method and seed; None without any."""
+        """Telemetry of each method and seed; None if the plan has none."""
         if self.telemetry is not None:
             check_metrics(self.telemetry.telemetry, self.task)
         shape = (len(self._prepared), len(self.seeds), R)
@@ -177,7 +177,7 @@ class Simulation:
     # --- setting up ------------------------------------------------------------------------------
 
     def _device_pool(self) -> Sample | None:
-        """The stream's pool, on the device once, where it has one."""
+        """The stream's pool as device arrays; None for a stream without one."""
         import jax.numpy as jnp
 
         if not isinstance(self.stream, PoolStream):
@@ -246,12 +246,12 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """How many rounds have been run."""
+        """Rounds run so far."""
         return self._position.round
 
     @property
     def measured(self) -> int:
-        """How many rounds' measurements have been read; the device may be ahead of that."""
+        """Rounds whose measurements have been read; the device may be ahead."""
         unread = self._position.unread
         return unread[0][0] if unread else self.round
 
@@ -304,8 +304,8 @@ class Simulation:
     def _rounds_apart(self) -> bool:
         """Whether rounds are separate calls.
 
-        On a CPU the compiler does not spread the inside of a loop over cores: large models lose
-        more by that than by a call a round.
+        On a CPU the compiler runs the inside of a loop on one core; for large models that costs
+        more than one call per round.
         """
         return self.noise_place == "host" and self.task.dim >= LARGE
 
@@ -348,7 +348,7 @@ class Simulation:
         return Schedule(eta, effective_eta, blends, slots, counted)
 
     def _catch_up(self, leave: int) -> float | None:
-        """Read what blocks measured, but for the last few; accuracy of the last one read."""
+        """Read the measurements of all blocks but the last ``leave``; returns the accuracy of the last one read."""
         accuracy = None
         while len(self._position.unread) > leave:
             here = self._position
@@ -451,14 +451,14 @@ class Simulation:
         self._position = _Position(state.round, models, noise, ())
 
     def close(self) -> None:
-        """Let go of threads."""
+        """End the noise threads."""
         for group in self._groups:
             if isinstance(group.noise, HostNoise):
                 group.noise.close()
 
 
 class _Joined:
-    """Arrays of single rounds, put together when they are read: until then the device goes on."""
+    """Arrays of single rounds, joined when read, so that the device need not wait."""
 
     def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
@@ -468,7 +468,7 @@ class _Joined:
 
 
 def _twins(members: Sequence[Prepared]) -> tuple[int | None, ...]:
-    """For each method, one without noise that takes the same steps on the same gradients."""
+    """For each method, the one without noise that takes the same steps on the same gradients."""
 
     def steps(p: Prepared) -> object:
         plan = p.plan

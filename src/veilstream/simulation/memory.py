@@ -1,4 +1,4 @@
-"""How much a simulation holds at once, and what follows for its block length.
+"""Memory of a simulation, and the block length that fits it.
 
 Per seed, in floats of four bytes, for M methods of one shape, n learners, d parameters, mechanisms
 with k state vectors each and blocks of L steps:
@@ -10,7 +10,7 @@ with k state vectors each and blocks of L steps:
     a client    `workspace` of the task       activations and gradient, for every client of a step
     published   _KEPT_COPIES·M·d              for every round that is looked at, and one more
 
-The horizon T appears nowhere. Where the budget cannot hold all seeds at once they run in turns.
+The horizon T appears nowhere. If the budget cannot hold all seeds at once, they run in turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupSize:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a run is cut to fit."""
+    """Seeds and rounds at once that fit the budget."""
 
     seeds_together: int
     rounds_per_block: int

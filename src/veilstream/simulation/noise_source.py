@@ -1,8 +1,8 @@
 """Where a simulation's noise comes from: the mechanisms' own streams on the host, or JAX.
 
-Both make the increments of a mechanism at standard deviation one, for all seeds, learners and
-coordinates, a block of rounds at a time. Methods that differ in budget, accounting, clip norm or
-step size share them and differ only in the factor, so that they differ in nothing else.
+Both make a mechanism's increments at standard deviation one, for all seeds, learners and
+coordinates, one block of rounds at a time. Methods that differ only in budget, accounting, clip norm
+or step size share these draws and scale them.
 
 * `HostNoise` runs `NoiseStream`, a block ahead in a thread of its own, while JAX computes
   gradients: the faster way on a CPU.
@@ -109,7 +109,7 @@ class HostNoise:
         return made
 
     def _pass_over(self, count: int) -> None:
-        """Run forward by some rounds."""
+        """Skip some rounds."""
         for streams in self._streams:
             for stream in streams:
                 stream.take(count * self._steps)
@@ -133,7 +133,7 @@ class HostNoise:
         return tuple(made)
 
     def close(self) -> None:
-        """Let the thread go."""
+        """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,7 +1,7 @@
-"""What a stream must bring for a plan and a task: checked before training, and in every block.
+"""What a plan and a task need of a stream, checked before training and in every block.
 
-A loss written for labels -1 and +1 learns something else from 0 and 1 without a word; features of
-another length, or another number of learners or clients, would end in an error of the compiler.
+A loss written for labels -1 and +1 silently learns something else from 0 and 1; a wrong shape would
+end in an error of the compiler.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int, exp
             "data",
             f"rounds {first} to {first + count - 1}",
             "finite features and targets",
-            "repair the stream; nothing was learned from these rounds",
+            "repair the stream; the run learned nothing from these rounds",
         )
     if all(s.present is None for row in drawn for s in row):
         return Sample(features, targets)

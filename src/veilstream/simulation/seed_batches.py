@@ -1,9 +1,9 @@
 """A run in batches: seeds that fit into memory together, one after the other or in processes.
 
-Each batch is a `Simulation` of its own. What it measured is handed over in memory; its checkpoint
-is for --resume, and for what another process has made. Which seeds run together is
-decided once, from the memory budget and the number of processes, and kept in the run's folder, so
-that a resumed run, in whatever number of processes, goes on to the same numbers.
+Each batch is a `Simulation`. Results pass in memory within a process; checkpoints serve --resume
+and results from other processes. Which seeds run together is decided once, from the memory budget
+and the number of processes, and kept in the run's folder, so that a resumed run gives the same
+numbers in any number of processes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MODELS_BYTES = 64 * 2**20  # models of one batch that are worth keeping in a ru
 
 @dataclass(frozen=True)
 class Measured:
-    """What some rounds of some seeds have shown; arrays (methods, seeds, rounds)."""
+    """Measurements of some rounds and seeds; arrays (methods, seeds, rounds)."""
 
     seeds: tuple[int, ...]
     first: int
@@ -84,7 +84,7 @@ class RunProgress:
     total: int
     accuracy: float | None
     measured: Measured | None = None
-    """What is new since the last time."""
+    """Measurements since the last report."""
 
 
 OnProgress = Callable[[RunProgress], None]
@@ -120,12 +120,12 @@ class SeedBatches:
         return batches
 
     def checkpoint(self, index: int) -> Path:
-        """Where a batch keeps its state."""
+        """Path of a batch's checkpoint."""
         name = "checkpoint.npz" if len(self.seeds) == 1 else f"checkpoint-{index}.npz"
         return self.folder / name
 
     def clear(self) -> None:
-        """Remove what only an unfinished run needs."""
+        """Remove the files that only an unfinished run needs."""
         for index in range(len(self.seeds)):
             self.checkpoint(index).unlink(missing_ok=True)
         (self.folder / "seed_batches.json").unlink(missing_ok=True)
@@ -298,7 +298,7 @@ def _run_seed_batch(
     state = simulation.state()
     write_checkpoint(path, state)
     made[index] = Results.of(seeds, state)
-    advanced(index, progress.round, progress.accuracy, news())  # done: what the disk says is done
+    advanced(index, progress.round, progress.accuracy, news())  # reported after the checkpoint is on disk
 
 
 @contextmanager
@@ -326,7 +326,7 @@ def _in_processes(
     left: dict[Any, int] = {}
     try:
         for place in range(processes):
-            # A pipe each: what workers shared, one that is killed could leave locked.
+            # One pipe each: a killed worker could leave a shared one locked.
             inbox, outbox = context.Pipe(duplex=False)
             share = list(range(len(batches.seeds)))[place::processes]
             worker = context.Process(target=_worker, args=(work, share, place, processes, outbox), daemon=True)
@@ -344,7 +344,7 @@ def _in_processes(
                 if not left[ready]:
                     del left[ready]
     except BaseException:
-        for worker in workers:  # a terminal may have told them already; no one else has
+        for worker in workers:  # a terminal interrupts them too; nothing else does
             if worker.is_alive() and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGINT)
         raise
@@ -367,7 +367,7 @@ def _message(inbox: Any) -> _Message:
 
 
 def pickle_or_refuse(work: Any) -> bytes:
-    """What workers are given."""
+    """Pickle the work for other processes; `InputError` if it cannot be."""
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -380,7 +380,7 @@ def pickle_or_refuse(work: Any) -> bytes:
 
 
 def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
-    """Run some of the batches; the answer to everything is a message."""
+    """Run some of the batches; report progress and errors as messages."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     _take_cores(place, processes)
     try:
@@ -393,14 +393,14 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
         pass
     except Exception as error:
         known = isinstance(error, VeilstreamError)
-        with suppress(OSError):  # no one may be there any more
+        with suppress(OSError):  # the parent may have ended
             outbox.send((0, 0, None, None, error if known else VeilstreamError(f"{error!r}")))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _take_cores(place: int, processes: int) -> None:
-    """Processes share cores evenly, so that their threads do not crowd each other out."""
+    """Give each process its own share of the cores."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         own = cores[place::processes]

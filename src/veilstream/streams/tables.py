@@ -7,7 +7,6 @@ can stop at a bookmark in a growing file or tell an unclosed quote from a long c
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from veilstream.errors import InputError, MissingExtra
 from veilstream.streams.csv_table import CsvTable
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
 from veilstream.streams.table import Cells, Table, check_names
+from veilstream.strict_json import InvalidJson, read_json
 from veilstream.wording import counted
 
 _SHOWN = 40
@@ -116,17 +116,10 @@ class JsonLinesTable(Table):
 
 def _json_object(line: str) -> Cells | None:
     try:
-        held = None if is_broken_text(line) else json.loads(line, object_pairs_hook=_each_key_once)
-    except (ValueError, RecursionError):
+        held = None if is_broken_text(line) else read_json(line, finite=False)
+    except InvalidJson:
         return None
     return held if isinstance(held, dict) else None
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key is there twice")
-    return made
 
 
 class RowsTable(Table):
