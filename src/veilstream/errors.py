@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 __all__ = [
     "HorizonExhausted",
@@ -49,6 +50,17 @@ class VeilstreamError(Exception):
     """Root of the tree; ``except VeilstreamError`` catches all that is deliberate."""
 
     exit_code: ClassVar[int] = 1
+    _given: tuple[Any, ...]
+    _named: dict[str, Any]
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Remember what it is made of, so that it can be pickled."""
+        made = super().__new__(cls, *given, **named)
+        made._given, made._named = given, named
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._named), self._given
 
 
 class InputError(VeilstreamError, ValueError):
@@ -63,9 +75,6 @@ class InputError(VeilstreamError, ValueError):
         self.field, self.value, self.rule, self.way_out = field, value, rule, way_out
         super().__init__(f"{field} = {value!r}: expected {rule} ({way_out})")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, self.value, self.rule, self.way_out)
-
 
 class UnknownName(InputError):
     """A name that does not exist, with the nearest one that does."""
@@ -73,9 +82,7 @@ class UnknownName(InputError):
     def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
         self.known = tuple(known)
         super().__init__(field, value, *among(value, self.known))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, self.value, self.known)
+        self._given, self._named = (field, value, self.known), {}  # what was given may be used up
 
 
 class MissingExtra(VeilstreamError, ImportError):
@@ -92,9 +99,6 @@ class MissingExtra(VeilstreamError, ImportError):
         what = "veilstream" if extra is None else f"'veilstream[{extra}]'"
         verb = "are" if " and " in package else "is"
         super().__init__(f"{purpose} needs {package}, which {verb} not installed: pip install {what}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.package, self.extra, self.purpose)
 
 
 class PrivacyError(VeilstreamError):
@@ -113,9 +117,6 @@ class HorizonExhausted(PrivacyError):
             f"(plan a longer horizon, or start a new epoch with new clients)"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.horizon, self.requested)
-
 
 class LedgerError(PrivacyError):
     """A learner's ledger cannot be trusted to hold all that happened: nothing more is released."""
@@ -123,9 +124,6 @@ class LedgerError(PrivacyError):
     def __init__(self, what: str, way_out: str) -> None:
         self.what, self.way_out = what, way_out
         super().__init__(f"{what}: nothing was released ({way_out})")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.what, self.way_out)
 
 
 class ProtocolError(VeilstreamError):
@@ -137,9 +135,6 @@ class ProtocolError(VeilstreamError):
         self.what, self.way_out = what, way_out
         super().__init__(f"{what}: refused ({way_out})")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.what, self.way_out)
-
 
 class StoreBusy(VeilstreamError):
     """Another process writes to this ledger."""
@@ -149,9 +144,6 @@ class StoreBusy(VeilstreamError):
     def __init__(self, path: str, holder: str) -> None:
         self.path, self.holder = path, holder
         super().__init__(f"{path} is held by process {holder}: a ledger has one writer (stop that learner first)")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.holder)
 
 
 class RunBusy(VeilstreamError):
@@ -165,9 +157,6 @@ class RunBusy(VeilstreamError):
             f"{path} is held by process {holder}: a run has one server (stop that one first, or "
             "name another folder with --out)"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.holder)
 
 
 class SolverError(VeilstreamError):

@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(how, folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     message = resume_here(folder)
     assert message.startswith(f"checkpoint = '{path}': expected a whole checkpoint of this run")
-    assert "--resume begins its seeds again" in message
+    assert "--resume starts its seeds again" in message
     versions = "versions.json"  # rewritten by every start
     after = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert before | {versions: b""} == after | {versions: b""}
@@ -218,7 +218,7 @@ def test_a_garbage_plan_in_a_run_folder_is_refused_by_name(content, folder):
     path = folder / "plan.toml"
     path.write_bytes(content)
     assert f"out = '{path}': expected the plan that the run" in resume_here(folder)
-    with pytest.raises(InputError, match=r"restore it, or start again in another folder"):
+    with pytest.raises(InputError, match=r"restore it, or name another folder"):
         _ = vs.Run(folder).plan
     assert path.read_bytes() == content
 

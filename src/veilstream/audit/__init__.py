@@ -9,18 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
-_LATER = {
-    "AuditReport": "veilstream.audit.report",
-    "DEFAULT_PLAN": "veilstream.audit.report",
-    "SHARES": "veilstream.audit.report",
-    "UNSEEN": "veilstream.audit.report",
-    "audit": "veilstream.audit.report",
-    "auditable": "veilstream.audit.report",
-    "ticks": "veilstream.audit.report",
-    "unlike_each": "veilstream.audit.report",
-}
-
-__getattr__ = names_from(__name__, _LATER)
+__getattr__ = names_from(__name__, dict.fromkeys(__all__, "veilstream.audit.report"))
 
 
 def __dir__() -> list[str]:

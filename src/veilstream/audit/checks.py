@@ -1,4 +1,4 @@
-"""What is looked for in every audit beside its bounds on μ: one hypothesis a check.
+"""The checks of every audit, beside its bounds on μ: one hypothesis each.
 
 Cells of the first and of a later message; noise in every coordinate, and in telemetry's together;
 coordinates, epochs and steps that share noise; where seeds come from.

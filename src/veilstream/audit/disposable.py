@@ -1,7 +1,7 @@
 """Learners that exist to be audited, and cannot be deployed.
 
-`Disposable` makes a store of its own in a temporary folder, which goes with it; it takes no store,
-and it refuses to join a run. So what follows from it may change what a deployed learner must not:
+`Disposable` has a store of its own in a temporary folder, which goes with it, and it cannot join a
+run. So its subclasses may change what a deployed learner must not:
 
 * `Apart` is many learners of dimension one in one.
 * `Twin` shares its draws with one other, for same-randomness differencing. The key is drawn from
@@ -18,11 +18,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from veilstream.deployment.epochs import DEPLOYED, LearnerParts, secret_name
+from veilstream.deployment.epochs import LearnerParts, secret_name
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
@@ -42,17 +42,15 @@ class Disposable(Learner):
     ``parent`` is where its folder is made, if not where temporary files are.
     """
 
-    def __init__(self, plan: Plan, task: Task, parent: Path | None = None, parts: LearnerParts = DEPLOYED) -> None:
+    def __init__(self, plan: Plan, task: Task, parent: Path | None = None, parts: LearnerParts | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
         try:
-            super().__init__(plan, Path(self._folder.name) / "store.db", task, create=True, parts=parts)
+            super().__init__(
+                plan, Path(self._folder.name) / "store.db", task, create=True, parts=parts or LearnerParts()
+            )
         except BaseException:
             self._folder.cleanup()
             raise
-
-    def join(self, run: str) -> NoReturn:
-        """Refused."""
-        raise InputError("run", run, "no run", "this learner is an audit's, not a deployment's")
 
     def close(self) -> None:
         """Let go of the store, for good."""

@@ -1,4 +1,4 @@
-"""Everything that a learner sent, read from the bytes, with what the audit knows to be in it."""
+"""A learner's messages, read from the bytes, and the gradients that the audit knows to be in them."""
 
 from __future__ import annotations
 

@@ -152,9 +152,8 @@ def _show(status: Status, json: bool, *, verified: bool = False, local: bool = F
         more = {"local": account} if local else {}
         print_json({**status.as_dict(), "verified": verified, **more})
         return
-    if status.guarantee:
-        g = status.guarantee
-        typer.echo(f"Guarantee     ({g['epsilon']:g}, {g['delta']:g}), {g['neighbours']}")
+    if (g := status.guarantee) is not None:
+        typer.echo(f"Guarantee     ({g.epsilon:g}, {g.delta:g}), {g.neighbours.value}")
     where = "not begun" if status.epoch is None else f"{status.epoch}"
     if status.epoch is not None:
         where += f", {status.round} of {status.rounds} rounds sealed"

@@ -49,7 +49,7 @@ def secret_name(epoch: int, step: int) -> str:
 
 @dataclass(frozen=True)
 class LearnerParts:
-    """What a learner is made of. Audits and studies put their own in place; a deployment has these."""
+    """What a learner is made of. Audits and studies put their own in place, and may then join no run."""
 
     ledger: Callable[..., Ledger] = Ledger
     rounds: Callable[[Terms, int], LocalRounds] = LocalRounds
@@ -206,6 +206,8 @@ class EpochLedger:
 
     def join(self, run: str) -> None:
         """Give this epoch to one run of the server."""
+        if self._parts is not DEPLOYED:
+            raise InputError("run", run, "no run", "this learner is an audit's or a study's, not a deployment's")
         if self.run is None:
             with self.whole_or_broken():
                 self.write("join", Body(epoch=self.epoch, run=run))

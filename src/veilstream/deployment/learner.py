@@ -177,11 +177,6 @@ class Learner:
         return self.epochs.epochs_left
 
     @property
-    def broken(self) -> bool:
-        """Whether a call was interrupted, so that only a restart may go on."""
-        return self.epochs.broken
-
-    @property
     def round(self) -> int:
         """The round that is open, or is to be begun next."""
         return self.local.round
@@ -327,9 +322,9 @@ class Learner:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
-        participation goes). Data that cannot be used at all are refused before the step; data whose
-        gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
-        (`veilstream.records.client_names`); one that has nothing but white space is refused.
+        participation goes). A record that is not admitted is refused before the step; one whose
+        gradient fails counts as a zero gradient. Spellings of a text tag are one client
+        (`veilstream.records.client_names`).
 
         Args:
             client: the client's tag, the same whenever the same person comes.

@@ -7,8 +7,8 @@
     release = local.message()                   after τ steps
     local.seal(release)
 
-What is computed (`noisy`, `message`) is apart from what makes it count (`apply`, `seal`), so that a
-caller may write it down in between. No clocks, files, sockets or randomness: a step's secret is
+Computing (`noisy`, `message`) and counting (`apply`, `seal`) are separate calls, so that a caller can
+write the result down in between. No clocks, files, sockets or randomness: a step's secret is
 given, used once, and not kept. `veilstream.deployment.learner` puts a ledger around this object;
 `PrivateSum`, the audit, studies and tests drive the same one.
 """
@@ -201,7 +201,7 @@ class LocalRounds(NoisySum):
                 "round",
                 r,
                 f"round {self._round}, which {'is open' if begun else 'comes next'}",
-                "finish_round first" if begun else "rounds come in order, once",
+                "finish_round first" if begun else _next_round(r < self._round),
             )
         if self._pinned is not None and self._pinned != digest:
             raise PrivacyError(
@@ -289,6 +289,12 @@ class LocalRounds(NoisySum):
         numbers = np.frombuffer(content, "<f4", offset=_OPEN.size + units.nbytes)
         self._prefix = Noised(units.astype(np.int64))
         self._model, self._taken = Hidden(numbers.astype(np.float32)), taken
+
+
+def _next_round(server_is_behind: bool) -> str:
+    if server_is_behind:
+        return "the server's folder is older than this learner: restore its newest copy, or start it with --reset NAME"
+    return "rounds come in order, once"
 
 
 def pack_step(noisy: Noised) -> bytes:

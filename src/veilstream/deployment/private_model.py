@@ -5,8 +5,7 @@
     model.learn_one({"hour": 8.5, "channel": "phone"}, "yes", client="ann")
     model.predict_one({"hour": 8.5, "channel": "phone"})
 
-It has no state of its own beside counts: what is learned, and what is promised to whom, is the
-learner's. river itself is not needed.
+It keeps only counts; the learner holds the model and the promise. river itself is not needed.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class PrivateModel:
 
     @property
     def learner(self) -> Learner | SimulatedLearner:
-        """Who learns: `learner.guarantee` is what is promised."""
+        """The learner behind it; `learner.guarantee` is the promise."""
         return self._learner
 
     @property

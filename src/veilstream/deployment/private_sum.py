@@ -4,8 +4,8 @@
     payload = private.add(gradient)        bytes that may leave
     decode(payload).prefix                 the noisy sum so far, in units of the grid
 
-For experiments and programs of one's own. It lives in memory: when the process ends, the run is
-over. What must outlive crashes, retries and restored backups is a `Learner`.
+For experiments and your own programs. It lives in memory: when the process ends, the run is over.
+Use a `Learner` for runs that must survive crashes, retries and restored backups.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PrivateSum:
                 "this sum belongs to another process, and two of them would use its noise twice: "
                 "nothing was released (make one in each process)"
             )
-        raw = np.array(gradient)  # as it is now: whoever has it may change it meanwhile
+        raw = np.array(gradient)  # a copy: the caller may change its own meanwhile
         if raw.shape != (self._dim,) or raw.dtype not in (np.float32, np.float64):
             raise InputError(
                 "gradient",

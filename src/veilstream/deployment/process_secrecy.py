@@ -1,4 +1,4 @@
-"""What a learner's process holds stays in it: no core dumps, no values in tracebacks.
+"""Secrets stay in a learner's process: no core dumps, no values in tracebacks.
 
 Seeds, records and raw gradients are in this process's memory while it works. Three ways lead from
 there to a file without anyone meaning to: a core dump when it crashes, an error report that prints
@@ -43,8 +43,8 @@ def no_core_dumps() -> None:
 def without_values(method: Callable[P, R]) -> Callable[P, R]:
     """A method whose exceptions carry no local variables.
 
-    Whatever prints a traceback with locals (error collectors, debuggers, test runners) then finds
-    the lines of code and nothing else, in the method and in everything it called.
+    Tools that print tracebacks with locals (error collectors, debuggers, test runners) then show
+    the lines of code and nothing else, for the method and everything it called.
     """
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""What a learner sends: one message a round, of one size, whatever the data.
+"""A learner's messages: one a round, of one size, whatever the data.
 
     8 bytes  VEIL0001
     4        epoch                      8   grid (float64): what one unit stands for
@@ -23,7 +23,7 @@ from veilstream.errors import InputError
 from veilstream.privacy.gradient_types import Noised
 
 Payload = NewType("Payload", bytes)
-"""Bytes that may be sent: made by `encode`, from what is noised."""
+"""Bytes that may be sent; `encode` makes them from noised numbers."""
 
 _MAGIC = b"VEIL0001"
 _HEADER = struct.Struct("<8sIIQId")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from veilstream.learning.linear_tasks import Huber, LeastSquares, Logistic, Poisson, Softmax
     from veilstream.learning.ripple import Ripple
+    from veilstream.learning.task_kind import Margins, Target, TaskKind, TaskSetting
 
 Floats = NDArray[np.floating[Any]]
 
@@ -36,18 +37,30 @@ __all__ = [
     "Huber",
     "LeastSquares",
     "Logistic",
+    "Margins",
     "Poisson",
     "Ripple",
     "Sample",
     "Softmax",
+    "Target",
     "Task",
     "TaskDetails",
+    "TaskKind",
+    "TaskSetting",
     "check_members",
     "jax_numpy",
 ]
 
-_LINEAR = dict.fromkeys(("Huber", "LeastSquares", "Logistic", "Poisson", "Softmax"), "veilstream.learning.linear_tasks")
-__getattr__ = names_from(__name__, _LINEAR | {"Ripple": "veilstream.learning.ripple"})
+_LATER = {
+    "veilstream.learning.linear_tasks": ("Huber", "LeastSquares", "Logistic", "Poisson", "Softmax"),
+    "veilstream.learning.ripple": ("Ripple",),
+    "veilstream.learning.task_kind": ("Margins", "Target", "TaskKind", "TaskSetting"),
+}
+__getattr__ = names_from(__name__, {name: module for module, names in _LATER.items() for name in names})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @runtime_checkable

@@ -76,7 +76,7 @@ class Guarantee:
 
     Guarantees: every client's record has (``epsilon``, ``delta``)-local differential privacy, in
     the sense of ``neighbours`` and ``participation``, for all that a learner sends in ``horizon``
-    steps, against the server and whoever reads the wire, even if they choose each next model
+    steps, against the server and anyone who reads the wire, even if they choose each next model
     after seeing all before (adaptive continual release). By: one Gaussian mechanism C·G + ξ
     (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing. It presumes that
     every client's gradient is clipped to ``clip_norm``, that those of ``clients_per_step`` clients
@@ -183,7 +183,7 @@ class Guarantee:
         """Plain values, for JSON."""
         plain = asdict(self)
         if self.telemetry is None:
-            del plain["telemetry"]  # as before there was any: stores and digests stay what they were
+            del plain["telemetry"]
         else:
             plain["telemetry"]["metrics"] = list(self.telemetry.metrics)
             plain["telemetry"]["noise_price"] = self.telemetry.price(self.clip_norm)

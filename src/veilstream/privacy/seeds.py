@@ -1,7 +1,7 @@
 """A guard in front of the noise: seeds that are weak are refused before any noise is made.
 
 Noise from a seed of few bits has the right law; no message shows what is wrong until a seed comes
-twice at the same step. So the place to look is where seeds are made:
+twice at the same step. So seeds are checked where they are made:
 
 * `check_generator` draws some thousands of seeds that nobody uses and looks for any that come
   twice (a birthday: 16,384 draws find seeds of up to 22 bits, with probability above 1 - 1e-13,

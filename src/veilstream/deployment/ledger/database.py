@@ -1,4 +1,4 @@
-"""The SQLite file of a ledger: its tables, how it is opened, and what its errors become."""
+"""The SQLite file of a ledger: tables, settings, format, and errors with a way out."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def remembered_witness(db: Any) -> Path | None:
 def find_witness(store: Path, witness: Path | str | None) -> Path:
     """Where to look for a witness: where someone says, else where the store says, else beside it.
 
-    Reads the store, and changes nothing; whatever is wrong with it is for others to say.
+    Changes nothing, and leaves it to others to report a damaged store.
     """
     found = None
     if not witness and store.is_file() and not store.is_symlink():
@@ -103,7 +103,7 @@ def check_format(db: Any, path: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Whatever a broken file makes SQLite or JSON say is one error."""
+    """Turn what SQLite or JSON raise on a broken file into one error."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -116,7 +116,7 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Whatever the operating system says of a path is an error with a way out."""
+    """Turn an error of the operating system into one with a way out."""
     try:
         yield
     except OSError as error:

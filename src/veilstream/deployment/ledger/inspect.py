@@ -1,4 +1,4 @@
-"""Looking at a ledger without changing it, also while a learner writes to it."""
+"""Read a ledger without changing it, even while a learner writes to it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from veilstream.deployment.ledger.visits import checked_tag, clients_of, keyed_t
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
 from veilstream.errors import InputError, LedgerError
 from veilstream.files import lock_holder
+from veilstream.privacy.guarantee import Guarantee
 from veilstream.progress import progress
 
 
@@ -48,17 +49,17 @@ class Status:
     """Whether the epoch is over and its secrets are destroyed."""
     secrets: int
     """Seeds and snapshots that the store still holds."""
-    guarantee: dict[str, Any] | None
+    guarantee: Guarantee | None
     witnessed: int
     """Records that the witness has seen."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        return asdict(self)
+        return asdict(self) | {"guarantee": None if self.guarantee is None else self.guarantee.as_dict()}
 
 
 def inspect(store: Path, witness: Path | str | None = None) -> Status:
-    """What opening checks; the witness is only counted (`verify` reads everything)."""
+    """Status after the checks that opening makes; of the witness, only the last entry is read."""
     where = find_witness(store, witness)
     refuse_links(store, where)
     with reading(store) as db:
@@ -144,6 +145,7 @@ class _Comparison:
 
 def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
     standing, settings = chain.standing, chain.standing.settings
+    promised = None if settings is None else settings["guarantee"]
     return Status(
         str(store),
         str(where),
@@ -159,7 +161,7 @@ def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
         acknowledged=standing.acknowledged,
         ended=standing.ended,
         secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
-        guarantee=None if settings is None else settings["guarantee"],
+        guarantee=Guarantee.from_dict(promised) if promised else None,
         witnessed=_last_witnessed(where),
     )
 

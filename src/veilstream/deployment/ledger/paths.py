@@ -79,7 +79,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def notices_of(store: Path, witness: Path) -> list[str]:
-    """What the person beside a learner should know of its files; each is one sentence.
+    """Notices for the learner's operator about its files, a sentence each.
 
     Files that other accounts may read are closed to them (mode 0600) where that can be done.
     """
@@ -101,7 +101,7 @@ def _device(path: Path) -> int:
 
 
 def _shut(path: Path) -> str:
-    """Close a file to other accounts; says what came of it."""
+    """Close a file to other accounts; returns the result in words."""
     with contextlib.suppress(OSError):
         path.chmod(0o600)
     if path.stat().st_mode & _OTHERS:

@@ -6,9 +6,9 @@ each, durable (WAL, synchronous=FULL) when they return, then witnessed
 hangs on it (`veilstream.deployment.ledger.check`), and compares it with the witness. Clients are
 known by keyed hashes of their tags.
 
-A store is created only when that is asked for: a disk that is not mounted must not look like a
-learner's first day. What a running ledger stands on is looked at before every write: the same store
-under its path, with the head of the chain that this process wrote, and the witness as it was left.
+A store is created only on request: a disk that is not mounted must not look like a learner's first
+day. Before every write the ledger checks that its path still leads to the same store, with the head
+of the chain that this process wrote, and that the witness is as it was left.
 
 A ledger has one writer, and one failure: after a write that did not return, nobody knows what the
 disk holds, so the ledger refuses everything until it is opened anew.
@@ -323,7 +323,7 @@ class Ledger:
         """One of `CRASH_POINTS`: does nothing. Tests that kill a process there replace it in it."""
 
     def witness(self) -> None:
-        """Have everything written so far witnessed; only then may anything leave."""
+        """Witness everything written so far; only then may anything leave."""
         assert self._witness is not None
         try:
             self._witness.append(self._unwitnessed)
@@ -387,7 +387,7 @@ class Ledger:
             return past_visits(self._db, tag)
 
     def forget(self) -> bool:
-        """Have what was destroyed gone from the log file too; False while someone reads it."""
+        """Remove what was destroyed from the log file too; False while someone reads it."""
         self._failed = True
         with readable(self.path):
             self._db.execute("PRAGMA busy_timeout=2000")
