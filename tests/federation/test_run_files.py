@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path):
     world.go()
     path = world.folder / CHECKPOINT
     path.write_bytes(b"VEILCKP1" + path.read_bytes()[8:])
-    with pytest.raises(InputError, match="a checkpoint of version 1.*another veilstream wrote it"):
+    with pytest.raises(InputError, match=r"a checkpoint of version 1.*another veilstream wrote it"):
         world.go()
 
 
