@@ -455,7 +455,15 @@ class Learner:
     ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.
 
-        `begin_round`, `take_many` and `finish_round`, with what they take, return and raise.
+        Args:
+            r: the round, as the server counts.
+            x: the model to start from.
+            clients: tags and samples, in the order in which they came.
+            acknowledged: the last round that the server accepted, and the hash of its message.
+
+        Returns:
+            What is sent, as `finish_round` has it; errors are those of `begin_round` and `finish_round`.
+
         """
         self.begin_round(r, x, acknowledged)
         if self.pinned:
@@ -467,7 +475,12 @@ class Learner:
     def acknowledge(self, r: int, digest: str) -> None:
         """Remember that the server has accepted the last round's message, by its hash.
 
-        (`begin_round` takes the same along, without a write of its own.)
+        `begin_round` takes the same along, without a write of its own.
+
+        Args:
+            r: the round that the server accepted.
+            digest: the hash of its message.
+
         """
         r, digest = _checked_acknowledgement((r, digest))
         release = self.epochs.last_release()

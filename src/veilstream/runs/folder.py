@@ -125,7 +125,7 @@ def _stored_plan(path: Path) -> Plan:
             "out",
             str(path),
             "the plan that the run in this folder wrote",
-            f"restore it, or name another folder; {error}",
+            f"restore it, or start again in another folder; {error}",
         ) from error
 
 
