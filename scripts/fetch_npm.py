@@ -1,10 +1,10 @@
-"""Fetch the JavaScript that requirements/npm.json pins, by npm, and check every byte.
+"""Fetch the JavaScript packages in requirements/npm.json with npm, and check their hashes.
 
-    python scripts/fetch_npm.py uplot          the charts of report.html, which the wheel carries
-    python scripts/fetch_npm.py axe-core       the accessibility rules of tests/browser
+    python scripts/fetch_npm.py uplot          draws the charts of pages; part of the wheel
+    python scripts/fetch_npm.py axe-core       accessibility rules for tests/browser
 
-npm decides where packages come from; what comes must have the SHA-512 that stands in the lock.
-What is there already is not fetched again. Exit code 3: npm is missing, or found nothing.
+npm decides where packages come from; each must have the SHA-512 that npm.json names. Files that
+are there are not fetched again. Exit code 3: npm is missing, or found nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TIMEOUT_S = 120
 
 
 class NotFetched(Exception):
-    """What could not be had, and what to do."""
+    """A package could not be fetched; the message says why."""
 
 
 def fetch(name: str, root: Path = ROOT) -> Path:
-    """Have a pinned package's files in their folder, and return it."""
+    """Fetch a pinned package's files if they are missing; returns their folder."""
     pins = json.loads((root / "requirements/npm.json").read_text(encoding="utf-8"))
     if name not in pins:
         raise NotFetched(f"{name}: not one of {', '.join(pins)}")
@@ -47,7 +47,7 @@ def fetch(name: str, root: Path = ROOT) -> Path:
 
 
 def packed(name: str, version: str) -> bytes:
-    """The package's archive, as npm hands it out."""
+    """The package's archive, from `npm pack`."""
     npm = shutil.which("npm")
     if npm is None:
         raise NotFetched(f"{name} {version}: npm is not installed (Debian: apt-get install npm)")
@@ -78,7 +78,7 @@ def packed(name: str, version: str) -> bytes:
 
 
 def unpack(archive: bytes, pin: dict[str, Any], into: Path) -> None:
-    """Write the pinned files of an archive that is the pinned one, and no other."""
+    """Write the pinned files of an archive, after checking its hash."""
     kind, _, wanted = pin["integrity"].partition("-")
     found = base64.b64encode(hashlib.new(kind, archive).digest()).decode()
     if found != wanted:
@@ -93,7 +93,7 @@ def unpack(archive: bytes, pin: dict[str, Any], into: Path) -> None:
 
 
 def main() -> int:
-    """Fetch what is named."""
+    """Fetch the packages named on the command line."""
     for name in sys.argv[1:]:
         try:
             fetch(name)

@@ -157,7 +157,7 @@ def stand(learner: Learner) -> tuple[Any, ...]:
         local.model.reveal().tobytes(),
         local.noise.snapshot(),
         learner.ledger.chain.length,
-        learner.broken,
+        learner.epochs.broken,
     )
 
 
@@ -209,7 +209,7 @@ class Fuzzer:
         (send,) = self.rng.choices([k for k, _ in kinds], [weight for _, weight in kinds])
         self.tally.messages[send.__name__.strip("_").replace("_", " ")] += 1
         send()
-        if self.learner.broken or self.learner.ledger._failed:
+        if self.learner.epochs.broken or self.learner.ledger._failed:
             self.tally.violated("a message broke the learner", send.__name__)
             self.restart()
 

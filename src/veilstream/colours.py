@@ -1,6 +1,6 @@
-"""One colour per mechanism, in every figure: Okabe and Ito's, told apart by nearly everyone.
+"""One colour per mechanism, in every figure, from Okabe and Ito's palette for all kinds of sight.
 
-page/charts.js has the same for pages, a shade lighter on dark ones.
+reports/page/charts.js has the same colours, with lighter ones for dark pages.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ COLOURS = {
 
 
 def colour_of(mechanism: str) -> str:
-    """Its colour; an unknown mechanism is blue. Black is for methods without noise."""
+    """A mechanism's colour; blue for an unknown one. Methods without noise are black."""
     return COLOURS.get(mechanism, "C0")

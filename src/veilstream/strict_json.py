@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,7 @@ def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finit
 def _each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InvalidJson(f"field {twice[:_LONGEST_SHOWN]!a} appears twice in one object")
     return fields
 

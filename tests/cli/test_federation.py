@@ -87,7 +87,7 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
 
 def test_a_server_refuses_what_an_operator_cannot_mean_and_a_folder_that_is_taken(tmp_path):
     from veilstream.federation.keys.new_keys import make_keys
-    from veilstream.federation.server.run_lock import lock_run
+    from veilstream.federation.server.run_files import lock_run
 
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     (tmp_path / "plan.toml").write_text(plan_of().to_toml())

@@ -27,7 +27,7 @@ def test_run_prints_guarantees_first_and_leaves_a_folder(tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 8
     again = veilstream("run", str(plan), "--out", str(tmp_path / "out"))
     assert again.returncode == 2
-    assert "it was started with other settings: learning.rounds = 12 (was 8)" in again.stderr
+    assert "started with other settings" in again.stderr
 
 
 def test_run_as_json_with_seeds(tmp_path):

@@ -129,7 +129,7 @@ def test_what_an_iterator_gave_before_it_failed_is_taken(tmp_path):
         with pytest.raises(OSError, match="dead"):
             learner.observe_many(failing())
         assert learner.clients_wanted == TAU - 3
-        assert not learner.broken
+        assert not learner.epochs.broken
     assert verify(tmp_path / "s.db").clients == 3
 
 
@@ -171,7 +171,7 @@ def test_an_interrupted_group_is_stored_whole_or_not_at_all(point, visit, one_by
             if visit == 1 or point == "step-computed":
                 with pytest.raises(Killed):
                     learner.observe_many(group)
-                assert learner.broken
+                assert learner.epochs.broken
                 with pytest.raises(PrivacyError):
                     learner.observe_many(people(5, 1))
                 with pytest.raises(PrivacyError):

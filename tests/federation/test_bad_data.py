@@ -139,7 +139,7 @@ def test_numbers_out_of_range_are_refused_where_the_plan_says(tmp_path):
     for row in rows[:10]:
         row["x0"] = 17.5
     beside.write(csv_of(rows))
-    beside.refuses_to_start("10 in x0: the number lies outside the plan's range")
+    beside.refuses_to_start("10 in x0: the number is outside the plan's range")
 
 
 def test_unknown_categories_are_refused_where_the_plan_says(tmp_path):

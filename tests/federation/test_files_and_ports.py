@@ -13,7 +13,7 @@ from veilstream.errors import InputError, RunBusy
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.server.process import ServerService
-from veilstream.federation.server.run_lock import lock_run
+from veilstream.federation.server.run_files import lock_run
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])

@@ -54,9 +54,9 @@ def test_whoever_answers_and_whenever_the_model_is_what_the_last_prefixes_say(ro
 
 
 def test_the_first_two_models_by_hand_with_decay_averaging_and_a_ball():
-    terms = dataclasses.replace(
-        terms_of(step_size=0.5, server_step_size=2.0, step_decay=1.0, averaging=1.0), projection_radius=1.0
-    )
+    terms = terms_of(step_size=0.5, server_step_size=2.0, step_decay=1.0, averaging=1.0)
+    learning = dataclasses.replace(terms.plan.learning, projection_radius=1.0)
+    terms = dataclasses.replace(terms, plan=dataclasses.replace(terms.plan, learning=learning))
     fold = fold_of(terms)
     unit = round(1.0 / terms.grid.step)  # one, in units of the grid
     first = np.zeros(DIM, np.int64)

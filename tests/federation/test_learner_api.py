@@ -273,7 +273,7 @@ def test_records_wait_across_rounds_and_none_is_taken_twice_or_told_so_early(tmp
         here.open_round(now=False)
         calling.join(10)
         assert told[0][1]["answers"] == ["taken"] * 5
-        assert here.daemon.learner.ledger.chain.visits.value()[0] == 5
+        assert here.daemon.learner.ledger.chain.visits.value().count == 5
 
 
 def test_what_no_round_took_in_time_is_not_used_and_may_come_again(tmp_path):

@@ -15,8 +15,9 @@ from tests.federation.test_learner_api import KEPT, TOKEN, served
 from tests.federation.test_live_records import row
 from tests.support.federation import table_plan_of
 from veilstream.errors import InputError, ProtocolError
-from veilstream.federation.learner.access import LINK_S, SESSION_S, PageAccess, page_link
+from veilstream.federation.learner.access import page_link
 from veilstream.federation.learner.local_account import LocalAccount, account_path
+from veilstream.federation.learner.local_page import LINK_S, SESSION_S, LocalPage
 from veilstream.federation.learner.prequential_score import RECENT_RECORDS, Score, ScoreHistory
 from veilstream.records.schema import Refusal
 from veilstream.reports.charts import unpack
@@ -94,21 +95,27 @@ def test_a_page_of_another_origin_gets_nothing_and_uses_up_no_link(changes, tmp_
         assert here.ask("GET", path, headers={"Sec-Fetch-Site": "none"})[0] == 303
 
 
-def test_links_and_sessions_end(tmp_path):
+def test_links_and_sessions_end():
     now = [0.0]
-    access = PageAccess(lambda: now[0])
-    early, late = access.new_code(), access.new_code()
-    session = access.enter(early)
-    assert session is not None
-    assert access.enter(early) is None
+    page = LocalPage(None, lambda: now[0])
+
+    def new_code() -> str:
+        return page.new_link("127.0.0.1")["link"].partition("once=")[2]
+
+    def lets_in(cookies=None, code=None) -> bool:
+        return page.lets_in("GET", "/page", {}, cookies or {}, code)
+
+    early, late = new_code(), new_code()
+    name, _, session = page.enter(early, 8490).partition(";")[0].partition("=")
+    assert page.enter(early, 8490) is None
     now[0] = LINK_S
-    assert access.enter(late) is None
-    assert access.knows(session)
+    assert page.enter(late, 8490) is None
+    assert lets_in({name: session})
     now[0] = SESSION_S
-    assert not access.knows(session)
-    codes = [access.new_code() for _ in range(20)]
-    assert sum(access.waits(code) for code in codes) == 8  # the oldest go
-    assert access.waits(codes[-1])
+    assert not lets_in({name: session})
+    codes = [new_code() for _ in range(20)]
+    assert sum(lets_in(code=code) for code in codes) == 8  # the oldest go
+    assert lets_in(code=codes[-1])
     assert len(set(codes)) == 20
 
 

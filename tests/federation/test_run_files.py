@@ -147,6 +147,15 @@ def test_damage_is_named(tmp_path, name):
         world.go()
 
 
+def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path):
+    world = World(tmp_path / "run")
+    world.go()
+    path = world.folder / CHECKPOINT
+    path.write_bytes(b"VEILCKP1" + path.read_bytes()[8:])
+    with pytest.raises(InputError, match=r"a checkpoint of version 1.*another veilstream wrote it"):
+        world.go()
+
+
 def test_a_missing_file_of_messages_is_named(tmp_path):
     world = World(tmp_path / "run")
     world.go()

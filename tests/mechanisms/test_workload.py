@@ -253,35 +253,27 @@ def test_toeplitz_with_forgetting_is_a_square_root():
     np.testing.assert_allclose(C @ C, np.where(steps >= 0, rho ** np.maximum(steps, 0.0), 0.0), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"horizon": 0}, "horizon"),
-        ({"local_steps": 5}, "local_steps"),
-        ({"forgetting": 0.0}, "forgetting"),
-        ({"forgetting": 1.01}, "forgetting"),
-        ({"forgetting": float("nan")}, "forgetting"),
-        ({"forgetting": True}, "forgetting"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"momentum": -0.1}, "momentum"),
-        ({"averaging": -1.0}, "averaging"),
-        ({"averaging": float("inf")}, "averaging"),
-        ({"newest_weight": 0.0}, "newest_weight"),
-        ({"newest_weight": 0.5, "averaging": 1.0}, "newest_weight"),
-        ({"interior_weight": 0.0}, "interior_weight"),
-        ({"interior_weight": 2.0}, "interior_weight"),
-        ({"step_decay": -1.0}, "step_decay"),
-        ({"step_sizes": (1.0, 2.0)}, "step_sizes"),
-        ({"step_sizes": (0.0,) * 12}, "step_sizes"),
-        ({"step_sizes": (1.0,) * 12, "step_decay": 0.5}, "step_decay"),
-        ({"step_sizes": (1e308,) * 12}, r"step_sizes\[0\] = 1e\+308"),
-        ({"step_sizes": ("1",) * 12}, "step_sizes.*real numbers"),
-        ({"step_decay": 50.0}, r"step_decay = 50\.0: expected <= 27\.8"),
-    ],
-)
-def test_bad_values_are_refused_by_name(options, field):
-    with pytest.raises(InputError, match=field):
-        vs.Workload(**{"horizon": 12, **options})
+REFUSED = {
+    "horizon": [{"horizon": 0}],
+    "local_steps": [{"local_steps": 5}],
+    "forgetting": [{"forgetting": bad} for bad in (0.0, 1.01, float("nan"), True)],
+    "momentum": [{"momentum": 1.0}, {"momentum": -0.1}],
+    "averaging": [{"averaging": -1.0}, {"averaging": float("inf")}],
+    "newest_weight": [{"newest_weight": 0.0}, {"newest_weight": 0.5, "averaging": 1.0}],
+    "interior_weight": [{"interior_weight": 0.0}, {"interior_weight": 2.0}],
+    "step_decay": [{"step_decay": -1.0}, {"step_sizes": (1.0,) * 12, "step_decay": 0.5}],
+    "step_sizes": [{"step_sizes": (1.0, 2.0)}, {"step_sizes": (0.0,) * 12}],
+    r"step_sizes\[0\] = 1e\+308": [{"step_sizes": (1e308,) * 12}],
+    "step_sizes.*real numbers": [{"step_sizes": ("1",) * 12}],
+    r"step_decay = 50\.0: expected <= 27\.8": [{"step_decay": 50.0}],
+}
+
+
+def test_bad_values_are_refused_by_name():
+    for told, refused in REFUSED.items():
+        for options in refused:
+            with pytest.raises(InputError, match=told):
+                vs.Workload(**{"horizon": 12, **options})
 
 
 def test_numbers_of_numpy_are_plain_numbers_to_the_cache():

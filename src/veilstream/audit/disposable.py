@@ -42,7 +42,9 @@ class Disposable(Learner):
     ``parent`` is where its folder is made, if not where temporary files are.
     """
 
-    def __init__(self, plan: Plan, task: Task, parent: Path | None = None, parts: LearnerParts | None = None) -> None:
+    def __init__(
+        self, plan: Plan, task: Task, parent: Path | None = None, *, parts: LearnerParts | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=parent)
         try:
             super().__init__(
@@ -77,7 +79,7 @@ class Apart(Disposable):
     else (ledger, witness, seeds, noise stream, grid, messages) is inherited.
     """
 
-    def __init__(self, plan: Plan, task: Task, parts: LearnerParts | None = None) -> None:
+    def __init__(self, plan: Plan, task: Task, *, parts: LearnerParts | None = None) -> None:
         if plan.learning.projection_radius is not None:
             raise InputError(
                 "learning.projection_radius",

@@ -35,32 +35,40 @@ def server_command(
         bool,
         typer.Option(
             "--publish",
-            help="A live page at /live of the model API: rounds, who is there, what is left. Names "
-            "of learners only where nobody else can listen (loopback).",
+            help="Serve a live page at /live of the model API: rounds, learners, time left. It names "
+            "learners only on loopback.",
         ),
     ] = False,
     publish_names: Annotated[
-        bool, typer.Option("--publish-names", help="The same, with learners' names for whoever can reach it.")
+        bool, typer.Option("--publish-names", help="The same, with learners' names for everyone who can reach it.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default=False)] = None,
     insecure: Insecure = False,
     exit_when_done: Annotated[
-        bool, typer.Option("--exit-when-done", help="End after the last round, for scripts; else serve models on.")
+        bool,
+        typer.Option(
+            "--exit-when-done",
+            help="End after the last round, for scripts; without it the server keeps serving models.",
+        ),
     ] = False,
     next_run: Annotated[
         bool,
         typer.Option(
             "--next",
             help="Begin the next run, in OUT-2 and so on, from the last model: every learner goes "
-            "along into a new epoch, as far as federation.epochs says. Later starts leave it out.",
+            "along into a new epoch, as often as federation.epochs allows. Leave it out of later starts.",
         ),
     ] = False,
     roll_back: Annotated[
-        int | None, typer.Option(help="Go on from the model after so many rounds.", show_default=False)
+        int | None,
+        typer.Option(help="Continue from the model that was released after this many rounds.", show_default=False),
     ] = None,
     void: Annotated[list[str] | None, typer.Option(help="Never ask this learner again.", show_default=False)] = None,
     reset: Annotated[
-        list[str] | None, typer.Option(help="Take this learner at its next enrolment as it is.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help="Accept this learner's epoch and round, whatever they are, when it next enrols.", show_default=False
+        ),
     ] = None,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,

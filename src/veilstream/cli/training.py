@@ -20,8 +20,8 @@ from veilstream.cli.tables import print_json
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.reports.page_kit import REPORT
-from veilstream.reports.report import write_report
+from veilstream.reports.page_kit import REPORT, cell
+from veilstream.reports.report import FIGURES, shown_figures, write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
 from veilstream.runs.folder import Run
@@ -231,21 +231,16 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("method", "protects (simulated)", "noise std"):
         table.add_column(name, overflow="fold")
-    finals = [method["final"] for method in summary["methods"].values()]
-    shown = [key for key in _FIGURES if key == "average_loss" or any(f.get(key) for f in finals)]
-    if "accuracy" in shown:
+    methods = finished.simulation.methods.values()
+    shown = shown_figures(method.final for method in methods)
+    if "held_out_accuracy" in shown:
         shown.remove("prequential_accuracy")
     for key in shown:
-        table.add_column(_FIGURES[key], justify="right")
-    for name, method in summary["methods"].items():
-        promise = method["guarantee"]
-        final = method["final"]
-        table.add_row(
-            escape(name),
-            f"({promise['epsilon']:g}, {promise['delta']:g})" if promise else "[red]nothing[/red]",
-            f"{method['noise_std']:.3g}",
-            *(_figure(final.get(key)) for key in shown),
-        )
+        table.add_column(FIGURES[key], justify="right")
+    for method in methods:
+        protects = method.protects if method.guarantee else "[red]nothing[/red]"
+        cells = [cell(method.final.get(key)) for key in shown]
+        table.add_row(escape(method.name), protects, f"{method.noise_std:.3g}", *cells)
     console.print(table)
     seeds = f"{len(summary['seeds'])} seed{'' if len(summary['seeds']) == 1 else 's'}"
     regret = "; regret per step" if any("regret" in key for key in shown) else ""
@@ -257,27 +252,15 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     )
     for remark in (summary["comparators"] or {}).get("remarks", []):
         console.print(f"[dim]note: {remark}[/dim]")
-    for name, method in summary["methods"].items():
-        if remark := method["final"].get("remark"):
-            console.print(f"note: {escape(name)} {remark}")
+    for method in methods:
+        if method.remark:
+            console.print(f"note: {escape(method.name)} {method.remark}")
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
     console.print(f"Run: {escape(str(finished.path))}")
     console.print(f"Report: {escape(str(finished.path / REPORT))}")
     for path in figures:
         console.print(f"Figure: {escape(str(path))}")
-
-
-_FIGURES = {
-    "accuracy": "held-out accuracy",
-    "prequential_accuracy": "prequential accuracy",
-    "rmse": "held-out error",
-    "explained": "share explained",
-    "average_loss": "average loss",
-    "dynamic_regret": "dynamic regret",
-    "static_regret": "static regret",
-}
-"""Column titles."""
 
 
 def _show_records(console: Console, records: dict[str, Any] | None) -> None:
@@ -296,7 +279,3 @@ def _show_records(console: Console, records: dict[str, Any] | None) -> None:
     for key, why in left_out.items():
         if records[key]:
             console.print(f"note: {records[key]} rows left out: {why}")
-
-
-def _figure(value: dict[str, Any] | None) -> str:
-    return "-" if value is None else f"{value['mean']:.4f} ± {value['std']:.4f}"

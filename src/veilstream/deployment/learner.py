@@ -177,11 +177,6 @@ class Learner:
         return self.epochs.epochs_left
 
     @property
-    def broken(self) -> bool:
-        """Whether a call was interrupted, so that only a restart may go on."""
-        return self.epochs.broken
-
-    @property
     def round(self) -> int:
         """The round that is open, or is to be begun next."""
         return self.local.round
@@ -327,9 +322,9 @@ class Learner:
         """Take one client: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
-        participation goes). Data that cannot be used at all are refused before the step; data whose
-        gradient turns out unusable count as a zero gradient. Spellings of a text tag are one client
-        (`veilstream.records.client_names`); one that has nothing but white space is refused.
+        participation goes). A record that is not admitted is refused before the step; one whose
+        gradient fails counts as a zero gradient. Spellings of a text tag are one client
+        (`veilstream.records.client_names`).
 
         Args:
             client: the client's tag, the same whenever the same person comes.
@@ -460,7 +455,15 @@ class Learner:
     ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.
 
-        `begin_round`, `take_many` and `finish_round`, with what they take, return and raise.
+        Args:
+            r: the round, as the server counts.
+            x: the model to start from.
+            clients: tags and samples, in the order in which they came.
+            acknowledged: the last round that the server accepted, and the hash of its message.
+
+        Returns:
+            What is sent, as `finish_round` has it; errors are those of `begin_round` and `finish_round`.
+
         """
         self.begin_round(r, x, acknowledged)
         if self.pinned:
@@ -472,7 +475,12 @@ class Learner:
     def acknowledge(self, r: int, digest: str) -> None:
         """Remember that the server has accepted the last round's message, by its hash.
 
-        (`begin_round` takes the same along, without a write of its own.)
+        `begin_round` takes the same along, without a write of its own.
+
+        Args:
+            r: the round that the server accepted.
+            digest: the hash of its message.
+
         """
         r, digest = _checked_acknowledgement((r, digest))
         release = self.epochs.last_release()

@@ -71,6 +71,7 @@ class LiveFederation(LiveState):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator, self._metrics, self._run = coordinator, metrics, Run(folder)
+        self._plan = self._run.plan
         self._clock, self._round_began, self._told_at = clock, clock(), -_EVERY_S
         names = sorted(coordinator.fold.seats)
         self._names = {n: n if named else f"learner {i}" for i, n in enumerate(names, 1)}
@@ -88,7 +89,7 @@ class LiveFederation(LiveState):
         self._bytes = (0, 0)
         self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
         state = federation_state(self._run)
-        plan = public_plan(self._run.plan)
+        plan = public_plan(self._plan)
         state["provenance"] = {"facts": facts([("Run", coordinator.run)]), "command": "", "plan": plan}
         state["charts"]["rounds"] = self._charts()
         state["audit"] = None
@@ -174,7 +175,7 @@ class LiveFederation(LiveState):
         """A word for each learner."""
         here, fold = self._coordinator, self._coordinator.fold
         answered, reachable, refused = set(fold.answered), here.reachable, here.refused
-        overdue = self._clock() - self._round_began > self._run.plan.federation.deadline_s
+        overdue = self._clock() - self._round_began > self._plan.federation.deadline_s
         states = {}
         for name, seat in fold.seats.items():
             if seat.state in ("held", "void"):
@@ -194,7 +195,7 @@ class LiveFederation(LiveState):
         return states
 
     def _headline(self, counts: Mapping[str, int]) -> Headline:
-        here, plan = self._coordinator, self._run.plan
+        here, plan = self._coordinator, self._plan
         done, rounds, learners = here.round, here.terms.rounds, here.terms.learners
         unbounded = plan.learning.unbounded
         present = counts["answered"] + counts["asked"] + counts["late"] + counts["done"]
@@ -225,7 +226,7 @@ class LiveFederation(LiveState):
             seat, (_, since) = fold.seats[name], self._since_start[name]
             epoch = str(seat.epoch) + ("" if since is None else f", new since round {since}")
             taken = str(seat.round)
-            left = "–" if self._run.plan.learning.unbounded else str(terms.rounds - seat.round)
+            left = "–" if self._plan.learning.unbounded else str(terms.rounds - seat.round)
             rows.append([self._names[name], states[name], epoch, taken, left])
         left_out = len(states) - len(rows)
         note = (

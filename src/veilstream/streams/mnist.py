@@ -91,6 +91,9 @@ def mnist_stream(
         split: how: "paper", "dirichlet", "writers" or "even".
         alpha: concentration, for "dirichlet".
 
+    Returns:
+        A stream of clients, each with one image, and of those held out.
+
     Raises:
         UnknownName: for another split.
 

@@ -163,7 +163,7 @@ class StreamClient:
                 _log.warning("%s", soon)
 
     async def _explain(self, code: grpc.StatusCode) -> Trouble:
-        """Why the server is not to be had, in our own words."""
+        """Why there is no server, in our own words."""
         shown = wire.target(*self._address)
         if code == grpc.StatusCode.ALREADY_EXISTS:
             self.refused = Trouble(

@@ -59,7 +59,7 @@ def options(largest_incoming: int) -> list[tuple[str, int]]:
 
 
 def server_options(most_connections: int) -> list[tuple[str, int]]:
-    """Further ones of a server: connections cost files, and whoever connects has not said who."""
+    """A server's further ones: each connection costs an open file, and strangers may connect."""
     return [
         ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_connection_idle_ms", int(_UNUSED_S * 1000)),  # without a stream

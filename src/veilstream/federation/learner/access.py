@@ -1,37 +1,21 @@
-"""Who may use the learner API: programs show an access token, a browser gets in by a link.
+"""The learner API's access token, which programs show; and the link that it buys for a browser.
 
-    token, made = open_token(token_path(store))      in a file that only this account can read
-    link = page_link(("127.0.0.1", 8490), token)     what `veilstream ledger page` prints
-
-A browser cannot send the token in a header, and a token in an address would stay in its history. So
-a program that can read the token asks the API for a link (`POST /page/link`). The link opens the
-page once, within a minute, and leaves a cookie that scripts cannot read and other sites cannot send.
-Cookies ignore ports: the browser may show this one to another program on this machine, if that is
-called under ``/page``. So the cookie opens this page and nothing else, and ends with the learner's
-process, or after twelve hours.
+token, made = open_token(token_path(store))      in a file that only this account can read
+link = page_link(("127.0.0.1", 8490), token)     what `veilstream ledger page` prints
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
 import secrets
 import stat
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.http_client import is_loopback, send_request
 from veilstream.strict_json import InvalidJson, read_json
 
-LINK_S = 60.0
-"""How long a link works."""
-SESSION_S = 12 * 3600.0
-"""How long a browser may look before it needs another link."""
-
-_MOST_SECRETS = 8
 _ASK_S = 10.0
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}")
 _NEW_TOKEN = "remove it: the learner makes a new token at its next start"
@@ -85,61 +69,6 @@ def read_token(path: Path) -> str:
     if not _TOKEN.fullmatch(token):
         raise InputError("access token", str(path), "a file with at least 32 letters and digits", _NEW_TOKEN)
     return token
-
-
-class PageAccess:
-    """Links that have not been used, and browsers that have used one; in memory only."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._codes, self._sessions = _Secrets(LINK_S, clock), _Secrets(SESSION_S, clock)
-
-    def new_code(self) -> str:
-        """A code for one link."""
-        return self._codes.new()
-
-    def waits(self, code: str) -> bool:
-        """Whether a link with this code would open the page now."""
-        return self._codes.find(code) is not None
-
-    def enter(self, code: str) -> str | None:
-        """Use up a code and begin a session; None if the code is not valid now."""
-        return self._sessions.new() if self._codes.remove(code) else None
-
-    def knows(self, session: str) -> bool:
-        """Whether this session was begun here and has not ended."""
-        return self._sessions.find(session) is not None
-
-
-class _Secrets:
-    """A few random texts, each valid for a time."""
-
-    def __init__(self, lasts_s: float, clock: Callable[[], float]) -> None:
-        self._lasts_s, self._clock = lasts_s, clock
-        self._until: dict[str, float] = {}
-
-    def new(self) -> str:
-        self._forget_old()
-        while len(self._until) >= _MOST_SECRETS:
-            del self._until[next(iter(self._until))]  # the oldest
-        made = secrets.token_urlsafe(32)
-        self._until[made] = self._clock() + self._lasts_s
-        return made
-
-    def find(self, shown: str) -> str | None:
-        self._forget_old()
-        told = shown.encode(errors="replace")
-        known = [one for one in self._until if hmac.compare_digest(one.encode(), told)]
-        return known[0] if known else None
-
-    def remove(self, shown: str) -> bool:
-        found = self.find(shown)
-        if found is not None:
-            del self._until[found]
-        return found is not None
-
-    def _forget_old(self) -> None:
-        now = self._clock()
-        self._until = {one: until for one, until in self._until.items() if until > now}
 
 
 def page_link(address: tuple[str, int], token: str) -> str:

@@ -19,7 +19,7 @@ A coordinate of telemetry has w/2 a step in the place of B_g, in a release and i
 With m of them all alarms together have (2·n·R·d + n·R²/2 + n·R²·m)·exp(-z²/2), which is less than
 the 4·n·R²·d·exp(-z²/2) that z is for.
 
-What is beyond was not made by this plan's learner. What is within may still be a lie: bounds keep
+No learner of this plan makes a release beyond them. One within them may still be a lie: bounds keep
 one message from ruining a run, they do not make its content true.
 """
 
@@ -47,7 +47,7 @@ class OutOfBounds(ProtocolError):
 
 
 class Deviations(Protocol):
-    """Of the noise in a release, by how many rounds its learner has had."""
+    """Standard deviations of the noise in a release, by its learner's rounds."""
 
     def __getitem__(self, rounds: int, /) -> Any:
         """In units of the grid."""
@@ -177,7 +177,7 @@ def largest_of(units: NDArray[np.signedinteger]) -> int:
 
 
 def norm(increment: NDArray[np.int64]) -> float:
-    """Of whole numbers, as they are; without BLAS, which would start threads for it."""
+    """Euclidean norm of whole numbers; without BLAS, which would start threads for it."""
     exact = increment.astype(np.float64)
     with np.errstate(over="ignore"):
         return math.sqrt(float(np.square(exact, out=exact).sum()))

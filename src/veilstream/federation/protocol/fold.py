@@ -137,7 +137,7 @@ class ClosedRound:
     """What all messages that count have added to the sums of telemetry, in the units of gradients;
     None where the plan has none."""
     spans: Mapping[str, Span] = field(default_factory=dict)
-    """Of each learner whose message counts: which of its own rounds it adds. None of them, from a
+    """For each learner whose message counts: which of its own rounds it adds. None of them, from a
     round to the same, where it only said where it stands: its noise begins anew there."""
 
 
@@ -249,7 +249,7 @@ class ServerFold:
 
     @property
     def answered_count(self) -> int:
-        """How many."""
+        """How many messages count so far."""
         return len(self._counted)
 
     @property
@@ -268,7 +268,7 @@ class ServerFold:
         """A learner says where it stands.
 
         The first time in a run it may be in any epoch. Then only the next one is taken: its epoch
-        has ended, or its store was lost, and its sums begin at zero again. Whoever has stolen a key
+        has ended, or its store was lost, and its sums begin at zero again. A thief of a key
         can therefore not put a seat beyond its learner's reach.
 
         Raises:

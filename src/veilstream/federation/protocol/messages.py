@@ -7,8 +7,8 @@
     body      bytes: a model (float32), or a release (`veilstream.deployment.release`)
 
 The signature covers the head, and the head names the body's hash. So a server hashes a model once
-for all learners and signs small heads, and whoever passes messages on can keep heads apart from the
-one body that they share.
+for all learners and signs small heads, and a transport keeps heads apart from the one body that
+they share.
 
 A *request* goes from the server to one learner, a *reply* back. A reply names the hash of its
 request, so an old one proves nothing; a request names run, learner and round, so one that is sent
@@ -41,6 +41,7 @@ Buffer = bytes | memoryview
 MAGIC = b"VSM2"
 """How every message begins."""
 _SIGNATURE_BYTES = 64
+_LONGEST_SHOWN = 200
 _HEAD = struct.Struct("<4sI")
 _LONGEST_HEAD = (1 << 16) - 256  # with signature and a release's own header: 64 KiB
 _WHOLE_BELOW = 1 << 32
@@ -193,7 +194,7 @@ class Reply:
 
 
 def digest(data: Buffer) -> str:
-    """How a reply names its request: SHA-256 of what is signed; of all that is no message."""
+    """SHA-256 of the signed part, by which a reply names its request; of all bytes if this is no message."""
     end = len(data)
     if len(data) >= _HEAD.size and data[:4] == MAGIC:
         end = _HEAD.size + _HEAD.unpack_from(data)[1]
@@ -232,7 +233,7 @@ class _Form:
         return value
 
     def hash(self, value: Any) -> str:
-        """Of a release: it is written to files and sent on, so it has one form."""
+        """A release's hash: it is written to files and sent on, so it has one form."""
         if not isinstance(value, str) or not _SHA256.fullmatch(value):
             raise self.error()
         return value
@@ -311,3 +312,20 @@ def _small(text: str) -> int:
     if not 0 <= number < _WHOLE_BELOW:
         raise ValueError("a whole number that is out of range")
     return number
+
+
+def shown(said: object, longest: int = _LONGEST_SHOWN) -> str:
+    """A peer's text for a terminal or a log, cut to so many characters.
+
+    Control characters could move a cursor or begin a false line, marks of direction reorder what is
+    read: all that does not print becomes escapes.
+    """
+    text = str(said)
+    escaped = "".join(_escaped(letter) for letter in text[: longest + 1])
+    return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."
+
+
+def _escaped(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -22,8 +22,7 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
-from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
-from veilstream.federation.protocol.peer_text import shown
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest, shown
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
@@ -127,7 +126,7 @@ class Coordinator:
     # --- rounds ----------------------------------------------------------------------------------
 
     def go(self, transport: Transport, until: int | None = None, look: Callable[[], None] = lambda: None) -> None:
-        """Run rounds until the horizon (or ``until``); what is done is kept whatever happens.
+        """Run rounds until the horizon (or ``until``); closed rounds are kept whatever happens.
 
         ``look`` is called often, and may raise to end it.
         """
@@ -504,7 +503,7 @@ class Coordinator:
         self._fold.reset(learner)
         self._refused.pop(learner, None)
         self._places.pop(learner, None)
-        self._enrolling.clear()  # whoever is not seated is asked at once
+        self._enrolling.clear()  # learners without a seat are asked at once
         self._files.record_operation(self._fold, "reset", learner, stood)
         _log.warning("learner %s is taken as it is at its next enrolment", learner)
 

@@ -1,4 +1,4 @@
-"""Every released model, for whoever wants the service.
+"""Serves released models over HTTP.
 
     GET /model/latest     the newest
     GET /model/17         the one after 17 rounds
@@ -134,7 +134,7 @@ class ModelApi:
         self._metrics.add("model_requests")
         return SharedBody(body, headers=headers, media_type=_FORMS[form])
 
-    # --- what is on them -------------------------------------------------------------------------
+    # --- their content ---------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
         coordinator = self._coordinator

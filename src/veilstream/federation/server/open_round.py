@@ -1,4 +1,4 @@
-"""What the server remembers of a conversation while it lasts; nothing of it is kept."""
+"""The server's state of a round in flight; none of it is saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ASKED = 16  # requests to one node that may still be answered: it may never ans
 
 @dataclass(frozen=True)
 class Standing:
-    """For whoever watches."""
+    """Where the run stands, for those who watch it."""
 
     round: int
     rounds: int
@@ -21,7 +21,7 @@ class Standing:
     closed: ClosedRound | None = None
     """The round that has just been closed; None while one is open."""
     seconds: float = 0.0
-    """Of that round."""
+    """How long that round took."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class OpenRound:
     """What all learners are sent."""
     hashed_body: str = ""
     scan_at: float = 0.0
-    """When it is next looked through all learners for those to be asked."""
+    """Time of the next scan for learners to ask."""
     judge_at: float = 0.0
-    """When it is next looked through them for whether all are in that will come."""
+    """Time of the next check whether the round is complete."""
     asked: dict[str, Asked] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
     """Who has no clients now."""

@@ -19,7 +19,7 @@ from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.transport import ServerSide, Transport, supervisor
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
-from veilstream.federation.server.run_lock import lock_run
+from veilstream.federation.server.run_files import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
 from veilstream.federation.transports import TRANSPORTS, TransportSetting

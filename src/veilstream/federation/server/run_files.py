@@ -1,4 +1,4 @@
-"""The folder of a server's run: what is written when it begins, after every round and at the end.
+"""The folder of a server's run: its files at the start, after every round and at the end.
 
 Written down before the next round is announced: model, round, and for each learner its prefix and
 the (round, hash) that is echoed to it as acknowledgement. A server that is started again goes on to
@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError
+from veilstream.errors import InputError, RunBusy
 from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
 from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, MessageFile, ModelFile, Position, Slots
-from veilstream.federation.server.run_lock import LOCK_FILE
 from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
-from veilstream.files import write_file
+from veilstream.files import FileLock, write_file
 from veilstream.plans.plan import Plan
 from veilstream.runs.folder import check_folder, versions
 from veilstream.runs.tables import keep_whole_lines
@@ -34,6 +33,30 @@ _log = logging.getLogger(__name__)
 
 _TABLES = {"rounds.csv": "round,seconds,answered,missing\n", "releases.csv": "round,learner,epoch,learner_round,hash\n"}
 """Tables that grow by lines, with their headers."""
+
+
+LOCK_FILE = "server.lock"
+
+
+def lock_run(folder: Path) -> FileLock:
+    """Hold a run's folder until `FileLock.close`: two servers would overwrite each other's files.
+
+    Raises:
+        RunBusy: another server holds it.
+        InputError: a folder that cannot be written to, or a lock file that is a link.
+
+    """
+    path = folder / LOCK_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(path, lambda holder: RunBusy(str(folder), holder))
+    except OSError as error:
+        raise InputError(
+            "--out",
+            str(path),
+            "a file, not a link, that this account may write",
+            f"{error.strerror}; name another folder",
+        ) from None
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -47,14 +47,14 @@ def open_run(first: Path, plan: Plan, task: Task, *, next_run: bool) -> Opening:
 
     Args:
         first: the first run's folder.
-        plan: what is run.
+        plan: the run's plan.
         task: whose model it is.
         next_run: begin another if the newest is finished. One that is not the first goes on if it
             is not finished, so that a server may be restarted with the same command.
 
     Raises:
         InputError: the first run is not finished, the plan allows no further epoch, or there is no
-            earlier model to be had.
+            earlier model.
 
     """
     number = 1

@@ -35,7 +35,7 @@ _LOOKS = 10  # estimates that a window sees
 
 
 class TelemetryFiles:
-    """Of one run; None from `of` where the plan has no telemetry."""
+    """One run's telemetry; `of` returns None where the plan has none."""
 
     def __init__(self, folder: Path, plan: Plan, terms: Terms, telemetry: Telemetry) -> None:
         self._folder, self._telemetry = folder, telemetry.on_grid(terms.grid.step)

@@ -52,17 +52,19 @@
       return { mean: list(unpack(packed.estimate)), low: list(unpack(packed.low)), high: list(unpack(packed.high)), seeds: [] };
     }
     var values = unpack(packed), points = packed.shape[packed.shape.length - 1], count = values.length / points;
-    var mean = [], low = [], high = [], seeds = [];
-    for (var s = 0; s < count; s++) seeds.push(values.subarray(s * points, (s + 1) * points));
-    for (var p = 0; p < points; p++) {
-      var n = 0, sum = 0, squares = 0;
-      for (s = 0; s < count; s++) { var v = seeds[s][p]; if (v === v) { n++; sum += v; } }
-      var m = n ? sum / n : NaN;
-      for (s = 0; s < count; s++) { v = seeds[s][p]; if (v === v) squares += (v - m) * (v - m); }
-      var std = n > 1 ? Math.sqrt(squares / (n - 1)) : 0;
-      mean.push(n ? m : null); low.push(n ? m - std : null); high.push(n ? m + std : null);
-    }
-    return { mean: mean, low: low, high: high, seeds: seeds };
+    var made = { mean: [], low: [], high: [], seeds: [] };
+    for (var s = 0; s < count; s++) made.seeds.push(values.subarray(s * points, (s + 1) * points));
+    for (var p = 0; p < points; p++) addPoint(made, made.seeds.map(function (seed) { return seed[p]; }));
+    return made;
+  }
+
+  /* Adds mean and mean ± standard deviation of one point's seeds; without a number, nothing is drawn. */
+  function addPoint(curve, values) {
+    var there = values.filter(function (v) { return v !== null && v === v; });
+    var mean = there.reduce(function (a, b) { return a + b; }, 0) / there.length;
+    var squares = there.reduce(function (a, b) { return a + (b - mean) * (b - mean); }, 0);
+    var std = there.length > 1 ? Math.sqrt(squares / (there.length - 1)) : 0;
+    curve.mean.push(there.length ? mean : null); curve.low.push(there.length ? mean - std : null); curve.high.push(there.length ? mean + std : null);
   }
 
   function list(values) { return Array.from(values, function (v) { return v === v ? v : null; }); }
@@ -283,12 +285,6 @@
     host.innerHTML = '<svg viewBox="0 0 ' + W + " " + H + '" aria-hidden="true" font-size="12" fill="' + soft + '">' + parts.join("") + "</svg>";
     var hair = host.querySelector(".cursor");
     function show(index) { hair.setAttribute("d", "M" + px(spec.x[index]) + " " + T + "V" + (H - B)); spec.onCursor(index, spec.names[0] || null); }
-    host.addEventListener("pointermove", function (event) {
-      var box = host.getBoundingClientRect(), at = x0 + ((event.clientX - box.left) / box.width * W - L) / (W - L - R) * (x1 - x0);
-      var best = 0;
-      spec.x.forEach(function (x, i) { if (Math.abs(x - at) < Math.abs(spec.x[best] - at)) best = i; });
-      show(best);
-    });
     return { cursor: show, destroy: function () { host.innerHTML = ""; } };
   }
 
@@ -302,5 +298,5 @@
 
   function escape(text) { return text.replace(/[&<>"]/g, function (c) { return "&#" + c.charCodeAt(0) + ";"; }); }
 
-  window.veilstreamCharts = { make: make, curve: curve, styles: styles, colour: colour, number: number };
+  window.veilstreamCharts = { make: make, curve: curve, addPoint: addPoint, styles: styles, colour: colour, number: number };
 })();

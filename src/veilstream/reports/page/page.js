@@ -383,10 +383,8 @@
       var c = curveOf(chart, name);
       c.seeds = c.seeds.map(function (seed) { return Array.from(seed); });
       more.x.forEach(function (_, i) {
-        var point = (more.series[name] || [])[i] || [], there = point.filter(function (v) { return v !== null && v === v; });
-        var mean = there.reduce(function (a, b) { return a + b; }, 0) / there.length;
-        var std = there.length > 1 ? Math.sqrt(there.reduce(function (a, b) { return a + (b - mean) * (b - mean); }, 0) / (there.length - 1)) : 0;
-        c.mean.push(there.length ? mean : null); c.low.push(there.length ? mean - std : null); c.high.push(there.length ? mean + std : null);
+        var point = (more.series[name] || [])[i] || [];
+        charts.addPoint(c, point);
         if (!c.seeds.length && point.length) c.seeds = point.map(function () { return Array(c.mean.length - 1).fill(NaN); });
         c.seeds.forEach(function (seed, s) { seed.push(point[s] === undefined || point[s] === null ? NaN : point[s]); });
       });
