@@ -108,8 +108,7 @@ class Coordinator:
     @property
     def reachable(self) -> frozenset[str]:
         """Those of them whom the transport reaches now."""
-        here = self._present
-        return frozenset(name for name, place in self._places.items() if place.node in here)
+        return frozenset(name for name, place in self._places.items() if place.node in self._present)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -414,16 +413,6 @@ class Coordinator:
         seconds = time.monotonic() - here.began
         self._files.close_round(self.fold, closed, seconds)
         self._published = self.fold.round
-        self._name_dropped(closed)
-        if closed.missing:
-            without = ", ".join(closed.missing)
-            done, rounds = self.fold.round, self.terms.rounds
-            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
-        else:
-            _log.info("%d of %d rounds closed", self.fold.round, self.terms.rounds)
-        self._tell(closed, seconds)
-
-    def _name_dropped(self, closed: ClosedRound) -> None:
         for name in closed.dropped:
             _log.error(
                 "learner %s was left out of round %d and is not asked again: %s; start the server "
@@ -434,6 +423,13 @@ class Coordinator:
                 name,
                 name,
             )
+        if closed.missing:
+            without = ", ".join(closed.missing)
+            done, rounds = self.fold.round, self.terms.rounds
+            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
+        else:
+            _log.info("%d of %d rounds closed", self.fold.round, self.terms.rounds)
+        self._tell(closed, seconds)
 
     def roll_back(self, round_: int) -> None:
         """Go on from the model published after so many rounds; rounds that learners have spent stay spent."""
