@@ -151,7 +151,7 @@ def test_sides_with_other_code_do_not_train_together(plan, tmp_path):
         for place, name in enumerate(NAMES):
             learner = Learner(plan, tmp_path / name / "s.db", task_of(plan), create=True)
             keys = LearnerKeys.load(tmp_path / "keys/learners" / name)
-            daemons[name] = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
+            daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
             stack.callback(daemons[name].close)
         transport = streams_between(tmp_path, daemons, len(x0), stack)
         with pytest.raises(ProtocolError, match=r"different plans \(records.*sha256"):

@@ -121,7 +121,6 @@ def get_command(
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A bar on stderr, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 

@@ -89,7 +89,6 @@ def _source(files: list[Path]) -> str:
 
 
 def _write(plan: Path | None, text: str) -> None:
-    """Add a proposal to a plan without [data]."""
     from veilstream.plans.new_project import without_sample_data
 
     if plan is None:

@@ -94,7 +94,6 @@ def report_command(
 
 
 def _export(run: Run, viewer: Viewer, to: str | None) -> tuple[list[str], str]:
-    """What was made, and the command that shows it."""
     from veilstream.reports.export import to_mlflow, to_tensorboard
 
     if viewer is Viewer.TENSORBOARD:
@@ -144,7 +143,6 @@ def compare_command(
 
 
 def _check_figures(pdf: Path | None, svg: Path | None) -> None:
-    """Refuse file names of another format before any work."""
     from veilstream.errors import InputError
     from veilstream.research.error_figure import check_figure_path
 

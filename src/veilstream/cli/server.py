@@ -121,7 +121,6 @@ def server_command(
 
 
 def _live(at: tuple[str, int] | None, wanted: bool, *, names: bool) -> LiveView | None:
-    """What makes the live page."""
     if not wanted:
         return None
     if at is None:
@@ -161,8 +160,6 @@ def _end_on_sigterm() -> None:
 
 
 class _Watch:
-    """A live bar where stderr is a terminal."""
-
     def __init__(self, rounds: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -180,7 +177,6 @@ class _Watch:
         self._task = self._bar.add_task("rounds", total=rounds)
 
     def standing(self, now: Standing) -> None:
-        """Show it."""
         missing = f", waiting for {' '.join(now.missing)}" if now.missing else ""
         self._bar.update(self._task, completed=now.round, description=f"rounds{missing}")
 

@@ -82,7 +82,6 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _print_model(console: Console, comparison: Comparison) -> None:
-    """Noise in the model beside the size of a model, and what else could be published."""
     best, reach = comparison.recommended, comparison.model_reach
     if best.model_noise is not None and reach is not None:
         console.print(

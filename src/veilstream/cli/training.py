@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def _fetch_data(plan: Plan, console: Console) -> None:
-    """Fetch the public data set that the plan names, unless it is here."""
     from veilstream.streams.datasets import SOURCE_PREFIX, dataset_directory, dataset_of, dataset_problems, get_dataset
 
     data = plan.data
@@ -264,7 +263,6 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
 
 
 def _show_records(console: Console, records: dict[str, Any] | None) -> None:
-    """Say what became of every row."""
     if records is None:
         return
     console.print(

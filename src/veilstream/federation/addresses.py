@@ -15,7 +15,6 @@ from veilstream.http_client import is_loopback
 _log = logging.getLogger(__name__)
 
 Address = tuple[str, int]
-"""Host and port."""
 
 _SPARE_FILES, _OWN_FILES = 4096, 64
 
@@ -49,12 +48,7 @@ def free_port() -> int:
 
 
 def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
-    """Wait for an address that a server which was just killed may still hold.
-
-    Raises:
-        InputError: it stays taken.
-
-    """
+    """Wait for an address that a server which was just killed may still hold."""
     until, said = time.monotonic() + patience_s, False
     while True:
         try:
@@ -72,12 +66,7 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
 
 
 def connections_allowed(peers: int) -> int:
-    """How many connections to take on one port from so many peers.
-
-    Every connection is an open file, and a server without a free one cannot write its checkpoint.
-    The process's limit is raised as far as allowed. One port gets a third of it, or more if there
-    are that many peers; the rest stays for files and for another port.
-    """
+    """How many connections to take on one port: a third of the open files, or more for that many peers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says

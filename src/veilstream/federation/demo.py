@@ -103,20 +103,7 @@ def demo_plan(learners: int, rounds: int) -> Plan:
 
 
 def run_demo(folder: Path, transport: str, plan: Plan, *, trust_carrier: bool = False) -> DemoResult:
-    """Make keys, run a server and learners to the end of the horizon, and check everything.
-
-    Args:
-        folder: new or empty; everything is written there.
-        transport: direct or flower.
-        plan: its files are dealt to the learners, without the people who are held out; or its
-            made-up clients are used.
-        trust_carrier: run Flower's processes under this account. Otherwise each has an account of
-            its own, which needs root.
-
-    Raises:
-        InputError: the plan cannot be deployed, or its records do not last.
-
-    """
+    """Make keys, run a server and learners to the end of the horizon, and check everything."""
     if transport != "direct" and not trust_carrier and os.geteuid() != 0:
         raise InputError(
             "--transport",
@@ -168,7 +155,6 @@ def direct_processes(folder: Path, sources: Mapping[str, str], port: int) -> lis
 
 
 def _run_flower(folder: Path, sources: Mapping[str, str], rounds: int, *, trusted: bool) -> None:
-    """With a SuperLink, SuperNodes and `flwr run` (`flower.local`)."""
     from veilstream.federation.flower.app_folder import write_app
     from veilstream.federation.flower.local import LocalFlower, socket_folder
 
@@ -223,7 +209,6 @@ def _learner(folder: Path, name: str, source: str, *more: str) -> Child:
 
 
 def _watch(folder: Path, rounds: int, children: list[Child], running: Callable[[], bool]) -> None:
-    """Show progress while it runs; a process that ended is an error with the end of its log."""
     with progress("rounds", rounds) as tick:
         shown = 0
         while running():

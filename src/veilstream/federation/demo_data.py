@@ -55,24 +55,14 @@ class DemoData:
 
     @classmethod
     def of(cls, plan: Plan) -> DemoData:
-        """Read the plan's data, with the checks of a simulation.
-
-        Raises:
-            InputError: as `stream_of`.
-
-        """
+        """Read the plan's data, with the checks of a simulation."""
         stream = stream_of(plan)
         if isinstance(stream, TableStream):
             return cls(plan, stream, _key_names(stream.names))
         return cls(plan, stream, tuple(f"learner-{i}" for i in range(plan.learning.learners)))
 
     def deal(self, folder: Path) -> list[str]:
-        """Each learner's ``--data``; writes their files, without the people who are held out.
-
-        Raises:
-            InputError: the records do not last for the plan's rounds.
-
-        """
+        """Each learner's ``--data``; writes their files, without the people who are held out."""
         if not isinstance(self.stream, TableStream):
             return [f"plan:{index}" for index in range(len(self.names))]
         rows = learner_rows(self.plan)
@@ -122,7 +112,6 @@ class DemoData:
 
 
 def _key_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that keys allow (letters, digits, - and _), numbered if two are alike."""
     found: list[str] = []
     for place, name in enumerate(names):
         made = re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:50] or f"learner-{place}"
@@ -135,7 +124,6 @@ def _line(cells: dict[str, object]) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """A cell as JSON."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,8 +1,4 @@
-"""Logs of the long-running commands: on stderr, with levels, as text or as lines of JSON.
-
-Modules log under their own names (`veilstream.federation.server.coordinator`). Imported as a library,
-veilstream logs nothing unless its user configures `logging`; these commands do.
-"""
+"""Logs of the long-running commands: on stderr, with levels, as text or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -34,10 +30,7 @@ class Format(StrEnum):
 
 
 def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> None:
-    """Write our log, and Python's warnings, to stderr.
-
-    An exception is shown as the places it passed, without text that may quote data.
-    """
+    """Write our log and Python's warnings to stderr; exceptions as places, without text that may quote data."""
     handler = _Stderr()
     handler.setFormatter(_JsonLines() if form is Format.JSON else _Text())
     ours = logging.getLogger("veilstream")
@@ -76,8 +69,6 @@ class _Text(logging.Formatter):
 
 
 class _JsonLines(_Text):
-    """The same facts by name."""
-
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),

@@ -1,7 +1,4 @@
-"""A transport on one machine: each node is a learner's Unix socket on this machine.
-
-For tests and for federations on one machine; the messages are the same as over any transport.
-"""
+"""A transport for tests and federations on one machine: each node is a learner's Unix socket."""
 
 from __future__ import annotations
 

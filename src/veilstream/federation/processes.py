@@ -34,17 +34,7 @@ class Child:
         account: int | None = None,
         python: str = sys.executable,
     ) -> None:
-        """The command is not started yet.
-
-        Args:
-            command: program and arguments.
-            log: file to which its output is appended.
-            environment: added to this process's own.
-            directory: in which it runs.
-            account: user and group under which it runs, with no other groups; needs root.
-            python: an interpreter that this account can start.
-
-        """
+        """``account`` (user and group, no other groups) needs root, and must be able to start ``python``."""
         self.command, self.log = list(command), log
         self._environment = os.environ | dict(environment or {})
         self._directory, self._account, self._python = directory, account, python

@@ -10,12 +10,6 @@
 
 There is no relay and no other process on the learner's machine: the stream's client calls the
 daemon's `handle`. It knows bytes and nothing else of veilstream.
-
-    wire.py           what both ends agree on: names, frames, sizes, keep-alive; the event loop
-    certificates.py   validity in words, and why a TLS handshake fails
-    client.py         the learner's end: connect, answer, connect again
-    node.py           DirectNode: that client as a learner's side of the transport
-    server.py         DirectServer: a `Transport`
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,12 +24,7 @@ _LATER = {"DirectNode": "veilstream.federation.direct.node", "DirectServer": "ve
 
 
 def require_grpc() -> None:
-    """Say what to install.
-
-    Raises:
-        MissingExtra: without grpcio.
-
-    """
+    """Say what to install."""
     import importlib.util
 
     from veilstream.errors import MissingExtra

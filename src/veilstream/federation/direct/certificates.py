@@ -55,10 +55,7 @@ def expiring(certificate: x509.Certificate, whose: str, now: datetime.datetime |
 
 
 def diagnose(address: tuple[str, int], ca: Path, certificate: Path, key: Path) -> Trouble | None:
-    """Shake hands once more, with the standard library, which says what went wrong.
-
-    None: nothing is wrong with TLS. Blocks a few seconds at most.
-    """
+    """Why TLS fails, from one more handshake with the standard library; None: TLS is fine. Blocks some seconds."""
     shown = f"{address[0]}:{address[1]}"
     mine = invalid(load(certificate), "this learner's")
     if mine is not None:
@@ -98,7 +95,6 @@ def diagnose(address: tuple[str, int], ca: Path, certificate: Path, key: Path) -
 
 
 def _unverified(error: ssl.SSLCertVerificationError, address: tuple[str, int], shown: str) -> Trouble:
-    """What the server showed is not what our CA vouches for."""
     if error.verify_code in (_NOT_YET, _EXPIRED):
         seen = _shown_by(address)
         trouble = seen and invalid(seen, "the server's")

@@ -66,7 +66,6 @@ class StreamClient:
         enrolled: bool,
         run_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `DirectNode`."""
         self._run_over = run_over
         self._ping_at, self._pinged = 0.0, False  # the next answer: when, and whether one is due
         self._address, self._name, self._handle, self._tls = address, name, handle, tls
@@ -78,9 +77,7 @@ class StreamClient:
         self._answered = False
         self._warn_at = 0.0
         self.connected = False
-        """Whether the server has let it in."""
         self.refused: Trouble | None = None
-        """Why it has given up."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -94,8 +91,6 @@ class StreamClient:
             with contextlib.suppress(BaseException):
                 self._future.result(5.0)
         self._worker.shutdown(wait=False, cancel_futures=True)
-
-    # --- connecting ------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         delay, tries = _FIRST_DELAY_S, 0
@@ -163,7 +158,6 @@ class StreamClient:
                 _log.warning("%s", soon)
 
     async def _explain(self, code: grpc.StatusCode) -> Trouble:
-        """Why there is no server, in our own words."""
         shown = wire.target(*self._address)
         if code == grpc.StatusCode.ALREADY_EXISTS:
             self.refused = Trouble(
@@ -203,8 +197,6 @@ class StreamClient:
         if line != self._said:
             self._said = line
             _log.log(level, "%s", line)
-
-    # --- answering -------------------------------------------------------------------------------
 
     async def _answer_all(self, call: Any) -> None:
         writing = asyncio.Lock()

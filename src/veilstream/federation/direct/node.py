@@ -25,24 +25,7 @@ class DirectNode:
         insecure: bool = False,
         run_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A learner's side.
-
-        Args:
-            keys: the learner's folder.
-            handle: answers a request; called for one at a time.
-            server: host and port.
-            dim: of the model; limits the size of messages.
-            enrolled: whether this learner has taken part before. If so, it waits for a server that
-                it cannot trust now rather than give up.
-            insecure: without TLS, on loopback only.
-            run_over: whether the server has said that the run is over: if it then goes away, that
-                is not logged as a loss.
-
-        Raises:
-            MissingExtra: without grpcio.
-            InputError: keys that are not there, or ``insecure`` beyond loopback.
-
-        """
+        """``enrolled``: wait for a server that cannot be trusted now; ``run_over``: its leaving is no loss."""
         require_grpc()
         from veilstream.federation.direct.client import StreamClient, TlsFiles
 
@@ -73,12 +56,7 @@ class DirectNode:
         self._client.start()
 
     def supervise(self) -> str | None:
-        """See whether the server refuses; the client connects again, and logs, by itself.
-
-        Raises:
-            ProtocolError: the server refuses this learner.
-
-        """
+        """Raise if the server refuses this learner; the client connects again, and logs, by itself."""
         refused = self._client.refused
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)

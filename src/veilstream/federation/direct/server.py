@@ -48,20 +48,7 @@ class DirectServer:
     def __init__(
         self, keys: Path, address: tuple[str, int], *, dim: int, answer_within_s: float = 600.0, insecure: bool = False
     ) -> None:
-        """The server's side.
-
-        Args:
-            keys: the server's folder.
-            address: host and port to listen at; port 0 takes one that is free.
-            dim: of the model; limits the size of messages.
-            answer_within_s: when a request that is not answered is reported as a failure. An
-                answer that comes later is still taken.
-            insecure: without TLS, on loopback only.
-
-        Raises:
-            InputError: keys that are not there, or ``insecure`` beyond loopback.
-
-        """
+        """``answer_within_s``: when an unanswered request is reported as a failure; a later answer is still taken."""
         if insecure:
             check_loopback(address[0])
         self._keys, self._insecure, self._dim = keys, insecure, dim
@@ -80,15 +67,8 @@ class DirectServer:
         self._notes: deque[str] = deque(maxlen=100)
         self._warn_at = 0.0
 
-    # --- its life ---------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Listen.
-
-        Raises:
-            InputError: an address that is taken, or a certificate that is not valid now.
-
-        """
+        """Listen."""
         if not self._insecure:
             trouble = invalid(self._certificate(), "the server's")
             if trouble is not None:
@@ -139,18 +119,13 @@ class DirectServer:
             lines.append(self._notes.popleft())
         return "; ".join(lines) or None
 
-    # --- a transport -----------------------------------------------------------------------------
-
     def nodes(self) -> set[str]:
         """Learners that are connected."""
         links = self._links.copy()  # at once: the loop changes it meanwhile
         return {name for name, link in links.items() if link.welcomed}
 
     def send(self, node: str, head: bytes, body: bytes = b"") -> None:
-        """Deliver a request, or the newest of several when the last one has been answered.
-
-        The body is copied only when it is written.
-        """
+        """Deliver a request, or the newest of several when the last one has been answered."""
         largest, size = wire.request_limit(self._dim), len(head) + len(body)
         if size > largest:
             self._inbox.put(node, Failure(f"a request of {size} bytes, over {largest}"))
@@ -172,8 +147,6 @@ class DirectServer:
     def close(self) -> None:
         """End all streams and stop listening."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_OPEN_S)
-
-    # --- in the loop's thread --------------------------------------------------------------------
 
     async def _stop(self) -> None:
         """Here, since gRPC closes its sockets under the loop where its last object is dropped."""
@@ -197,7 +170,6 @@ class DirectServer:
         self._inbox.put(name, Failure(f"no answer within {self._answer_within_s:g} s"))
 
     async def _carry(self, _: Any, context: Any) -> None:
-        """One learner's stream, from first to last."""
         name, instance = await self._identify(context)
         link = await self._place(name, instance, context)
         why = "it has ended the connection"
@@ -225,7 +197,6 @@ class DirectServer:
                 self._inbox.put(name, Failure(why))
 
     def _hear(self, link: _Link, frame: bytes) -> bool:
-        """Take a frame; whether it was to be expected."""
         if frame == wire.PING:
             return link.answered_ping()
         if frame[:1] != wire.REPLY or link.outstanding is None:
@@ -235,7 +206,6 @@ class DirectServer:
         return True
 
     async def _identify(self, context: Any) -> tuple[str, str]:
-        """Name and instance of a learner that its certificate and the server's keys vouch for."""
         said = {str(key): str(value) for key, value in context.invocation_metadata()}
         name, instance = said.get(wire.LEARNER, ""), said.get(wire.INSTANCE, "")
         key = self._known.get(name)
@@ -257,7 +227,6 @@ class DirectServer:
         return []
 
     async def _place(self, name: str, instance: str, context: Any) -> _Link:
-        """Its place, unless another process has it."""
         link = _Link(name, instance, context, self._answer_within_s, self._overdue, self._pace)
         first = self._links.get(name)
         if first is not None and first.instance != instance:
@@ -286,19 +255,13 @@ def _return_memory() -> None:
 
 
 class _Pace:
-    """Holds large requests back while many are out.
-
-    Each is a copy of the model in memory, and its reply twice as much. Learners that wait for
-    clients do not delay the others for long.
-    """
+    """Holds large requests back while many are out: each is a copy of the model, and its reply twice as much."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox, self._turn = inbox, asyncio.Lock()
         self.out = 0
-        """Large requests that wait for an answer."""
 
     async def write(self, context: Any, request: _Parts) -> None:
-        """Write it in its turn."""
         frame_bytes = len(request[0]) + len(request[1])
         if frame_bytes > _SMALL:
             async with self._turn:
@@ -311,14 +274,11 @@ class _Pace:
             await context.write(wire.WELCOME)
 
     def answered(self, request: _Parts | None) -> None:
-        """It is out no more."""
         if request is not None and len(request[0]) + len(request[1]) > _SMALL:
             self.out = max(0, self.out - 1)
 
 
 class _Link:
-    """One learner's stream and what is out on it."""
-
     def __init__(
         self, name: str, instance: str, context: Any, within_s: float, overdue: Callable[[str], None], pace: _Pace
     ) -> None:
@@ -334,7 +294,6 @@ class _Link:
         self._task = asyncio.current_task()
 
     def welcome(self) -> None:
-        """Let it in."""
         self._frames.put_nowait(wire.WELCOME)
         self.welcomed = True
 
@@ -355,7 +314,6 @@ class _Link:
             self._timer = loop.call_later(self._within_s, self._overdue, self.name)
 
     def answered(self) -> None:
-        """The answer is here; what has waited goes out."""
         self._pace.answered(self.outstanding)
         request, self.outstanding, self._next = self._next, None, None
         self.watch(None)
@@ -368,7 +326,6 @@ class _Link:
         self._frames.put_nowait(request)
 
     async def ping(self) -> bool:
-        """Whether it answers at once."""
         if self._ping is None:
             self._ping = asyncio.get_running_loop().create_future()
             self._frames.put_nowait(wire.PING)
@@ -386,7 +343,6 @@ class _Link:
         return True
 
     async def write_all(self) -> None:
-        """Write what is queued, until the stream ends."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 frame = await self._frames.get()
@@ -396,7 +352,6 @@ class _Link:
                     await self._pace.write(self._context, frame)
 
     def end(self) -> None:
-        """End the stream."""
         self.ended = True
         if self._task is not None:
             self._task.cancel()

@@ -7,13 +7,6 @@
 `flwr run` submits the app's folder to a SuperLink, which runs the ServerApp and has SuperNodes run
 the ClientApp. Anyone who can submit an app runs code there. So a SuperNode has an account of its own,
 which can read nothing of the learner's.
-
-    app_folder.py      the folder that `flwr run` submits
-    server_app.py      ServerApp: the server's service over a grid
-    grid_transport.py  Flower's grid as a `Transport`
-    client_app.py      ClientApp: bytes to the daemon's socket and back
-    carrier_socket.py  the learner's socket, and who may use it
-    local.py           SuperLink and SuperNodes on this machine, for the demo, studies and tests
 """
 
 __all__ = ["RECORD", "REPLY", "REQUEST"]

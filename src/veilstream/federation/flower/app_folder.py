@@ -14,19 +14,7 @@ _HERE = "veilstream.federation.flower"
 
 
 def write_app(folder: Path, *, plan: Path, keys: Path, out: Path, sockets: Path | None = None) -> None:
-    """Write an app for one run.
-
-    Args:
-        folder: new or empty.
-        plan: on the SuperLink's machine, like the other paths.
-        keys: the server's.
-        out: the run's folder.
-        sockets: only for Flower's simulation: a folder with the learners' sockets, by number.
-
-    Raises:
-        InputError: the folder is not empty.
-
-    """
+    """Write an app for one run; ``sockets``, a folder of learners' sockets, is for Flower's simulation only."""
     if folder.exists() and any(folder.iterdir()):
         raise InputError("DIR", str(folder), "a new or empty folder", "name another")
     config = {"plan": plan, "keys": keys, "out": out} | ({"sockets": sockets} if sockets else {})

@@ -51,16 +51,7 @@ class CarrierSocket:
     def __init__(
         self, handle: Callable[[bytes], bytes], path: Path, *, dim: int, trust_own_account: bool = False
     ) -> None:
-        """The socket is not open yet.
-
-        Args:
-            handle: answers a request with a signed reply; called from several threads.
-            path: of the socket. Its folder decides who can reach it; one with the set-group-id bit
-                gives it the folder's group.
-            dim: of the model; limits the size of a request.
-            trust_own_account: also answer processes of this process's own account.
-
-        """
+        """A folder with the set-group-id bit gives the socket its group; ``dim`` limits a request's size."""
         self._handle, self.path = handle, path
         self._limit, self._trusted = request_limit(dim), trust_own_account
         self._listener: socket.socket | None = None
@@ -70,12 +61,7 @@ class CarrierSocket:
         self._root_noted = False
 
     def start(self) -> None:
-        """Open it for the owner and the group, and answer in threads.
-
-        Raises:
-            InputError: a path that cannot be a socket.
-
-        """
+        """Open it for the owner and the group, and answer in threads."""
         try:
             self._listener = frames.listen(self.path, _MODE)
         except OSError as error:
@@ -114,8 +100,6 @@ class CarrierSocket:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    # --- connections -----------------------------------------------------------------------------
-
     def _accept(self) -> None:
         while (listener := self._listener) is not None:
             try:
@@ -130,7 +114,6 @@ class CarrierSocket:
                 connection.close()
 
     def _admit(self, connection: socket.socket) -> str | None:
-        """Admit a connection; otherwise say why not."""
         uid = _peer_uid(connection)
         if not self._trusted:
             if uid == _UNKNOWN:
@@ -180,7 +163,6 @@ class CarrierSocket:
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    """The account of the process that connected, as the kernel reports it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return _UNKNOWN

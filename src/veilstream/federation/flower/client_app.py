@@ -38,10 +38,7 @@ def carry(message: Message, context: Context) -> Message:
 
 
 def packed(name: str, content: bytes) -> ConfigRecord:
-    """A record with these bytes, different from every other.
-
-    Flower stores equal contents once and forgets them with the first message that had them.
-    """
+    """A record with these bytes, unlike any other: Flower stores equal ones once and forgets them with the first."""
     return ConfigRecord({name: content, "nonce": secrets.token_bytes(16)})
 
 

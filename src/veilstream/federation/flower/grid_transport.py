@@ -25,8 +25,6 @@ _UNREACHABLE = "its SuperNode did not reach the learner's daemon"
 
 @dataclass(frozen=True)
 class _Out:
-    """A request that a SuperNode has not answered yet."""
-
     message: str
     request: bytes
     at: float
@@ -35,21 +33,10 @@ class _Out:
 
 
 class GridTransport:
-    """One Flower run. Everything happens in `receive`, in one thread.
-
-    A SuperNode has one request at a time, since each costs it a process. Of later requests the newest
-    waits.
-    """
+    """One Flower run, driven by `receive` in one thread. A SuperNode has one request; the newest waits."""
 
     def __init__(self, grid: Any, *, dim: int, answer_within_s: float) -> None:
-        """A transport over a `flwr.serverapp.Grid`.
-
-        Args:
-            grid: as Flower gives it to a ServerApp.
-            dim: of the model; limits the size of messages.
-            answer_within_s: after this time a request is lost, also for Flower.
-
-        """
+        """``answer_within_s``: after this time a request is lost, also for Flower."""
         self._grid, self._within_s = grid, answer_within_s
         self._request_limit, self._reply_limit = request_limit(dim), reply_limit(dim)
         self._nodes: dict[str, str] = {}
@@ -134,7 +121,6 @@ class GridTransport:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Give up requests to SuperNodes that are gone or have reconnected."""
         now, here = time.monotonic(), self.nodes()
         for node, out in list(self._out.items()):
             why = None

@@ -1,8 +1,4 @@
-"""Flower on this machine: a SuperLink, a SuperNode for each learner, and `flwr run`.
-
-It uses Flower's commands, as an operator would. If this process is root, each part has an account of
-its own, with a number that nobody else has, like systemd's dynamic users.
-"""
+"""Flower on this machine: a SuperLink, a SuperNode for each learner, and `flwr run`."""
 
 from __future__ import annotations
 
@@ -53,21 +49,7 @@ class LocalFlower:
         python: Path | None = None,
         simulation: bool = False,
     ) -> None:
-        """The processes are not started yet.
-
-        Args:
-            folder: for Flower's files; every account must be able to enter it.
-            keys: as `veilstream keys` made them, for 127.0.0.1.
-            learners: their names.
-            other_accounts: give each part an account of its own; needs root.
-            python: an interpreter with Flower's commands beside it; None: this one.
-            simulation: let the SuperLink simulate SuperNodes (by Ray) instead of waiting for some.
-
-        Raises:
-            MissingExtra: without flwr.
-            InputError: an account cannot enter the folder, or cannot start this Python.
-
-        """
+        """``other_accounts`` needs root; ``python`` has Flower's commands beside it; ``simulation`` is by Ray."""
         if importlib.util.find_spec("flwr") is None:
             raise MissingExtra("flwr", "flower", "a federation over Flower")
         self._folder, self._keys, self.learners = folder.absolute(), keys, list(learners)
@@ -85,8 +67,6 @@ class LocalFlower:
             self._check_reach()
         self.superlink = self._make_superlink(simulation)
         self.supernodes: dict[str, Child] = {}
-
-    # --- what is started -------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the SuperLink and register the learners' SuperNodes."""
@@ -143,8 +123,6 @@ class LocalFlower:
         for child in [*self.supernodes.values(), self.superlink]:
             child.end(5.0)
 
-    # --- how -------------------------------------------------------------------------------------
-
     def _make_superlink(self, simulation: bool) -> Child:
         home = self._home("superlink", self.account)
         for needed in ("ca.pem", "tls.pem", "tls.key"):
@@ -177,7 +155,6 @@ class LocalFlower:
         return Child([*command, *flags], log, self._environment(home), home, account, str(self._python))
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """Run one of Flower's commands under this account; returns its answer."""
         home = self._home("operator", None)
         connection = {
             "address": f"127.0.0.1:{self.port}",
@@ -223,15 +200,11 @@ class LocalFlower:
             os.chown(target, account, account)
 
     def _program(self, name: str) -> str:
-        """Flower's command beside the interpreter, or on the path."""
         beside = self._python.parent / name
         return str(beside) if beside.exists() else shutil.which(name) or name
 
     def _environment(self, home: Path) -> Mapping[str, str]:
-        """Flower's processes write only in this folder, fetch nothing and report nothing.
-
-        A plan's own modules may be in the current directory, so that is on their path.
-        """
+        """Flower writes only here, fetches and reports nothing; a plan's modules may be in the current directory."""
         known = [os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
         return {
             "PYTHONPATH": os.pathsep.join(path for path in known if path),
@@ -246,7 +219,6 @@ class LocalFlower:
         }
 
     def _check_reach(self) -> None:
-        """Check that another account can work here."""
         try:
             done = subprocess.run(
                 [str(self._python), "-c", "import flwr, veilstream"],

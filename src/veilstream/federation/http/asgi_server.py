@@ -77,20 +77,7 @@ class SharedBody(Response):
 
 
 class AsgiServer:
-    """Serves one application until `close`; answering when the constructor returns.
-
-    Args:
-        app: the application.
-        address: host and port; port 0 takes a free one (`port` says which).
-        option: the command's option that the address came from, for errors.
-        tls: certificate and key; None: plain HTTP.
-        limits: what callers may take.
-        refused: called with a reason whenever a connection is cut.
-
-    Raises:
-        InputError: the address cannot be listened at, or the certificate cannot be read.
-
-    """
+    """Serves one application until `close`; answering when the constructor returns."""
 
     def __init__(
         self,
@@ -215,8 +202,6 @@ def _guarded(app: ASGIApp) -> ASGIApp:
 
 
 class _Connections:
-    """All open connections, and which one leaves when there are too many."""
-
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
         self.limits, self.refused = limits, refused
         self.open: set[_Connection] = set()
@@ -238,8 +223,6 @@ class _Connections:
 
 
 class _Connection(H11Protocol):
-    """One connection, with a deadline at every moment."""
-
     guard: _Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -283,7 +266,6 @@ class _Connection(H11Protocol):
 
     @property
     def _idle(self) -> bool:
-        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -292,7 +274,6 @@ class _Connection(H11Protocol):
         return self._idle or self.cycle.more_body or self.flow.write_paused
 
     def cut(self) -> None:
-        """Close it now, whatever is unread."""
         self._cut = True
         self.guard.open.discard(self)
         if (raw := self.transport.get_extra_info("socket")) is not None:

@@ -1,11 +1,5 @@
 """What changed since a reader last looked: numbered events, of which a bounded number is kept.
 
-    feed = EventFeed()
-    with feed.changing:                   the state and its event change together
-        feed.publish({"headline": ...})
-    feed.since("5f0c-17")                 what follows event 17 of this process, or None
-    feed.end()                            nothing follows
-
 A reader that names an event of another process, or one that is no longer kept, gets None and starts
 from the whole state. Any thread may publish.
 """
@@ -33,13 +27,7 @@ class Event:
 
 
 class EventFeed:
-    """The newest events of one process.
-
-    Args:
-        kept_events: how many events are kept for readers who come back.
-        kept_bytes: and how many bytes of them; the newest event is always kept.
-
-    """
+    """The newest events of one process."""
 
     def __init__(self, kept_events: int = _KEPT_EVENTS, kept_bytes: int = _KEPT_BYTES) -> None:
         self.changing = threading.RLock()

@@ -92,17 +92,7 @@ Page = TypeVar("Page", bound=LivePage)
 def local_live_server(
     page_at: Callable[[str], Page], port: int = 0, tell: Callable[[str], object] = lambda _: None
 ) -> Iterator[Page]:
-    """Serve a page on loopback, under a path that nobody can guess, until the end of the block.
-
-    Args:
-        page_at: makes the page, given its path.
-        port: 0 takes a free one.
-        tell: called with the address once it answers.
-
-    Raises:
-        InputError: the port is taken.
-
-    """
+    """Serve a page on loopback, under a path that nobody can guess, until the end of the block."""
     path = f"/{secrets.token_urlsafe(16)}"
     page = page_at(path)
     routes = LiveRoutes(page, path, own_port=lambda: server.port)
@@ -119,16 +109,7 @@ def local_live_server(
 
 
 class LiveRoutes:
-    """The two routes of a live page.
-
-    Args:
-        page: what is shown.
-        path: where the page is; its events are below it.
-        own_port: for a page on loopback: the port that callers must name in Host, with a name or
-            address of this machine. None: callers may use any name.
-        limits: what readers may take.
-
-    """
+    """The two routes of a live page; with ``own_port``, callers must name this machine and that port in Host."""
 
     def __init__(
         self,
@@ -188,7 +169,6 @@ class LiveRoutes:
         return _Stream(self, address, after)
 
     def _refusal(self, request: Request) -> Response | None:
-        """For pages of other origins, and on loopback for other names than this machine's."""
         hosts = request.headers.getlist("host")
         if self._own_port is not None and (len(hosts) != 1 or not is_own_host(hosts[0], self._own_port())):
             return _error(403, f"Host: expected this machine and port, like 127.0.0.1:{self._own_port()}")
@@ -202,8 +182,6 @@ class LiveRoutes:
 
 
 class _Stream(Response):
-    """One reader's events, until its time is up, it leaves, or it does not keep up."""
-
     def __init__(self, live: LiveRoutes, address: str, after: str) -> None:
         super().__init__(None, headers=_EVENT_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]

@@ -18,20 +18,7 @@ _EXAMPLE = "try https://fl.example.org:8480"
 def fetch_model(
     url: str, *, ca: Path | None = None, known: ReleasedModel | None = None, timeout_s: float = 60.0
 ) -> ReleasedModel:
-    """The newest model, or the one that the URL names; plan and guarantee are as the server states them.
-
-    Args:
-        url: the model API's address, or a model there (`/model/17`).
-        ca: the certificate authority to trust (`keys/server/ca.pem`); None: the system's.
-        known: returned if the server has the same model, which is then not sent again.
-        timeout_s: how long the server may stay silent.
-
-    Raises:
-        InputError: an address of another form, or a round that is not done.
-        ProtocolError: a certificate that the CA does not vouch for, or an answer that is no model.
-        VeilstreamError: the server cannot be reached.
-
-    """
+    """The newest model, or the one that the URL names; plan and guarantee are as the server states them."""
     server_of(url)
     name = _model_name(url)
     headers = {"Accept": "application/x-npz"}
@@ -49,12 +36,7 @@ def fetch_model(
 
 
 def check_plan(model: ReleasedModel, plan: Plan) -> None:
-    """Refuse a model of another plan, or one whose stated guarantee is not the plan's.
-
-    Raises:
-        ProtocolError: it is not of this plan.
-
-    """
+    """Refuse a model of another plan, or one whose stated guarantee is not the plan's."""
     theirs, ours = plan_digest(model.plan), plan_digest(plan)
     if theirs != ours:
         raise ProtocolError(
@@ -66,7 +48,6 @@ def check_plan(model: ReleasedModel, plan: Plan) -> None:
 
 
 def _model_name(url: str) -> str:
-    """`latest`, or the round that the URL names."""
     parts = urlsplit(url)
     match parts.path.strip("/").split("/"):
         case [""]:

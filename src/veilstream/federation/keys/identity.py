@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from veilstream.errors import InputError
 
-# --- keys ----------------------------------------------------------------------------------------
-
 
 class PublicKey:
     """Verifies what its private key signed."""
@@ -51,12 +49,7 @@ class PrivateKey:
 
     @classmethod
     def load(cls, path: Path) -> PrivateKey:
-        """Read a file that `make_keys` wrote.
-
-        Raises:
-            InputError: it is missing, is no key, or others than its owner can read it.
-
-        """
+        """Read a file that `make_keys` wrote."""
         check_private(path)
         return cls(_hex(path))
 
@@ -80,9 +73,6 @@ def check_private(path: Path) -> None:
         )
 
 
-# --- folders -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ServerKeys:
     """The server's folder."""
@@ -90,16 +80,10 @@ class ServerKeys:
     path: Path
     identity: PrivateKey
     learners: dict[str, PublicKey]
-    """Learners that may take part."""
 
     @classmethod
     def load(cls, path: Path) -> ServerKeys:
-        """Read KEYS/server.
-
-        Raises:
-            InputError: it is a learner's folder, which cannot speak for the server, or no folder of keys.
-
-        """
+        """Read KEYS/server."""
         if not (path / "learners.json").exists() or (path / "server.pub").exists():
             rule = "the server's folder of keys (identity.key, learners.json)"
             raise InputError("keys", str(path), rule, "it is KEYS/server, as `veilstream keys make KEYS` made it")
@@ -149,12 +133,7 @@ def _hex(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file of a folder of keys.
-
-    Raises:
-        InputError: it cannot be read.
-
-    """
+    """A file of a folder of keys."""
     try:
         return path.read_text()
     except (OSError, ValueError) as error:

@@ -26,7 +26,6 @@ from veilstream.federation.keys.identity import PrivateKey, check_private, known
 from veilstream.files import write_file
 
 DAYS = 825
-"""How long certificates last."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _CA_NAME = "veilstream CA"
@@ -119,13 +118,9 @@ def remove_learner(folder: Path, name: str) -> None:
         (folder / "learners" / name).rename(aside)
 
 
-# --- certificates --------------------------------------------------------------------------------
-
-
 def _write_certificate(
     folder: Path, where: Path, name: str, names: x509.SubjectAlternativeName, days: int, *, client_only: bool = False
 ) -> None:
-    """A new TLS key in ``where``, and its certificate from the folder's CA, which must last as long."""
     check_private(folder / "ca/ca.key")
     ca_key = load_pem_private_key(read_text(folder / "ca/ca.key").encode(), None)
     ca = x509.load_pem_x509_certificate(read_text(folder / "ca/ca.pem").encode())

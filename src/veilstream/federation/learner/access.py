@@ -1,8 +1,4 @@
-"""The learner API's access token, which programs show; and the link that it buys for a browser.
-
-token, made = open_token(token_path(store))      in a file that only this account can read
-link = page_link(("127.0.0.1", 8490), token)     what `veilstream ledger page` prints
-"""
+"""The learner API's access token, which programs show; and the link that it buys for a browser."""
 
 from __future__ import annotations
 
@@ -27,12 +23,7 @@ def token_path(store: Path) -> Path:
 
 
 def open_token(path: Path) -> tuple[str, bool]:
-    """The token in this file, and whether it was made just now.
-
-    Raises:
-        InputError: as `read_token`.
-
-    """
+    """The token in this file, and whether it was made just now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -47,12 +38,7 @@ def open_token(path: Path) -> tuple[str, bool]:
 
 
 def read_token(path: Path) -> str:
-    """The token in this file.
-
-    Raises:
-        InputError: no file, a link, a file that other accounts can read, or one without a token.
-
-    """
+    """The token in this file, which must be a plain file that no other account can read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -72,13 +58,7 @@ def read_token(path: Path) -> str:
 
 
 def page_link(address: tuple[str, int], token: str) -> str:
-    """Ask a running learner for a link to its page.
-
-    Raises:
-        InputError: an address beyond this machine, where others could read the token on its way.
-        ProtocolError: nothing answers there, or not with a link.
-
-    """
+    """Ask a running learner for a link to its page; on loopback only, since the token goes along."""
     host, port = address
     if not is_loopback(host):
         raise InputError("--learner-api", host, "a loopback address", "ask on the learner's machine")

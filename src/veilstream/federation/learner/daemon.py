@@ -55,17 +55,9 @@ class Daemon:
         account: LocalAccount | None = None,
         parts: LearnerParts = DEPLOYED,
     ) -> None:
-        """Ready to answer.
+        """``min_clients``: how many must wait for a round to begin; nothing of ``account`` leaves.
 
-        Args:
-            learner: takes the rounds.
-            keys: the learner's, with the server's public key.
-            source: where clients come from.
-            replies: when releases leave; by default at a fixed time if people call.
-            min_clients: how many must wait for a round to begin; 0 begins every round.
-            account: what is counted on this machine; nothing of it leaves.
-            parts: those of a study's learner; a deployed one leaves it out.
-
+        ``parts``: those of a study's learner; a deployed one leaves it out.
         """
         self.learner, self._keys, self._source = learner, keys, source
         self._min_clients, self.account, self._parts = min_clients, account, parts
@@ -95,8 +87,6 @@ class Daemon:
             return None
         reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
         return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
-
-    # --- requests --------------------------------------------------------------------------------
 
     def handle(self, data: bytes) -> bytes:
         """A signed reply to any bytes; a refusal says why, and nothing about data."""
@@ -227,7 +217,6 @@ class Daemon:
             self._hold(r, arrived)
 
     def _clients_wait(self) -> bool:
-        """Whether enough clients wait to begin a round; why not is logged once."""
         learner = self.learner
         try:
             ready = self._source.ready(self._min_clients, learner.terms.local_steps, learner.may_take)
@@ -316,7 +305,6 @@ class Daemon:
             learner.note_read(self._source.bookmark)
 
     def _let_callers_go(self) -> None:
-        """Let callers who still wait go, if the epoch has ended."""
         if self.learner.over and isinstance(self._source, WaitingSource):
             self._source.release()
 

@@ -21,20 +21,7 @@ _FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
 def resume_file(
     source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, accept: float, learner: str
 ) -> None:
-    """Go on where the file was left, and check its next records before anything is spent.
-
-    Args:
-        source: reads the file.
-        path: of the file.
-        plan: the plan.
-        marks: how far the learner has read in this and other files.
-        accept: the share of the next records that may be refused.
-        learner: its name.
-
-    Raises:
-        InputError: the file was read before, has changed, or too many of its next records cannot be used.
-
-    """
+    """Go on where the file was left, and check its next records before anything is spent."""
     copies = check_not_read_before(open_table(path, query=plan.data.query), marks)
     if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
         _log.warning(
@@ -62,23 +49,7 @@ def resume_file(
 def check_first_records(
     source: TableSource, path: Path, *, accept: float, learner: str, rows: int = FIRST_RECORDS
 ) -> LookAhead:
-    """Refuse to start on records that cannot be used, and log what is only odd.
-
-    Args:
-        source: at the place where the learner goes on.
-        path: its file.
-        accept: the share that may be refused.
-        learner: its name, as in a column of learners.
-        rows: how many records to look at.
-
-    Returns:
-        What was seen.
-
-    Raises:
-        InputError: more than the share is refused, with counts by reason and column; or all rows
-            are other learners'.
-
-    """
+    """Refuse to start on records that cannot be used, and log what is only odd."""
     seen = source.look_ahead(rows)
     counts, check = seen.counts, f"`veilstream data check {path} --plan PLAN` shows each column"
     if not counts.rows and counts.other_learners and seen.whole:

@@ -81,21 +81,7 @@ _IS_LIST = re.compile(rb"[ \t\r\n]*\[")
 
 
 class LearnerApi:
-    """Serves one daemon until `close`.
-
-    Args:
-        daemon: whose learner takes the records and predicts.
-        source: where records go; None: the learner reads its own data and only predicts here.
-        address: host and port, loopback only; port 0 takes a free one.
-        token: what callers must show.
-        pages: makes the pages for a browser; None: there are none.
-        limits: what callers may take.
-        taken_within_s: how long a record waits for a round.
-
-    Raises:
-        InputError: other machines can reach the address, or it is taken.
-
-    """
+    """Serves one daemon until `close`, on loopback; ``source`` None: the learner reads its own data."""
 
     def __init__(
         self,
@@ -161,8 +147,6 @@ class LearnerApi:
         self._predicting.close()
         self._looking.close()
 
-    # --- refusals --------------------------------------------------------------------------------
-
     @property
     def refusals(self) -> dict[str, int]:
         """How many requests were refused, by reason, since the start."""
@@ -189,8 +173,6 @@ class LearnerApi:
         headers = {"Connection": "close", **refusal.headers}
         return _json(refusal.status, {"answer": "refused", "why": refusal.why}, headers)
 
-    # --- who may ask -----------------------------------------------------------------------------
-
     def _check_caller(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not is_own_host(hosts[0], self.port):
@@ -214,8 +196,6 @@ class LearnerApi:
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
-
-    # --- the status and the page -----------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Where the learner stands, as ``GET /status`` and the page show it; it is never sent."""
@@ -264,8 +244,6 @@ class LearnerApi:
         shown = page.pages.status_html(self.status(), still=still)
         return HTMLResponse(shown, headers={**_SAFE, **page.headers(reload=not still)})
 
-    # --- one person ------------------------------------------------------------------------------
-
     async def _person(self, request: Request) -> Response:
         said = await self._json_of(request)
         if set(said) != {"client"} or type(said["client"]) is not str:
@@ -308,8 +286,6 @@ class LearnerApi:
             why, again = "the ledger cannot be read now", {"Retry-After": "5"}
             raise RefusedRequest(why, status=503, reason="ledger", headers=again) from None
 
-    # --- records ---------------------------------------------------------------------------------
-
     async def _observe(self, request: Request) -> Response:
         largest = self._records.largest_bytes
         body = await self._body(request, "application/json", largest, max(largest, _BATCH_BYTES))
@@ -349,7 +325,6 @@ class LearnerApi:
         return _json(503, body, _AGAIN) if counts["wait"] else _json(422, body)
 
     def _observation(self, said: Any) -> Encoded:
-        """A record that can be used; one that cannot is counted in the local account."""
         try:
             return self._records.observation(said)
         except RefusedRequest as refused:
@@ -389,8 +364,6 @@ class LearnerApi:
         words = self._records.in_words(prediction) if "record" in said else {}
         return _json(200, {"prediction": prediction, **words})
 
-    # --- bodies ----------------------------------------------------------------------------------
-
     async def _json_of(self, request: Request) -> dict[str, Any]:
         said = _parsed(await self._body(request, "application/json", self._records.largest_bytes))
         if not isinstance(said, dict):
@@ -398,7 +371,6 @@ class LearnerApi:
         return said
 
     async def _body(self, request: Request, kind: str, most: int, most_of_list: int = 0) -> bytes:
-        """A body of one content type and a bounded size; a JSON list may have another bound."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise RefusedRequest(f"expected Content-Type: {kind}", status=415, reason="Content-Type")
         declared = request.headers.get("content-length", "0")
@@ -415,8 +387,6 @@ class LearnerApi:
 
 
 class _Waiting:
-    """Records of one request in the queue, and their answers."""
-
     def __init__(self, offered: list[Offered]) -> None:
         self._loop = asyncio.get_running_loop()
         self.all_answered: asyncio.Future[None] = self._loop.create_future()
@@ -475,7 +445,6 @@ def _parsed(body: bytes) -> Any:
 
 
 def _form_fields(body: bytes) -> tuple[str, str]:
-    """Client and token of a form, each once."""
     try:
         said = parse_qs(
             body.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=2

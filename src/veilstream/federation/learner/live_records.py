@@ -1,10 +1,5 @@
 """Records that callers of the learner API send: from JSON to one client's sample, or a refusal.
 
-    records = LiveRecords(Admission.of(task), schema_of(plan), learner="north")
-    records.observation({"client": "patient 17", "record": {"age": 41, "smokes": "no", "ill": 1}})
-    records.observation({"client": 17, "features": [0.2, 0.1, 0.9], "target": 1})
-    records.features({"record": {"age": 41, "smokes": "no"}})         to predict
-
 The fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
 is called if the plan has it. Other fields are ignored. ``features`` and ``target`` are numbers that
 the caller encoded. A refusal names the field and the rule, never the field's value, and goes to the
@@ -35,16 +30,7 @@ _RECORD_BYTES = 64 << 10
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered.
-
-    Attributes:
-        why: the field and the rule, for the caller.
-        record: why the record cannot be used, for the local account; None if the request is wrong.
-        status: of the HTTP answer.
-        reason: under which the refusal is counted.
-        headers: of the answer.
-
-    """
+    """A request that is not answered; ``record``: why its record cannot be used, None if the request is wrong."""
 
     def __init__(
         self,
@@ -61,14 +47,7 @@ class RefusedRequest(Exception):
 
 
 class LiveRecords:
-    """Turns a caller's JSON into a sample.
-
-    Args:
-        admission: what a sample of the task looks like.
-        schema: the plan's columns; None if it names none.
-        learner: this learner's name; a record that names another is refused.
-
-    """
+    """Turns a caller's JSON into a sample; a record that names another learner is refused."""
 
     def __init__(self, admission: Admission, schema: RecordSchema | None, learner: str) -> None:
         self._admission, self._schema, self._learner = admission, schema, learner
@@ -80,12 +59,7 @@ class LiveRecords:
         return encoded if self._schema is None else max(encoded, _RECORD_BYTES)
 
     def observation(self, said: Mapping[str, Any]) -> Encoded:
-        """The client, and a sample that the task admits.
-
-        Raises:
-            RefusedRequest: with the field and the rule.
-
-        """
+        """The client, and a sample that the task admits."""
         if not isinstance(said, Mapping):
             raise RefusedRequest("expected a JSON object for each record")
         if unknown := set(said) - _FIELDS:
@@ -118,12 +92,7 @@ class LiveRecords:
         return Encoded(found.client, sample, found.clamped)
 
     def features(self, said: Mapping[str, Any]) -> NDArray[np.float32]:
-        """The numbers to predict from: ``features``, or a ``record``, which needs no label or client.
-
-        Raises:
-            RefusedRequest: with the field and the rule.
-
-        """
+        """The numbers to predict from: ``features``, or a ``record``, which needs no label or client."""
         if "record" in said:
             if "features" in said:
                 raise RefusedRequest("features: expected nothing beside record")
@@ -148,8 +117,6 @@ class LiveRecords:
         if label is None or isinstance(prediction, bool) or not isinstance(prediction, int | float):
             return {}
         return {"label": label.in_units(float(prediction))}
-
-    # --- parts -----------------------------------------------------------------------------------
 
     def _name(self, who: object) -> str:
         name = None if is_missing(who) else client_name(who)
@@ -196,7 +163,6 @@ class LiveRecords:
 
 
 def _rule(schema: RecordSchema, column: str) -> str:
-    """The plan's rule for a field."""
     if column == schema.client:
         return NAME_RULE
     if column == schema.label.name:

@@ -1,12 +1,5 @@
 """What a learner shows on its own machine: counts, and how well the model does. Nothing leaves.
 
-    account = LocalAccount(learner, source, unit=label_unit(plan), path=account_path(store))
-    account.looked_at(refusal)                      a caller's record was read or refused
-    account.observed(sample, answer, used=True)     a record was offered to the learner
-    account.round_ends()
-    account.as_dict()                               for the API, the page and `ledger status`
-    account.line()                                  for a log
-
 Log, API, page and `veilstream ledger status` all show this one account. The round's model predicts a
 record before it learns from it (`prequential_score`). All of it is computed from private records
 without noise, so it stays on this machine: no message has a place for it. A file beside the store
@@ -77,16 +70,7 @@ class Counts:
 
 
 class LocalAccount:
-    """The account of one learner, over its restarts.
-
-    Args:
-        learner: whose model predicts.
-        source: what is read; a table's own counts are part of the account.
-        unit: what 1 on the scale of targets is in the label's own units.
-        path: the file that keeps it; None: memory only.
-        clock: in seconds, for the time that is left.
-
-    """
+    """The account of one learner, over its restarts; ``unit`` is 1 on the scale of targets in the label's units."""
 
     def __init__(
         self,
@@ -114,8 +98,6 @@ class LocalAccount:
             self._load(path)
         # A kill loses what was counted since the file was written; who took part, the ledger knows.
         self.counts.used = max(self.counts.used, learner.ledger.chain.visits.value().count)
-
-    # --- what happens -----------------------------------------------------------------------------
 
     def looked_at(self, record: Encoded | Refusal) -> None:
         """Count a caller's record, read or refused; a table counts its own."""
@@ -164,8 +146,6 @@ class LocalAccount:
             for one, (_, target) in zip(predicted.tolist(), waiting, strict=True):
                 self.score.take(one, target, classifies=task.classifies)
 
-    # --- what is shown ----------------------------------------------------------------------------
-
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON; every place that shows it shows this."""
         learner, counts = self._learner, self.counts
@@ -198,7 +178,6 @@ class LocalAccount:
         }
 
     def _notices(self) -> list[str]:
-        """What a person beside the learner should know, a sentence each."""
         notices = [self.pause] if self.pause else []
         if self.counts.metrics_failed:
             notices.append(
@@ -227,8 +206,6 @@ class LocalAccount:
     def line(self) -> str:
         """One line for a log: counts and scores only."""
         return account_line(self.as_dict())
-
-    # --- the file ---------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write the file; a full disk costs counts, not rounds."""

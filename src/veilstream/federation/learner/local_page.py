@@ -56,11 +56,7 @@ class LocalPage:
         self._codes, self._sessions = _Secrets(LINK_S, clock), _Secrets(SESSION_S, clock)
 
     def lets_in(self, method: str, path: str, headers: Any, cookies: dict[str, str], code: str | None) -> bool:
-        """Whether a browser may have the page without the token: by its cookie, or a link's code.
-
-        This does not use up a code (`enter` does). The cookie also opens the question about a
-        person, whose answer needs the token too.
-        """
+        """Whether a browser may have the page without the token: by its cookie, or a link's code, not used up."""
         asked = (method, path)
         if headers.get("sec-fetch-site") in _FROM_OUTSIDE:
             return False
@@ -97,8 +93,6 @@ class LocalPage:
 
 
 class _Secrets:
-    """A few random texts, each valid for a time."""
-
     def __init__(self, lasts_s: float, clock: Callable[[], float]) -> None:
         self._lasts_s, self._clock = lasts_s, clock
         self._until: dict[str, float] = {}

@@ -1,10 +1,5 @@
 """How well a model predicts records before it learns from them, beside two baselines without a model.
 
-    score = Score()
-    score.take(predicted, target, classifies=True)      for each record
-    score.shown(classifies=True, unit=1.0)              {"model": 0.74, "majority": 0.69, ...}
-    history.round_ends(17, score)                       over rounds, in bounded memory
-
 ``majority`` predicts the most frequent label so far (for a number: the mean), ``no_change`` the last
 one. Scores are exact, without noise, and stay on the learner's machine.
 """

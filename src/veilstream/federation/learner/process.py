@@ -57,13 +57,11 @@ class LearnerService:
     insecure: bool = False
     task: Task | None = None
     new_store: bool = False
-    """Begin a store if there is none."""
     reply_after_s: float | None = None
     """When releases leave after their request; None: as the source needs (`reply_times`)."""
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
     socket: Path | None = None
-    """Where a carrier (Flower's SuperNode) connects, instead of ``server``."""
     trust_carrier: bool = False
     """Answer a carrier of this process's own account, which could read everything here."""
     accept_refusals: float = 0.05
@@ -71,7 +69,6 @@ class LearnerService:
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
-    """Makes the learner API's pages for a browser; None: there are none."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``, also after the last round."""
@@ -157,7 +154,6 @@ class LearnerService:
         return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
-        """The direct transport, in this process; or a socket for a carrier in another one."""
         if (self.server is None) == (self.socket is None):
             raise InputError(
                 "--server",
@@ -183,8 +179,6 @@ class LearnerService:
 
 
 class _Progress:
-    """Logs a learner's progress when it changes, and now and then its account."""
-
     def __init__(self, daemon: Daemon, account: LocalAccount) -> None:
         self._daemon, self._learner, self._account = daemon, daemon.learner, account
         self._told, self._told_at, self._told_round = "", time.monotonic(), self._learner.round
@@ -206,7 +200,6 @@ class _Progress:
             _log.info("learner %s: %s; no more clients are taken", self._daemon.name, self._daemon.ended)
 
     def log_account(self) -> None:
-        """Log the account, if it has changed."""
         line = self._account.line()
         if self._account.counts.rounds and line != self._told:
             _log.info("learner %s: %s", self._daemon.name, line)

@@ -36,16 +36,7 @@ class ReplyTimes:
 
 
 def reply_times(window_s: float | None, after_s: float | None) -> ReplyTimes | None:
-    """The schedule of a learner's replies; None: a reply leaves when it is computed.
-
-    Args:
-        window_s: how long clients may call in a round; None: nobody calls, as with a file.
-        after_s: when replies leave; None: at the window's end, if there is one.
-
-    Raises:
-        InputError: replies would leave before the window's end.
-
-    """
+    """The schedule of replies, by default at the window's end; None: a reply leaves when it is computed."""
     if after_s is None:
         return None if window_s is None else ReplyTimes(window_s + SEAL_S)
     least = window_s or 0.0

@@ -86,12 +86,7 @@ class ReleaseBounds:
 
     @classmethod
     def of(cls, terms: Terms) -> ReleaseBounds:
-        """What these terms allow.
-
-        Raises:
-            InputError: sums over all learners might not fit into 64 bits.
-
-        """
+        """What these terms allow; `InputError` if sums over all learners might not fit into 64 bits."""
         scale = terms.noise_std / terms.grid.step
         if isinstance(terms.mechanism, StationaryFactorization):
             deviations: Deviations = EndlessDeviations(terms.mechanism, terms.local_steps, scale)

@@ -1,10 +1,5 @@
 """The server's side of Algorithm 1, and nothing else: messages in, models out.
 
-    fold = ServerFold(terms, x0, ["north", "south"])
-    fold.announce("north")            its round, the model, what was accepted from it last
-    fold.accept("north", payload)     the difference to its last prefix counts in this round
-    fold.close_round()                x^{r+1}; fold.published is what leaves
-
 Learners have constant weights, 1/n of those that the plan names, whoever answers: otherwise the
 correlated noise would no longer cancel. A learner's message is the prefix sum of all its noisy
 steps; the fold keeps the last one that it accepted and takes the difference, so a reply that was
@@ -95,7 +90,6 @@ class Seat:
     kept: LastMessage
     epoch: int = 0
     round: int = 0
-    """Its own next round."""
     accepted: tuple[int, str] | None = None
     """Round and hash of its last accepted message."""
     state: SeatState = "new"
@@ -146,7 +140,6 @@ class FoldState:
     """The model between two rounds."""
 
     round: int
-    """Rounds that are closed."""
     x: Floats
     """x^r, which learners are asked to start from."""
     average: Floats
@@ -157,8 +150,6 @@ class FoldState:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A message that was accepted in the round in flight."""
-
     message: tuple[int, int, str]
     """Epoch, round and hash."""
     span: Span
@@ -182,10 +173,7 @@ class ServerFold:
         *,
         bounded: bool = True,
     ) -> None:
-        """``kept`` is where each learner's last message goes; None: in memory.
-
-        ``bounded=False`` takes releases of any size: for audits, which look at what is wrong.
-        """
+        """``kept``: where last messages go (None: memory); ``bounded=False`` takes any size, for audits."""
         x = x0.astype(np.float64)
         seats = {name: Seat(name, InMemory(terms.release_dim) if kept is None else kept[name]) for name in learners}
         self._set(terms, FoldState(0, x, x.copy(), x0), seats, bounded)
@@ -204,8 +192,6 @@ class ServerFold:
         self.bounds = ReleaseBounds.of(terms) if bounded else None
         self._total = np.zeros(terms.release_dim, np.int64)  # of this round's increments
         self._counted: dict[str, _Counted] = {}
-
-    # --- where it stands -------------------------------------------------------------------------
 
     @property
     def state(self) -> FoldState:
@@ -257,8 +243,6 @@ class ServerFold:
         """Whose does not, so far."""
         return tuple(sorted(set(self._seats) - set(self._counted)))
 
-    # --- a round ---------------------------------------------------------------------------------
-
     def announce(self, learner: str) -> Announcement:
         """What this learner is asked: its own next round, from the model as it is now."""
         seat = self._seats[learner]
@@ -270,11 +254,6 @@ class ServerFold:
         The first time in a run it may be in any epoch. Then only the next one is taken: its epoch
         has ended, or its store was lost, and its sums begin at zero again. A thief of a key
         can therefore not put a seat beyond its learner's reach.
-
-        Raises:
-            ProtocolError: it stands behind what it had come to, so its store is an old copy; it is
-                more than one epoch ahead; or its seat is void.
-
         """
         seat = self._seats[learner]
         if seat.state == "void":
@@ -311,14 +290,7 @@ class ServerFold:
     def accept(self, learner: str, payload: Buffer, hashed: str | None = None) -> bool:
         """Count a message in this round; False for one that was counted before.
 
-        ``hashed`` is its SHA-256, where it has been computed.
-
-        Raises:
-            InputError: these bytes are no message.
-            OtherEpoch: the learner has begun another epoch and must be enrolled in it first.
-            OutOfBounds: a message that no learner of this plan makes; its seat is held.
-            ProtocolError: a message that was not asked for, or a second one for one round.
-
+        One out of bounds holds its seat; `OtherEpoch`: the learner must be enrolled in its new epoch first.
         """
         seat, message = self._seats[learner], decode(payload, hashed)
         if (message.epoch, message.round) < (seat.epoch, seat.round):
@@ -354,10 +326,7 @@ class ServerFold:
         return True
 
     def _increment(self, seat: Seat, message: Message) -> tuple[NDArray[np.int64], float]:
-        """What a message adds to the last one, and how long that is, in units of the grid.
-
-        Nothing if it only says where it stands. One that is out of bounds holds its seat.
-        """
+        """What a message adds to the last one, and its norm in grid units; one out of bounds holds its seat."""
         rounds, bounds = seat.round + 1, self.bounds
         base = seat.state == "base"
         try:
@@ -410,7 +379,6 @@ class ServerFold:
         )
 
     def _moved(self) -> Floats:
-        """x^{r+1} from the increments that count."""
         terms, method, state = self.terms, self.terms.method, self._state
         direction = self._total[: terms.dim] / terms.learners * terms.grid.step
         size = step_size(method.local_step_size * method.server_step_size, method.step_decay, state.round)
@@ -421,7 +389,6 @@ class ServerFold:
         return after
 
     def _telemetry(self) -> Floats | None:
-        """The sum of what the messages that count have added."""
         terms = self.terms
         if terms.telemetry is None:
             return None
@@ -434,13 +401,8 @@ class ServerFold:
             sent = x.astype(np.float32).astype(np.float64)
             return bool(np.sqrt(np.square(sent).sum()) <= self.terms.model_norm_cap)
 
-    # --- what the server's operator decides between rounds ---------------------------------------
-
     def roll_back(self, model: NDArray[np.float32]) -> None:
-        """Go on from a model that was published; learners' rounds and prefixes stay as they are.
-
-        What the server forgets towards is still the run's first model.
-        """
+        """Go on from a published model; learners' rounds and prefixes, and the run's first model, stay."""
         x = model.astype(np.float64)
         self._state = replace(self._state, x=x, average=x.copy())
 
@@ -460,7 +422,6 @@ class ServerFold:
 
 
 def _rounds_counted(seat: Seat) -> int:
-    """How many of a learner's rounds its last accepted message covers."""
     return 0 if seat.accepted is None else seat.accepted[0] + 1
 
 

@@ -25,21 +25,7 @@ def send(connection: socket.socket, content: bytes) -> None:
 
 
 def receive(connection: socket.socket, limit: int = LARGEST, within_s: float | None = None) -> bytes | None:
-    """The next frame.
-
-    Args:
-        connection: where from.
-        limit: bytes of the largest frame to take; nothing is kept of a larger one.
-        within_s: for the whole frame, however slowly its bytes come; None: as the socket is set.
-
-    Returns:
-        Its content; None when the other side has closed.
-
-    Raises:
-        ConnectionError: a frame over the limit, or half a frame.
-        TimeoutError: not within the time.
-
-    """
+    """The next frame, whole within ``within_s``; None when the other side has closed."""
     until = None if within_s is None else time.monotonic() + within_s
     head = _exactly(connection, _LENGTH.size, until)
     if head is None:
@@ -66,13 +52,7 @@ def ask(path: str | Path, content: bytes, timeout_s: float | None = None, limit:
 
 
 def listen(path: Path, mode: int = 0o600) -> socket.socket:
-    """A socket at this path, by default one that only its owner may use.
-
-    Raises:
-        OSError: too long a path, or one where something stands that is not a socket: a link is
-            neither followed nor replaced.
-
-    """
+    """A socket at this path, by default for its owner alone; a link there is neither followed nor replaced."""
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise OSError(f"{path} is too long a name for a Unix socket ({LONGEST_PATH} bytes)")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -98,12 +98,7 @@ class Request:
 
     @classmethod
     def read(cls, data: Buffer, key: PublicKey) -> Request:
-        """Check the signature, then the body's hash, then the form.
-
-        Raises:
-            ProtocolError: it is not the server's, was changed on the way, or has another form.
-
-        """
+        """Check the signature, then the body's hash, then the form."""
         head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
         form.fields(
@@ -174,12 +169,7 @@ class Reply:
 
     @classmethod
     def read(cls, data: Buffer, key: PublicKey) -> Reply:
-        """Check the signature, then the body's hash, then the form.
-
-        Raises:
-            ProtocolError: it is not this learner's, was changed on the way, or has another form.
-
-        """
+        """Check the signature, then the body's hash, then the form."""
         head, body = _open(data, key, lambda: f"learner {cls.claimed_learner(data)!r}")
         form = _Form("a reply of unknown form", "check the learner's version")
         form.fields(head, "kind", "learner", "answers", "facts", "body")
@@ -315,11 +305,7 @@ def _small(text: str) -> int:
 
 
 def shown(said: object, longest: int = _LONGEST_SHOWN) -> str:
-    """A peer's text for a terminal or a log, cut to so many characters.
-
-    Control characters could move a cursor or begin a false line, marks of direction reorder what is
-    read: all that does not print becomes escapes.
-    """
+    """A peer's text for a terminal or a log, cut to so many characters; what does not print becomes escapes."""
     text = str(said)
     escaped = "".join(_escaped(letter) for letter in text[: longest + 1])
     return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."

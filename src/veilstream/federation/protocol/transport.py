@@ -1,10 +1,5 @@
 """What a transport must do: carry bytes from the server to learners and back. Nothing else.
 
-    send(node, head, body)  soon, or a `Failure` comes back; many requests share one body
-    receive(timeout_s)      what has come since: (node, reply bytes or Failure)
-    nodes()                 who can be reached now
-    supervise()             what its operator should know, a line; now and then (`supervisor`)
-
 A node is the transport's word for a machine. Who sits there is found out by asking (`Coordinator`).
 Messages may be lost, late or doubled; their contents guard against that.
 """
@@ -42,11 +37,7 @@ class Transport(Protocol):
         """Who can be reached now."""
 
     def send(self, node: str, head: bytes, body: bytes = b"") -> None:
-        """Deliver a request, ``head + body``; the reply comes by `receive`.
-
-        ``body`` is the same object for every learner of a round: a transport keeps it as it is and
-        copies it only to write it.
-        """
+        """Deliver ``head + body``; a round's learners share one body, so it is copied only to write it."""
 
     def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """Replies and failures since the last call; waits for the first at most this long."""

@@ -76,12 +76,7 @@ class RunHead:
 
     @classmethod
     def load(cls, folder: Path) -> RunHead:
-        """As the server saved it last.
-
-        Raises:
-            InputError: the checkpoint is missing, damaged, or of another version.
-
-        """
+        """As the server saved it last."""
         return _read(folder / CHECKPOINT)[0]
 
 
@@ -118,12 +113,7 @@ class Position:
 
     @classmethod
     def load(cls, folder: Path) -> Position:
-        """As it was saved.
-
-        Raises:
-            InputError: the checkpoint is damaged, or the messages are not those that it names.
-
-        """
+        """As it was saved."""
         head, numbers = _read(folder / CHECKPOINT)
         messages = MessageFile(folder / MESSAGES, head.release_dim)
         seats = {}
@@ -261,12 +251,7 @@ class Slots:
         self._safe = self.slot
 
     def check(self, name: str, round_: int, hashed: str) -> None:
-        """Whether it is the message that the checkpoint names.
-
-        Raises:
-            InputError: the file was damaged, or is not of the same moment as the checkpoint.
-
-        """
+        """Refuse a message that is not the one that the checkpoint names."""
         found = b"" if self.slot is None else self._file.read(self._index, self.slot)
         if hashlib.sha256(found).hexdigest() != hashed or decode(found).round != round_:
             raise InputError(

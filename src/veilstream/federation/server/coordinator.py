@@ -90,8 +90,6 @@ class Coordinator:
         """How many messages were not acted on, by the kind of error."""
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
-    # --- where it stands -------------------------------------------------------------------------
-
     @property
     def round(self) -> int:
         """Rounds that are done and durable; the model after them is released."""
@@ -123,13 +121,8 @@ class Coordinator:
         """Learners that cannot take part, and why."""
         return dict(self._refused)
 
-    # --- rounds ----------------------------------------------------------------------------------
-
     def go(self, transport: Transport, until: int | None = None, look: Callable[[], None] = lambda: None) -> None:
-        """Run rounds until the horizon (or ``until``); closed rounds are kept whatever happens.
-
-        ``look`` is called often, and may raise to end it.
-        """
+        """Run rounds until the horizon (or ``until``); ``look`` is called often, and may raise to end it."""
         last = self.terms.rounds if until is None else min(until, self.terms.rounds)
         while self._fold.round < last:
             here = OpenRound(time.monotonic())
@@ -148,18 +141,7 @@ class Coordinator:
         self._take_all(transport, OpenRound(time.monotonic()))
 
     def after_end(self, transport: Transport) -> tuple[str, ...]:
-        """Tell learners that the run is over, and look at what has come back; call it again.
-
-        One that missed a round closes its epoch then and destroys its secrets; the others have done
-        so at their own horizon. A learner that is away is told when it comes.
-
-        Args:
-            transport: as for `go`.
-
-        Returns:
-            Learners that have not confirmed it since this start.
-
-        """
+        """Tell learners, also late ones, that the run is over; returns who has not confirmed. Call it again."""
         now, nodes = time.monotonic(), transport.nodes()
         _forget_gone(self._ending, nodes, now)
         for node in nodes:
@@ -186,7 +168,6 @@ class Coordinator:
         return left
 
     def _ended(self, node: str, data: Received) -> set[str]:
-        """Who has confirmed the end with this reply, if anyone."""
         if isinstance(data, Failure):
             return set()
         name = Reply.claimed_learner(data)
@@ -239,10 +220,7 @@ class Coordinator:
         return seat.asked and seat.round < self.terms.rounds
 
     def _stuck(self, out: set[str], needed: int) -> None:
-        """Too few can take part. A run that never began ends; one that did waits for its operator.
-
-        So no learner's message can end a server that has learned something.
-        """
+        """Too few can take part: a run that never began ends; one that did waits, so no message can end it."""
         n, seats = self._plan.learning.learners, self._fold.seats
         why = "; ".join(
             self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out)
@@ -264,7 +242,6 @@ class Coordinator:
             _log.log(level, "waiting: %s", why)
 
     def _ask_newcomers(self, transport: Transport) -> None:
-        """Who they are; again if need be."""
         now, nodes = time.monotonic(), transport.nodes()
         self._present = nodes
         _forget_gone(self._enrolling, nodes, now)
@@ -285,7 +262,6 @@ class Coordinator:
                 transport.send(node, request)
 
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
-        """Every learner for its next one; again if need be."""
         now, answered = time.monotonic(), set(self._fold.answered)
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
@@ -312,8 +288,6 @@ class Coordinator:
             here.hashed_body = body_hash(here.body)
         asked = Request("round", self.run, name, secrets.token_hex(8), seat.round, seat.accepted, epoch=seat.epoch)
         return asked.sign_head(self._keys.identity, here.hashed_body)
-
-    # --- replies ---------------------------------------------------------------------------------
 
     def _take(self, node: str, data: Received, here: OpenRound) -> None:
         if isinstance(data, Failure):
@@ -361,7 +335,6 @@ class Coordinator:
         return reply
 
     def _seat(self, node: str, reply: Reply, here: OpenRound) -> None:
-        """Enrol: same terms, one daemon a name."""
         name, facts = reply.learner, reply.facts
         if node in self._keys.learners and node != name:
             raise ProtocolError(f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys")
@@ -415,7 +388,6 @@ class Coordinator:
         self._outstanding[name].clear()
 
     def _absent(self, reply: Reply, here: OpenRound) -> None:
-        """It has no clients: this round does without, and it is asked again if it must be open."""
         name, asked = reply.learner, here.asked.get(reply.learner)
         if asked is None or reply.answers != digest(asked.head):
             return  # to an earlier round
@@ -441,8 +413,6 @@ class Coordinator:
     def _ask_later(self, node: str) -> None:
         asking = self._enrolling.setdefault(node, Enrolling())
         asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
-
-    # --- the end of a round ----------------------------------------------------------------------
 
     def _close(self, here: OpenRound) -> None:
         closed = self._fold.close_round()
@@ -470,14 +440,8 @@ class Coordinator:
                 name,
             )
 
-    # --- what an operator decides between rounds -------------------------------------------------
-
     def roll_back(self, round_: int) -> None:
-        """Go on from the model that was published after so many rounds.
-
-        Rounds that learners have spent stay spent: neither their counters nor their prefixes are
-        touched, and the server's own count of rounds goes on.
-        """
+        """Go on from the model published after so many rounds; rounds that learners have spent stay spent."""
         if not 0 <= round_ < self._fold.round:
             raise InputError(
                 "--roll-back",

@@ -47,21 +47,7 @@ _SLOWEST = 50_000  # bytes a second that a caller must be able to read
 
 
 class ModelApi:
-    """Serves a coordinator's models until `close`.
-
-    Args:
-        coordinator: whose models.
-        plan: of the run; part of what is published.
-        address: host and port; port 0 takes one that is free (`port` says which).
-        tls: certificate and key; without, plain HTTP.
-        metrics: what /metrics shows.
-        limits: what callers may take.
-        more: further routes, as those of a live page (`live_routes`).
-
-    Raises:
-        InputError: an address where one cannot listen, or a certificate that cannot be read.
-
-    """
+    """Serves a coordinator's models until `close`."""
 
     def __init__(
         self,
@@ -96,8 +82,6 @@ class ModelApi:
     def close(self) -> None:
         """Stop answering."""
         self._server.close()
-
-    # --- pages -----------------------------------------------------------------------------------
 
     async def _status(self, _: Request) -> Response:
         return JSONResponse(self._facts())
@@ -134,8 +118,6 @@ class ModelApi:
         self._metrics.add("model_requests")
         return SharedBody(body, headers=headers, media_type=_FORMS[form])
 
-    # --- their content ---------------------------------------------------------------------------
-
     def _facts(self) -> dict[str, Any]:
         coordinator = self._coordinator
         return {
@@ -158,7 +140,6 @@ class ModelApi:
         return tag
 
     async def _body(self, round_: int, form: str) -> bytes:
-        """The newest few are kept; many callers at once share one."""
         async with self._working:
             body = self._encoded.get((round_, form))
             if body is None:
@@ -182,7 +163,6 @@ class ModelApi:
 
 
 def _accepted(header: str) -> str:
-    """The form of a model that a caller prefers; JSON where nothing else is named."""
     named = [part.partition(";")[0].strip().lower() for part in header.split(",")]
     forms = {kind: form for form, kind in _FORMS.items()}
     return next((forms[kind] for kind in named if kind in forms), "json")

@@ -84,10 +84,7 @@ class ServerService:
     def run(
         self, watch: Callable[[Standing], None] = lambda _: None, stop: threading.Event | None = None
     ) -> Coordinator:
-        """Run to the end of the horizon, then serve what came out until stopped.
-
-        Started again after a kill it goes on; started on a finished run it serves that one.
-        """
+        """Run to the horizon, then serve until stopped; started again, it goes on, or serves the finished run."""
         stop = threading.Event() if stop is None else stop
         keys, metrics = ServerKeys.load(self.keys), ServerMetrics()
         task = task_of(self.plan) if self.task is None else self.task
@@ -141,7 +138,6 @@ class ServerService:
         return TRANSPORTS[self.transport](setting)
 
     def _operate(self, coordinator: Coordinator) -> None:
-        """What the operator has decided, before anyone is asked."""
         if self.roll_back is not None:
             coordinator.roll_back(self.roll_back)
         for learner in self.void:
@@ -152,7 +148,6 @@ class ServerService:
     def _publish(
         self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None, stack: ExitStack
     ) -> None:
-        """Open the model API, if it is asked for, with the live page in it."""
         if self.model_api is None:
             return
         from veilstream.federation.server.model_api import ModelApi
@@ -177,7 +172,6 @@ class ServerService:
     def _serve_on(
         self, coordinator: Coordinator, transport: Transport, check: Callable[[], None], stop: threading.Event
     ) -> None:
-        """After the last round: models stay there to fetch, learners stay connected."""
         _log.info("all %d rounds are done; serving until stopped", coordinator.terms.rounds)
         try:
             while not stop.wait(_LOOK_S):

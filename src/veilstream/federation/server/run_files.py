@@ -1,9 +1,4 @@
-"""The folder of a server's run: its files at the start, after every round and at the end.
-
-Written down before the next round is announced: model, round, and for each learner its prefix and
-the (round, hash) that is echoed to it as acknowledgement. A server that is started again goes on to
-the same numbers.
-"""
+"""The folder of a server's run: its files at the start, after every round and at the end."""
 
 from __future__ import annotations
 
@@ -39,13 +34,7 @@ LOCK_FILE = "server.lock"
 
 
 def lock_run(folder: Path) -> FileLock:
-    """Hold a run's folder until `FileLock.close`: two servers would overwrite each other's files.
-
-    Raises:
-        RunBusy: another server holds it.
-        InputError: a folder that cannot be written to, or a lock file that is a link.
-
-    """
+    """Hold a run's folder until `FileLock.close`: two servers would overwrite each other's files."""
     path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -67,12 +67,7 @@ class ServerMetrics:
                 self._round, self._round_began = now.round, moment
 
     def text(self, coordinator: Coordinator) -> str:
-        """All of it, in the text format of Prometheus.
-
-        Raises:
-            MissingExtra: without prometheus_client.
-
-        """
+        """All of it, in the text format of Prometheus."""
         try:
             from prometheus_client import generate_latest
         except ImportError as error:
@@ -115,8 +110,6 @@ class ServerMetrics:
 
 @dataclass(frozen=True)
 class _Families:
-    """A collector of prometheus_client."""
-
     metrics: ServerMetrics
     coordinator: Coordinator
 
@@ -167,7 +160,6 @@ class CountedTransport:
 
 
 def _memory_bytes() -> int:
-    """Now where /proc says it, else the most that there ever was."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

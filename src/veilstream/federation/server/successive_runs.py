@@ -43,20 +43,7 @@ class Opening:
 
 
 def open_run(first: Path, plan: Plan, task: Task, *, next_run: bool) -> Opening:
-    """The newest run of this plan in ``first`` and the folders after it, or the one after that.
-
-    Args:
-        first: the first run's folder.
-        plan: the run's plan.
-        task: whose model it is.
-        next_run: begin another if the newest is finished. One that is not the first goes on if it
-            is not finished, so that a server may be restarted with the same command.
-
-    Raises:
-        InputError: the first run is not finished, the plan allows no further epoch, or there is no
-            earlier model.
-
-    """
+    """The newest run of this plan in ``first`` and the folders after it; with ``next_run`` the one after that."""
     number = 1
     while _follows(_folder(first, number + 1)):
         number += 1
@@ -81,7 +68,6 @@ def _folder(first: Path, number: int) -> Path:
 
 
 def _follows(folder: Path) -> list[str]:
-    """Runs before the one in this folder; none if it is a first one, or none at all."""
     try:
         said = json.loads((folder / "start.json").read_text(encoding="utf-8")).get("follows", [])
     except FileNotFoundError:

@@ -100,7 +100,6 @@ class TelemetryFiles:
         return [asdict(estimate) for estimate in self.latest]
 
     def _look(self, rounds: int) -> bool:
-        """Ten times a window, and at the end."""
         every = max(1, self.window // _LOOKS)
         if not rounds or (rounds % every and rounds != self._rounds):
             return False
@@ -119,7 +118,6 @@ class TelemetryFiles:
         return [str(closed.round), *sums, json.dumps(closed.spans, separators=(",", ":"))]
 
     def _read(self, cells: list[str]) -> ClosedRound | None:
-        """As `_row` wrote it; None for a line that was cut short."""
         try:
             round_, *numbers, written = cells
             spans = {name: (e, lo, hi) for name, (e, lo, hi) in json.loads(written).items()}
@@ -144,5 +142,4 @@ def _as_csv(rows: list[list[str]]) -> str:
 
 
 def _whole(cells: list[str], rounds: int) -> bool:
-    """Whether a line of estimates is complete, and of a round that is done."""
     return len(cells) == len(TELEMETRY_COLUMNS) and cells[0].isdigit() and int(cells[0]) <= rounds
