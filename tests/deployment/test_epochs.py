@@ -81,7 +81,7 @@ def test_a_studys_learner_and_a_deployed_one_never_share_an_epoch(path, began_by
     other = "deployed" if began_by == "study" else "study"
     with Learner(plan_with(1), path, Still(), create=True, **parts[began_by]) as learner:
         run_round(learner, 0)
-    with pytest.raises(LedgerError, match="learner began epoch 0, and a.* one opens it"):
+    with pytest.raises(LedgerError, match=r"learner began epoch 0, and a.* one opens it"):
         Learner(plan_with(1), path, Still(), **parts[other])
     ask_for_epoch(path, abandon=True)  # fresh noise, for new clients only
     with Learner(plan_with(1), path, Still(), **parts[other]) as learner:
