@@ -227,7 +227,8 @@ class GivenNoise(Learner):
         return type(cls.__name__, (cls,), {"place": place})
 
     def __init__(self, plan: Plan, store: Path, task: Task, *, create: bool = False) -> None:
-        super().__init__(plan, store, task, create=create, parts=LearnerParts(rounds=self.rounds))
+        self.parts = LearnerParts(rounds=self.rounds)
+        super().__init__(plan, store, task, create=create, parts=self.parts)
 
     def rounds(self, terms: Terms, epoch: int) -> GivenRounds:
         return self.Rounds(terms, epoch, self.place)

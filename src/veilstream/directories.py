@@ -10,12 +10,7 @@ from veilstream.errors import MissingExtra
 
 
 def user_directory(kind: Literal["cache", "data"]) -> Path:
-    """`VEILSTREAM_CACHE` or `VEILSTREAM_DATA` where set, else where the platform wants it.
-
-    Raises:
-        MissingExtra: neither is set and platformdirs is not installed.
-
-    """
+    """`VEILSTREAM_CACHE` or `VEILSTREAM_DATA` where set, else where the platform wants it."""
     variable = f"VEILSTREAM_{kind.upper()}"
     if named := os.environ.get(variable):
         return Path(named)

@@ -55,16 +55,7 @@ def sync_directory(path: Path) -> None:
 
 
 class FileLock:
-    """An exclusive lock, held until `close`; the operating system drops it when its holder dies.
-
-    Args:
-        path: the lock file; it holds the holder's process id.
-        busy: the error to raise while another process holds it, made from that process's id.
-
-    Raises:
-        OSError: for a path that cannot be opened for writing, or is a symbolic link.
-
-    """
+    """An exclusive lock, held until `close`; the operating system drops it when its holder dies."""
 
     def __init__(self, path: Path, busy: Callable[[str], Exception]) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -18,8 +18,7 @@ class Answer:
     """What a server answered."""
 
     status: int
-    headers: Mapping[str, str]
-    """By lower-case name."""
+    headers: Mapping[str, str]  # by lower-case name
     body: bytes
 
 
@@ -40,22 +39,7 @@ def send_request(
     ca: Path | str | None = None,
     timeout_s: float = 60.0,
 ) -> Answer:
-    """Send one request and read the answer. Proxies and redirects are not followed.
-
-    Args:
-        url: https, or http to this machine.
-        most_bytes: the longest body to read.
-        method: GET or POST.
-        headers: sent with it.
-        ca: file of the certificate authority to trust; None: the system's.
-        timeout_s: how long the server may stay silent.
-
-    Raises:
-        InputError: the URL has another form, or ``ca`` is not a certificate file.
-        ProtocolError: the CA does not vouch for the server's certificate, or the answer is too long.
-        VeilstreamError: the server cannot be reached.
-
-    """
+    """Send one request and read the answer. Proxies and redirects are not followed."""
     host, port, secure = server_of(url)
     connection: http.client.HTTPConnection
     if secure:
@@ -81,12 +65,7 @@ def send_request(
 
 
 def server_of(url: str) -> tuple[str, int, bool]:
-    """Host, port, and whether the connection uses TLS.
-
-    Raises:
-        InputError: neither https nor http to this machine, or with a user name.
-
-    """
+    """Host, port, and whether the connection uses TLS."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

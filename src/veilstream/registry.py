@@ -1,10 +1,4 @@
-"""Parts by name: ours, and those that installed packages add through entry points.
-
-A package adds one in its own pyproject.toml, under the group that the registry names:
-
-    [project.entry-points."veilstream.tasks"]
-    quantile = "my_package.quantile:QUANTILE"
-"""
+"""Parts by name: ours, and those that installed packages add through entry points."""
 
 from __future__ import annotations
 
@@ -18,15 +12,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Named parts; a name of ours cannot be replaced, and others are imported when first asked for.
-
-    Args:
-        group: the entry-point group.
-        noun: what a part is called in errors.
-        ours: the built-in parts.
-        fits: whether a loaded object is such a part.
-
-    """
+    """Named parts; a name of ours cannot be replaced, and others are imported when first asked for."""
 
     def __init__(self, group: str, noun: str, ours: Mapping[str, T], fits: Callable[[object], bool]) -> None:
         self.group, self.noun = group, noun
@@ -47,13 +33,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return name in self._ours or name in self._loaded or name in self._added()
 
     def __getitem__(self, name: str) -> T:
-        """The part of this name.
-
-        Raises:
-            UnknownName: there is none; the nearest name is suggested.
-            InputError: the package that adds it does not load, or adds something else.
-
-        """
+        """The part of this name."""
         if name in self._ours:
             return self._ours[name]
         if name not in self._loaded:

@@ -16,17 +16,7 @@ class InvalidJson(ValueError):
 
 
 def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finite: bool = True) -> Any:
-    """The one value in ``text``.
-
-    Args:
-        text: bytes are UTF-8.
-        parse_int: reads a whole number; raises ValueError for one that is out of range.
-        finite: refuse NaN, Infinity, and numbers too large for a float.
-
-    Raises:
-        InvalidJson: malformed text, a repeated field, or a number that is refused.
-
-    """
+    """The one value in ``text``."""
     try:
         text = text.decode() if isinstance(text, bytes) else text  # json itself would guess the encoding
         return json.loads(

@@ -31,14 +31,10 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.tasks import task_setting
 
-KAPPA = 0.7
-"""Standard deviation of the noise in a class's margin that is aimed at."""
-KAPPA_NUMBER = 0.5
-"""The same for a predicted number, in half ranges: losses of numbers punish noise more."""
-ROUND_CAP = 4.0
-"""Most that one round of unit gradients, all alike, may move a margin."""
-GAMMA_SHARE = 0.3
-"""gamma, as a share of the longest gradient that public facts allow."""
+KAPPA = 0.7  # standard deviation of the noise in a class's margin that is aimed at
+KAPPA_NUMBER = 0.5  # the same for a predicted number, in half ranges: losses of numbers punish noise more
+ROUND_CAP = 4.0  # most that one round of unit gradients, all alike, may move a margin
+GAMMA_SHARE = 0.3  # gamma, as a share of the longest gradient that public facts allow
 AVERAGING = 3.0
 _GAMMA_UNKNOWN = 0.01  # of a task whose gradients have no bound that anybody states
 _DIGITS = 3  # of a chosen number: people read it, and the last bits of a sum do not matter
@@ -48,14 +44,11 @@ _DIGITS = 3  # of a chosen number: people read it, and the last bits of a sum do
 class PublicFacts:
     """What a plan says of a task before any record is read."""
 
-    margin_reach: float
-    """`Margins.reach` of the task."""
+    margin_reach: float  # `Margins.reach` of the task
     gradient_bound: float | None
     half_range: float
-    aim: float
-    """Standard deviation that noise in a margin may have, in half ranges."""
-    known: bool
-    """Whether the task states its margins; otherwise features of norm one are assumed."""
+    aim: float  # standard deviation that noise in a margin may have, in half ranges
+    known: bool  # whether the task states its margins; otherwise features of norm one are assumed
 
     @classmethod
     def of(cls, plan: Plan) -> PublicFacts:
@@ -77,25 +70,20 @@ class PublicFacts:
 class AutoChoice:
     """The chosen step sizes and the public facts behind them."""
 
-    step_size: float
-    """η, of a local step."""
-    server_step_size: float
-    """η_g."""
+    step_size: float  # η, of a local step
+    server_step_size: float  # η_g
     gamma: float
     averaging: float | None
     mechanism: str
-    margin_noise: float
-    """Standard deviation of the noise in a margin: root mean square over what is published."""
-    capped: bool
-    """Whether the most that a round may move decided, not the noise."""
+    margin_noise: float  # standard deviation of the noise in a margin: root mean square over what is published
+    capped: bool  # whether the most that a round may move decided, not the noise
     task: str
     facts: PublicFacts
     learners: int
     rounds: int
     local_steps: int
     noise_std: float
-    published_std: float
-    """Noise in what is published, at step size one: per coordinate, of one learner."""
+    published_std: float  # noise in what is published, at step size one: per coordinate, of one learner
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -150,13 +138,6 @@ def choose_steps(
 
     Guarantees: a function of its arguments alone, so that server, learners and simulation of one
     plan find the same numbers; nothing of it depends on a record.
-
-    Args:
-        plan: of which the method is one.
-        method: after `with_defaults`.
-        mechanism: that makes its noise.
-        noise_std: V, at clip norm one.
-
     """
     facts, learning = PublicFacts.of(plan), plan.learning
     steps, _ = plan.steps_and_clients(method)

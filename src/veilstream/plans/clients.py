@@ -54,12 +54,7 @@ def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
 
 
 def source_files(plan: Plan) -> list[Path]:
-    """The files that `data.source` names, in order.
-
-    Raises:
-        InputError: there is no source, or its pattern fits nothing.
-
-    """
+    """The files that `data.source` names, in order."""
     source = plan.data.source
     if source is None:
         raise InputError(
@@ -80,12 +75,7 @@ def source_files(plan: Plan) -> list[Path]:
 
 
 def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
-    """Files, opened, by the names of their learners.
-
-    Raises:
-        InputError: a file cannot be read, or two would be one learner.
-
-    """
+    """Files, opened, by the names of their learners."""
     names = [path.stem for path in paths]
     if plan.data.learner is None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

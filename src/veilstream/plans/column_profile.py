@@ -1,7 +1,6 @@
 """What files of records hold, without a plan, and the `[data]` table that this suggests.
 
-A proposal holds names and kinds of columns only. The person fills in ranges and vocabularies from
-public knowledge, since a plan is shared.
+A proposal holds names and kinds of columns only: a plan is shared, so ranges come from public knowledge.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from veilstream.wording import counted
 _DISTINCT = 10_000
 _NUMERIC_SHARE = 0.95
 _UNIQUE_SHARE = 0.9
-_UNIQUE_ROWS = 10
-"""Fewer cells may differ by chance."""
+_UNIQUE_ROWS = 10  # fewer cells may differ by chance
 _WIDTH = 32
 _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ,].*)?")
@@ -43,8 +41,7 @@ class Column:
     low: float | None = None
     high: float | None = None
     texts: Counter[str] = field(default_factory=Counter)
-    many: int = 0
-    """Number of cells after which new ones were no longer counted; 0 if all were."""
+    many: int = 0  # number of cells after which new ones were no longer counted; 0 if all were
 
     def take(self, value: object, *, decimal_comma: bool) -> None:
         """Count a cell."""

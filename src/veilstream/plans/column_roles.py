@@ -1,8 +1,4 @@
-"""Which column says who, when, where and what: guesses from names and cells.
-
-`Roles.remarks` tells the person beside the data why a column was taken, and what it would mean if
-that is wrong.
-"""
+"""Which column says who, when, where and what: guesses from names and cells."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column
 
 
-FEW = 20
-"""A column with at most this many different cells is a list of words."""
+FEW = 20  # a column with at most this many different cells is a list of words
 
 # Words in the names of columns, of several languages; the first has precedence.
 _LABELS = "label target class y outcome ziel klasse ergebnis zielwert cible etiqueta resultado classe esito"
@@ -39,8 +34,7 @@ _NUMBERS_OF_THINGS = """
     id uuid guid nr no num number nummer numero key code ssn phone telefon email mail iban index row
     record
 """
-_STEM = 5
-"""A word of this length also counts as the beginning of a longer one (patientennummer)."""
+_STEM = 5  # a word of this length also counts as the beginning of a longer one (patientennummer)
 _MOST_LEARNERS = 1000
 
 
@@ -52,10 +46,8 @@ class Roles:
     time: str | None
     learner: str | None
     label: str | None
-    left_out: tuple[str, ...]
-    """Columns that are no features either: they tell rows apart."""
-    remarks: tuple[str, ...]
-    """For the person beside the data: counts, no cells."""
+    left_out: tuple[str, ...]  # columns that are no features either: they tell rows apart
+    remarks: tuple[str, ...]  # for the person beside the data: counts, no cells
 
     def as_dict(self) -> dict[str, str | None]:
         """For ``--json``."""

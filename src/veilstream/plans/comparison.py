@@ -1,8 +1,4 @@
-"""Mechanisms side by side at one budget: the numbers behind `veilstream plan`.
-
-They are ranked by the noise in what is published (`Setting.workload`): the models at round ends, or
-what averaging and forgetting make of them.
-"""
+"""Mechanisms side by side at one budget, ranked by the noise in what is published (`Setting.workload`)."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ from veilstream.plans.tasks import task_of
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 from veilstream.privacy.telemetry import Telemetry
 
-LONG_HORIZON = 20_000
-"""Above this, mechanisms that solve for every step are left out unless asked for by name."""
+LONG_HORIZON = 20_000  # above this, mechanisms that solve for every step are left out unless asked for by name
 _SOLVED = ("optimal", "tree_full")
 _LONGEST_LOOKED_AT = 1_000_000
 _LARGEST_STD = 1e140
@@ -52,8 +47,7 @@ class Setting:
     rounds: int
     local_steps: int
     clip_norm: float
-    clients_per_step: int = 1
-    """How many a step averages."""
+    clients_per_step: int = 1  # how many a step averages
     learners: int = 1
     dim: int = 1
     neighbours: Neighbours = Neighbours.REPLACE_ONE
@@ -61,24 +55,16 @@ class Setting:
     accounting: Accounting = Accounting.EXACT
     telemetry: Telemetry | None = None
     """What clients contribute beside their gradients: its price is in every row's noise."""
-    workload: Workload | None = None
-    """What is published, if not the latest model at every round's end."""
-    step_size: float | None = None
-    """η·η_g, to state noise in the model itself."""
+    workload: Workload | None = None  # what is published, if not the latest model at every round's end
+    step_size: float | None = None  # η·η_g, to state noise in the model itself
     unbounded: bool = False
     """Whether nobody knows when it ends: only noise that goes on is then compared, and `horizon`
     is where it is looked at."""
-    mechanism: str | None = None
-    """The plan's own: compared at any horizon."""
+    mechanism: str | None = None  # the plan's own: compared at any horizon
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
-        """What a plan's first private method runs with.
-
-        Raises:
-            InputError: the plan protects no one.
-
-        """
+        """What a plan's first private method runs with."""
         method = next((m for m in plan.methods if m.method.private), None)
         if method is None:
             raise InputError(
@@ -136,20 +122,16 @@ class Row:
     """
 
     mechanism: str
-    objective: str | None
-    """"published" where it is made for what is published, and for people who return; else None."""
+    objective: str | None  # "published" where it is made for what is published, and for people who return; else None
     guarantee: Guarantee
     sensitivity: float
     noise_std: float
     error_max: float
     error_mean: float
     error_round_ends: float
-    error_published: float
-    """Root of the mean variance over what is published, at step size one."""
-    model_noise: float | None
-    """Norm of the noise in a published model: step size times error_published times √d."""
-    relative_to_independent: float
-    """error_published over that of independent noise at the same promise."""
+    error_published: float  # root of the mean variance over what is published, at step size one
+    model_noise: float | None  # norm of the noise in a published model: step size times error_published times √d
+    relative_to_independent: float  # error_published over that of independent noise at the same promise
     state_vectors: int
     state_bytes: int
     seconds_per_step: float
@@ -229,17 +211,7 @@ class Comparison:
 def compare(
     setting: Setting, names: Sequence[str] | None = None, tick: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Build and calibrate mechanisms.
-
-    Args:
-        setting: the run.
-        names: of mechanisms; None for all that the setting can have.
-        tick: called with each name before its turn.
-
-    Returns:
-        The rows, the recommended one first.
-
-    """
+    """Build and calibrate mechanisms (None: all that the setting can have); ``tick`` gets each name before its turn."""
     w, everything = setting.published, names is None
     chosen = names_for(setting) if names is None else tuple(names)
     baseline = _measure(build("independent", setting.horizon), setting, None)
@@ -277,7 +249,6 @@ def names_for(setting: Setting) -> tuple[str, ...]:
 
 
 def _can_be_matched(name: str, setting: Setting) -> bool:
-    """Whether this mechanism can be made for what is published, and that is something else."""
     w = setting.published
     if name == "buffered":
         return (setting.participation.times > 1) if w.plain else setting.horizon <= BUFFERED_LIMIT
@@ -331,7 +302,6 @@ def _without_end(setting: Setting) -> dict[str, float]:
 
 
 def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What is published of these steps."""
     system = workload.system()
     q = np.zeros(system.order)
     published = np.empty(len(increments))

@@ -1,8 +1,4 @@
-"""What a plan would make of files of records: for the person beside the data.
-
-It applies the rules of a simulation and of a deployed learner themselves, so it refuses what
-`veilstream run` would refuse, in the same words.
-"""
+"""What a plan would make of files of records, by the rules of a simulation and a deployed learner themselves."""
 
 from __future__ import annotations
 
@@ -35,18 +31,14 @@ class DataCheck:
 
     report: TableReport
     labels: Counter[str]
-    per_learner: dict[str, int]
-    """Records that each deployed learner would use."""
-    rounds: dict[str, int]
-    """Rounds that these records are enough for."""
+    per_learner: dict[str, int]  # records that each deployed learner would use
+    rounds: dict[str, int]  # rounds that these records are enough for
     unused_columns: list[str]
-    needed: int
-    """Records that the plan's horizon needs at each learner."""
+    needed: int  # records that the plan's horizon needs at each learner
     per_round: int
     learned: dict[str, int] = field(default_factory=dict)
     """Records that a simulation learns from at each learner, without held-out people."""
-    run_refuses: str | None = None
-    """What `veilstream run` would say of these files."""
+    run_refuses: str | None = None  # what `veilstream run` would say of these files
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -98,16 +90,7 @@ class DataCheck:
 
 
 def check_data(paths: list[Path], plan: Plan) -> DataCheck:
-    """What a plan would make of these files.
-
-    Args:
-        paths: all files of the plan, or those of some of its learners.
-        plan: what a record is, who may return, how long the horizon is.
-
-    Raises:
-        InputError: files cannot be read, or lack the plan's columns.
-
-    """
+    """What a plan would make of these files."""
     schema, learning = schema_of(plan), plan.learning
     tables = named_tables(paths, plan)
     records, report = read_tables(tables, schema, show=True)
@@ -174,7 +157,6 @@ def _simulate(
 
 
 def _all_files(paths: list[Path], plan: Plan) -> bool:
-    """Whether these are all files that the plan names."""
     try:
         named = source_files(plan)
     except InputError:

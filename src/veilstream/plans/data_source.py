@@ -1,7 +1,4 @@
-"""A deployed learner's data source by its name on the command line.
-
-A file, `live`, the plan's own stream, or the user's own function that makes an iterator.
-"""
+"""A deployed learner's data source by its name on the command line."""
 
 from __future__ import annotations
 
@@ -50,19 +47,7 @@ class PlanSource(AlwaysReady):
 
 
 def open_source(text: str, plan: Plan, learner: str | None = None, *, whole: bool = False) -> ClientSource:
-    """``live``, ``plan:INDEX``, ``module:function``, or a file of records.
-
-    Args:
-        text: as on the command line.
-        plan: what a record is.
-        learner: this learner's name, where a column says at which learner a record is.
-        whole: whether a file is complete (`open_table`).
-
-    Raises:
-        InputError: the file is missing or lacks the plan's columns, the plan does not say what a
-            record is, or the function cannot be found.
-
-    """
+    """``live``, ``plan:INDEX``, ``module:function``, or a file of records."""
     if text == "live":
         return LiveSource(plan.federation.patience_s)
     if text.startswith("plan:") and text[5:].isdigit():

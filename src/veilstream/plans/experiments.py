@@ -16,8 +16,7 @@ from veilstream.plans.plan import Plan
 class Variant:
     """One run of a figure."""
 
-    folder: str
-    """Inside the figure's folder; empty where the figure is one run."""
+    folder: str  # inside the figure's folder; empty where the figure is one run
     experiment: str
     overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -30,8 +29,7 @@ class Figure:
     shows: str
     variants: tuple[Variant, ...]
     smoke: dict[str, Any]
-    smoke_steps: int | None = None
-    """Steps of a learner in a smoke run, where τ differs between variants."""
+    smoke_steps: int | None = None  # steps of a learner in a smoke run, where τ differs between variants
 
     def plans(self, changes: dict[str, Any] | None = None, *, smoke: bool = False) -> Iterator[tuple[str, Plan]]:
         """Folder and plan of every run."""

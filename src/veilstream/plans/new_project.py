@@ -106,15 +106,7 @@ To deploy it between machines: `veilstream keys make`, then `veilstream server` 
 
 
 def new_project(folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder.
-
-    Returns:
-        The files.
-
-    Raises:
-        InputError: for a folder that holds something.
-
-    """
+    """Write a project into a new or empty folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("DIR", str(folder), "a new or empty folder", "name another")
     name = folder.resolve().name
@@ -136,7 +128,6 @@ def without_sample_data(plan: str) -> str:
 
 
 def _records(index: int, station: str) -> str:
-    """Made-up records; each station has a climate of its own."""
     dice = random.Random(index)  # the same for everyone, and nobody's data
     lines = ["person,minute,hour,temperature,channel,campaign,answered"]
     for row in range(_ROWS // len(_STATIONS)):

@@ -1,9 +1,7 @@
 """The user's own functions that a plan names: "package.module:function", the same on every machine.
 
-The hash of the code is part of the terms that all sides compare: two machines with different code
-under one name do not train together. Hashed are the file of a single module, or every .py file of the
-outermost package. Not hashed are other modules and packages that it imports (their versions may
-differ), data files, and what the code reads while it runs.
+The hash of the code is part of the terms that all sides compare. Hashed are the file of a single module, or
+every .py file of the outermost package; not other modules that it imports, data files, or what it reads.
 """
 
 from __future__ import annotations
@@ -20,16 +18,7 @@ from veilstream.errors import InputError
 
 
 def load_function(key: str, name: str) -> Callable[..., Any]:
-    """Import the function that a plan names, from where Python looks or from the current directory.
-
-    Args:
-        key: the plan's key, for errors.
-        name: "package.module:function".
-
-    Raises:
-        InputError: it cannot be imported, or is not a function.
-
-    """
+    """Import the function that a plan names, from where Python looks or from the current directory."""
     module_name, _, function_name = name.partition(":")
     _look_here()
     try:
@@ -49,12 +38,7 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
 
 
 def code_hash(key: str, name: str) -> str:
-    """SHA-256 of the code behind a name, without running it: its file, or its whole package.
-
-    Raises:
-        InputError: the module is not found, or is not in a file.
-
-    """
+    """SHA-256 of the code behind a name, without running it: its file, or its whole package."""
     module_name = name.partition(":")[0]
     _look_here()
     outermost = module_name.partition(".")[0]

@@ -66,7 +66,6 @@ class Plan(PlanTable):
             self.check_visits(method, where)
 
     def _check_table(self) -> None:
-        """Refuse columns that make no record."""
         if self.data.kind != "table":
             return
         try:  # code of one's own is not run to look at a plan
@@ -95,14 +94,6 @@ class Plan(PlanTable):
 
         Visits are kept apart in the plan's steps. A method with other steps may have two of them in
         one step, or closer together than its noise was calibrated for.
-
-        Args:
-            plan: the method; of this plan, or another that is to run with it.
-            where: its place in the plan, for the error.
-
-        Raises:
-            PlanError: for a private method with other steps, where people may take part again.
-
         """
         own = self.learning.local_steps, self.learning.clients_per_step
         steps, clients = self.steps_and_clients(plan)

@@ -270,12 +270,7 @@ class MethodPlan(PlanTable):
 
     @property
     def local_step_size(self) -> float:
-        """η, of a local step.
-
-        Raises:
-            InputError: for a method of kind "auto" as a plan holds it; `prepare` chooses it.
-
-        """
+        """η, of a local step."""
         if self.step_size is None:
             raise InputError(
                 "step_size",

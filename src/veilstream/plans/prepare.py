@@ -32,17 +32,14 @@ class Prepared:
     """A method with its calibrated noise."""
 
     plan: MethodPlan
-    steps: int
-    """Noisy steps of a learner in a round."""
-    clients: int
-    """Clients averaged in a step."""
+    steps: int  # noisy steps of a learner in a round
+    clients: int  # clients averaged in a step
     rule: StepRule
     factorization: Factorization | None
     noise_std: float
     guarantee: Guarantee | None
     rounds: int
-    auto: AutoChoice | None = None
-    """What a method of kind "auto" chose, and from which facts."""
+    auto: AutoChoice | None = None  # what a method of kind "auto" chose, and from which facts
 
     @property
     def shape(self) -> tuple[int, int, bool, float | None, bool]:
@@ -99,8 +96,7 @@ def main_method(prepared: Sequence[Prepared]) -> int:
 
 
 _OWN = ("ours", "auto")
-_CLOSE = 1.02
-"""Noise this close counts as equal; the cheaper mechanism is then recommended."""
+_CLOSE = 1.02  # noise this close counts as equal; the cheaper mechanism is then recommended
 T = TypeVar("T")
 
 
@@ -120,7 +116,6 @@ def _budget(prepared: Prepared) -> tuple[float, float, str]:
 
 
 def _noise(prepared: Prepared) -> float:
-    """Root mean square over round ends."""
     noise = prepared.round_end_noise
     assert noise is not None
     return float(np.sqrt(np.mean(noise**2)))
@@ -148,10 +143,6 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps.
 
     Averaging c clients in a step divides what one of them can move by c.
-
-    Raises:
-        PlanError: for people who return, beside a method that has other steps than the plan.
-
     """
     learning, chooses = plan.learning, method.step_size is None
     if chooses:

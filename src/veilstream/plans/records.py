@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
 
 
-_SCALES = 3.0
-"""A number given by center and scale has a range of this many scales to either side."""
+_SCALES = 3.0  # a number given by center and scale has a range of this many scales to either side
 
 
 class FeaturePlan(PlanTable):
@@ -119,8 +118,7 @@ def schema_of(plan: Plan) -> RecordSchema:
     )
 
 
-_OF_COLUMNS = ("label_range", "features", "interactions")
-"""Keys of [data] that say what `encode` says in code."""
+_OF_COLUMNS = ("label_range", "features", "interactions")  # keys of [data] that say what `encode` says in code
 
 
 def check_own_records(plan: Plan) -> None:

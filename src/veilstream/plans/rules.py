@@ -1,7 +1,6 @@
-"""What must hold between the keys of a plan, as data: which key, when it is wrong, the rule, the way out.
+"""Rules between the keys of a plan, as data: which key, when it is wrong, the rule, the way out.
 
-Rules of a single key stand beside it in `plan_tables`. `Plan.check` goes through `PLAN_RULES`, then
-for each method through `METHOD_RULES`; the first that is broken is raised.
+`Plan.check` goes through `PLAN_RULES`, then for each method through `METHOD_RULES`; the first broken one is raised.
 """
 
 from __future__ import annotations
@@ -21,22 +20,18 @@ if TYPE_CHECKING:
     from veilstream.plans.plan_tables import MethodPlan
 
 
-Text = str | Callable[..., str]
-"""Words of an error, or a function that makes them of the plan (and the method)."""
+Text = str | Callable[..., str]  # words of an error, or a function that makes them of the plan (and the method)
 
 
 @dataclass(frozen=True)
 class PlanRule:
     """A rule between keys of different tables."""
 
-    key: str
-    """Dotted; the one that is blamed."""
-    broken: Callable[[Plan], object]
-    """True, in Python's sense, where the rule does not hold."""
+    key: str  # dotted; the one that is blamed
+    broken: Callable[[Plan], object]  # true, in Python's sense, where the rule does not hold
     expected: Text
     way_out: Text
-    shown: Callable[[Plan], Any] | None = None
-    """The value that an error shows, if not the key's own."""
+    shown: Callable[[Plan], Any] | None = None  # the value that an error shows, if not the key's own
 
     def check(self, plan: Plan) -> None:
         """Raise `PlanError` where it is broken."""
@@ -186,7 +181,6 @@ def _made_for(method: MethodPlan) -> tuple[str, ...]:
 
 
 def _endless(method: MethodPlan) -> str:
-    """The one mechanism besides independent noise that needs no end."""
     return "toeplitz" if method.forgetting < 1.0 else "buffered"
 
 

@@ -1,13 +1,8 @@
 """A TOML table becomes a frozen dataclass, or a clear error.
 
-    class Learning(Table):
-        rounds: int = value(ge=1, hint="try 1000")
-        task: Literal["logistic", "ripple"] = "logistic"
-
-A field is one line: its type, its default, its rule, the way out. Types are strict: true is no
-number and 2.0 no whole number; a whole number may stand for a float. A field is a bool, int, float,
-str, Literal of texts or Table; or a ``tuple[X, ...]`` of one (an array; the rule is for its items);
-or any of these ``| None``.
+Types are strict: true is no number and 2.0 no whole number; a whole number may stand for a float. A field is
+a bool, int, float, str, Literal of texts or Table; or a ``tuple[X, ...]`` of one (an array; the rule is for
+its items); or any of these ``| None``.
 """
 
 from __future__ import annotations
@@ -35,21 +30,14 @@ class FieldRule:
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
-    empty: bool = True
-    """Whether a text or an array may be empty."""
-    choices: Collection[str] = ()
-    """A text is one of these, or fits ``pattern`` if that is given too."""
-    pattern: str | None = None
-    """A text matches this from end to end; ``shape`` says it in words."""
+    empty: bool = True  # whether a text or an array may be empty
+    choices: Collection[str] = ()  # a text is one of these, or fits ``pattern`` if that is given too
+    pattern: str | None = None  # a text matches this from end to end; ``shape`` says it in words
     shape: str = ""
-    hint: str = ""
-    """What to write instead."""
-    only_with: str = ""
-    """Another key of the table that must be given too."""
-    only_where: tuple[str, str] | None = None
-    """Another key of the table, and the value that it must have."""
-    agreed: bool = False
-    """Server and learner must hold the same value: it decides the model or the promise."""
+    hint: str = ""  # what to write instead
+    only_with: str = ""  # another key of the table that must be given too
+    only_where: tuple[str, str] | None = None  # another key of the table, and the value that it must have
+    agreed: bool = False  # server and learner must hold the same value: it decides the model or the promise
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -114,8 +102,7 @@ class Table:
     else: a misspelt key is also a missing one, and the misspelling is the news.
     """
 
-    refusal: ClassVar[type[InputError]] = InputError
-    """What is raised."""
+    refusal: ClassVar[type[InputError]] = InputError  # what is raised
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     _entries: ClassVar[dict[str, _Entry]]
 
@@ -161,8 +148,6 @@ class Table:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A field of a table, with its type taken apart."""
-
     name: str
     kind: type
     array: bool
@@ -257,7 +242,6 @@ def _refuse_unknown_keys(table: type[Table], given: Mapping[Any, Any], where: st
 
 
 def _shown(given: Any) -> object:
-    """What an error shows of a value: itself where it is short."""
     if isinstance(given, int) and abs(given) >= 2**63:
         return "<whole number beyond 64 bits>"
     if given is None or isinstance(given, str | int | float):

@@ -15,10 +15,8 @@ class Admission:
     """What a sample must look like; `veilstream.learning.tasks.admission_of` makes it of a task."""
 
     shape: tuple[int, ...]
-    labels: tuple[float, ...] | None
-    """Targets that are allowed; None for any finite number."""
-    largest: float = 1e6
-    """No feature may be larger than this."""
+    labels: tuple[float, ...] | None  # targets that are allowed; None for any finite number
+    largest: float = 1e6  # no feature may be larger than this
 
     @property
     def in_words(self) -> str:

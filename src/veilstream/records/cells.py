@@ -72,8 +72,7 @@ class TimeOrder:
     def __init__(self) -> None:
         self._last: dict[str, float | str] = {}
         self.unordered = 0
-        self.by_letters = False
-        """Whether some time is a text that does not sort as time."""
+        self.by_letters = False  # whether some time is a text that does not sort as time
 
     def add(self, learner: str, when: float | str) -> None:
         """The next record of a learner."""

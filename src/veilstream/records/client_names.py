@@ -1,10 +1,8 @@
 """A client's name: one rule for tables, for programs that call, and for a learner's own tags.
 
-A name is a text or a whole number; 17, 17.0 and "17" are one person. Text is brought into one form:
-Unicode NFC, without white space and invisible format characters (a byte-order mark, a zero-width
-space) at either end. Anything else is refused: true and false, lists and objects (their spelling
-depends on the program that wrote them), fractions, bytes that are not text, and control characters
-such as NUL. Other programs cut or drop those, which would make one person of two, or two of one.
+A name is a text or a whole number; 17, 17.0 and "17" are one person. Text is brought to Unicode NFC, without
+white space and invisible format characters at either end. Lists, objects, fractions, bytes that are not text
+and control characters are refused: programs differ in them, which would make one person of two, or two of one.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ NAME_RULE = (
 )
 """What a client's name must be, for errors."""
 
-_EXACT = 2.0**53
-"""Above it, a float does not tell neighbouring whole numbers apart."""
+_EXACT = 2.0**53  # above it, a float does not tell neighbouring whole numbers apart
 
 
 def client_name(told: object) -> str | None:

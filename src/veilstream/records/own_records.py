@@ -1,12 +1,8 @@
 """Records encoded by the user's own function, behind the interface of `RecordSchema`.
 
-    def encode(row):                 cells by column, without the client's
-        return [float(row["age"]) / 100.0, 1.0], row.get("answered") == "yes"
-
-The client stays a column. The function must be pure: its result may depend on its row alone, since
-otherwise one client's record would move another's step. Every row is encoded twice, and a row with
-two answers is refused. That finds running means and random numbers, but not memory that repeats
-itself (a growing vocabulary).
+The function must be pure: otherwise one client's record would move another's step. Every row is encoded
+twice, and a row with two answers is refused. That finds running means and random numbers, but not memory
+that repeats itself (a growing vocabulary).
 """
 
 from __future__ import annotations
@@ -36,10 +32,8 @@ class OwnRecords(RecordSchema):
     function: Callable[[dict[str, object]], Any]
     """From cells by column, without the client's, to (features, target). For a prediction the label's
     column may be missing, and the target is ignored."""
-    shape: tuple[int, ...]
-    """Of the task's features."""
-    targets: tuple[float, ...] | None = None
-    """Targets that the task allows; None for any number."""
+    shape: tuple[int, ...]  # of the task's features
+    targets: tuple[float, ...] | None = None  # targets that the task allows; None for any number
     label: Label = AS_IT_IS
     features: tuple[Any, ...] = field(default=(), init=False)
     bias: bool = field(default=False, init=False)

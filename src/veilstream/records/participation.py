@@ -14,10 +14,8 @@ from veilstream.mechanisms.participation import Participation
 class PastVisits(NamedTuple):
     """A client's visits so far, under one tag."""
 
-    epoch: int
-    """Of the last visit."""
-    step: int
-    """Of the last visit; -1 for a client carried over from a lost store."""
+    epoch: int  # of the last visit
+    step: int  # of the last visit; -1 for a client carried over from a lost store
     times: int
 
 
@@ -25,15 +23,7 @@ Spent = Literal["other epoch", "too often", "too soon"]
 
 
 def spent(past: Iterable[PastVisits], step: int, allowed: Participation, epoch: int = 0) -> Spent | None:
-    """Why a client may not take this step; None if it may.
-
-    Args:
-        past: the client's visits, one entry for each of its tags that has come before.
-        step: the step that it would take.
-        allowed: the plan's participation.
-        epoch: the current one. A client takes part in one epoch only.
-
-    """
+    """Why a client may not take this step; None if it may. A client takes part in one epoch only."""
     visits = list(past)
     if any(visit.epoch != epoch for visit in visits):
         return "other epoch"

@@ -1,15 +1,8 @@
 """The schema of a record: named columns in, one client's sample out, or a reason.
 
-    schema = RecordSchema(client="person", label=Label("late", classes=("no", "yes")),
-                          features=(Numeric("distance", 0.0, 5000.0), Hashed("origin", 64)))
-    schema.encode({"person": "ann", "late": "yes", "distance": "740", "origin": "LGA"})
-
-Columns are found by name, never by place. Every constant is public: it stands in the plan, which
-all sides share, and nothing here is estimated from records. The largest norm of an encoded record is
-known beforehand (`RecordSchema.largest_norm`), so features have norm `RecordSchema.norm` or less
-whatever the record says.
-
-A record that cannot be used is a `Refusal`: which rule, which column, never the value.
+Every constant is public: it stands in the plan, and nothing here is estimated from records. The largest norm
+of an encoded record is known beforehand, so features have norm `RecordSchema.norm` or less whatever the
+record says. A record that cannot be used is a `Refusal`: which rule, which column, never the value.
 """
 
 from __future__ import annotations
@@ -59,8 +52,7 @@ REASONS = {
 class Refusal:
     """Why a record cannot be used, without its values."""
 
-    reason: str
-    """One of `REASONS`."""
+    reason: str  # one of `REASONS`
     column: str = ""
 
     def __str__(self) -> str:
@@ -81,8 +73,7 @@ class Encoded:
 
     client: str
     sample: Sample
-    clamped: tuple[str, ...] = ()
-    """Columns with a number outside its range, or a text outside the vocabulary."""
+    clamped: tuple[str, ...] = ()  # columns with a number outside its range, or a text outside the vocabulary
 
     def __repr__(self) -> str:
         return "Encoded(<hidden>)"  # people's data, not for logs
@@ -201,14 +192,11 @@ class Label:
     """The label: one of a public list, or a number with a public range."""
 
     name: str
-    classes: tuple[str, ...] | None = None
-    """Texts of the classes in order; None for a number."""
-    signed: bool = True
-    """Two classes are -1 and +1; otherwise classes are 0, 1, 2, ..."""
+    classes: tuple[str, ...] | None = None  # texts of the classes in order; None for a number
+    signed: bool = True  # two classes are -1 and +1; otherwise classes are 0, 1, 2, ...
     low: float = 0.0
     high: float = 1.0
-    counts: bool = False
-    """A count: kept as it is, not moved to -1 to 1."""
+    counts: bool = False  # a count: kept as it is, not moved to -1 to 1
     outside: Outside = "clamp"
 
     def __post_init__(self) -> None:
@@ -271,22 +259,16 @@ class Label:
 class RecordSchema:
     """A plan's columns."""
 
-    client: str
-    """Column that says who; `EACH_ROW` where every row is another person."""
+    client: str  # column that says who; `EACH_ROW` where every row is another person
     label: Label
     features: tuple[Feature, ...]
-    interactions: tuple[tuple[str, str], ...] = ()
-    """Products of the numbers of two features."""
-    bias: bool = True
-    """A feature that is always 1."""
-    norm: float = 1.0
-    """Features have at most this norm."""
+    interactions: tuple[tuple[str, str], ...] = ()  # products of the numbers of two features
+    bias: bool = True  # a feature that is always 1
+    norm: float = 1.0  # features have at most this norm
     fit: Literal["scale", "clip"] = "scale"
     """Divide all by the largest norm (`scale`, linear), or only those that are longer (`clip`)."""
-    learner: str | None = None
-    """Column that says at whose learner a record is; None for one file each."""
-    time: str | None = None
-    """Column that orders records; None for the order of the file."""
+    learner: str | None = None  # column that says at whose learner a record is; None for one file each
+    time: str | None = None  # column that orders records; None for the order of the file
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
@@ -333,14 +315,7 @@ class RecordSchema:
     def encode(
         self, row: Mapping[str, object], *, row_name: str = "", decimal_comma: bool = False
     ) -> Encoded | Refusal:
-        """Encode one record; never raises, whatever is in it.
-
-        Args:
-            row: its cells by column.
-            row_name: the client where every row is another person.
-            decimal_comma: whether 3,5 is a number.
-
-        """
+        """Encode one record; never raises, whatever is in it."""
         try:
             return self._encoded(row, row_name, decimal_comma)
         except RefusedRecord as refused:

@@ -1,9 +1,7 @@
 """Charts as a page carries them: curves thinned out and packed to sixteen bits a value.
 
-A report holds seeds x methods x points numbers for each of its charts. As decimal text they would
-be tens of megabytes; as one of 65,534 steps between the least and the greatest value of the curve
-they are two bytes each, and no screen shows the difference. Curves that span more than three
-orders of magnitude are scaled by their logarithm.
+As decimal text a report's numbers would be tens of megabytes. Curves that span more than three orders of
+magnitude are scaled by their logarithm.
 """
 
 from __future__ import annotations
@@ -20,10 +18,8 @@ from veilstream.reports.page_kit import Chart
 
 Floats = NDArray[np.float64]
 
-MOST_POINTS = 500
-"""Points of one curve on a page: more than a screen can show."""
-MISSING = 65535
-"""The code for NaN."""
+MOST_POINTS = 500  # points of one curve on a page: more than a screen can show
+MISSING = 65535  # the code for NaN
 _STEPS = 65534
 _WIDE = 1e3
 
@@ -102,22 +98,7 @@ def chart(
     whole: bool = False,
     lines: list[dict[str, Any]] | None = None,
 ) -> Chart:
-    """One chart (`page_kit.Chart`) of at most `MOST_POINTS` points.
-
-    Args:
-        name: its id on the page.
-        title: its name for people.
-        about: a sentence or two on what it shows.
-        y_label: what is measured.
-        x: rounds of the points.
-        values: arrays (seeds, points) by name; those without any number are left out.
-        logarithmic: whether orders of magnitude matter.
-        share: whether values lie between 0 and 1.
-        from_zero: whether the axis starts at zero.
-        whole: whether values are whole numbers.
-        lines: levels to compare with, each a label and a value.
-
-    """
+    """One chart (`page_kit.Chart`) of at most `MOST_POINTS` points."""
     kept = thinned(len(x), MOST_POINTS)
     return {
         "id": name,

@@ -28,12 +28,7 @@ class Compared:
 
 
 def compared_runs(runs: Sequence[Run], method: str | None = None) -> list[Compared]:
-    """Name runs by their folders, with as many folders above as tell them apart.
-
-    Raises:
-        InputError: for fewer than two, a federation, or a method that one does not have.
-
-    """
+    """Name runs by their folders, with as many folders above as tell them apart."""
     if len(runs) < 2:
         raise InputError("run", len(runs), "at least two run folders", "name another")
     paths = [run.path.resolve() for run in runs]
@@ -119,7 +114,6 @@ def _charts(compared: Sequence[Compared]) -> list[Chart]:
 
 
 def _spread(values: NDArray[np.floating], places: list[int], length: int) -> NDArray[np.float64]:
-    """Values at these places of longer rows, NaN elsewhere."""
     filled = np.full((len(values), length), np.nan)
     filled[:, places] = values
     return filled

@@ -1,10 +1,6 @@
 """A run folder for other viewers: TensorBoard's event files, or an MLflow tracking store.
 
-    to_tensorboard(run, Path("board"))                one folder for each method and seed
-    to_mlflow(run, "sqlite:///mlflow.db")             one run for each method and seed
-
-A federation is one run. Nothing is exported that report.html does not show. The packages are extras
-(`veilstream[tensorboard]`, `veilstream[mlflow]`) and are imported only here.
+One folder or run for each method and seed; a federation is one. Nothing is exported that report.html does not show.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from veilstream.runs.tables import ListedEstimate, read_rounds
 
 _log = logging.getLogger(__name__)
 
-MOST_POINTS = 1000
-"""Points of one curve."""
+MOST_POINTS = 1000  # points of one curve
 _AT_ONCE = 1000  # metrics that MLflow takes in one call
 _LONGEST_SETTING = 500
 
@@ -54,12 +49,7 @@ class TrackedRun:
 
 
 def tracked_runs(run: Run) -> list[TrackedRun]:
-    """Every run of a folder.
-
-    Raises:
-        InputError: for a folder whose files are missing or damaged.
-
-    """
+    """Every run of a folder."""
     return _of_server(run) if run.is_federation else _of_methods(run)
 
 
@@ -96,7 +86,6 @@ def _of_server(run: Run) -> list[TrackedRun]:
 
 
 def _telemetry(rows: list[ListedEstimate]) -> list[Curve]:
-    """Private estimates with the ends of their error bars."""
     curves = []
     for metric in dict.fromkeys(row.metric for row in rows):
         own = [row for row in rows if row.metric == metric]
@@ -128,14 +117,7 @@ def _tags(run: Run) -> dict[str, str]:
 
 
 def to_tensorboard(run: Run, out: Path) -> list[Path]:
-    """Write event files that `tensorboard --logdir OUT` shows, into a new or empty folder.
-
-    Raises:
-        InputError: for a folder that is not empty (TensorBoard would draw two exports as one curve),
-            or a run that cannot be read.
-        MissingExtra: without tensorboardX.
-
-    """
+    """Write event files that `tensorboard --logdir OUT` shows, into a new or empty folder."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
@@ -156,21 +138,7 @@ def to_tensorboard(run: Run, out: Path) -> list[Path]:
 
 
 def to_mlflow(run: Run, uri: str) -> list[str]:
-    """Add a run to an MLflow tracking store or server, in an experiment of the plan's name.
-
-    Args:
-        run: the run folder.
-        uri: the store, as `sqlite:///mlflow.db` or `http://127.0.0.1:5000`.
-
-    Returns:
-        The ids of the new runs.
-
-    Raises:
-        InputError: the experiment has this folder already, the store cannot be used, or the run
-            cannot be read.
-        MissingExtra: without mlflow-skinny and what it needs for its stores.
-
-    """
+    """Add a run to an MLflow tracking store or server, in an experiment of the plan's name."""
     for refused in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(refused, "true")  # else MLflow tells its makers what is done here
     try:
@@ -226,7 +194,6 @@ def _when(run: Run) -> float:
 
 
 def _table(tracked: TrackedRun) -> str:
-    """Settings and promise as Markdown, which TensorBoard shows."""
     rows = {**tracked.settings, **tracked.tags}
     lines = [f"| {key} | {value.replace('|', ' ')} |" for key, value in rows.items()]
     return "\n".join(["| key | value |", "| --- | --- |", *lines])

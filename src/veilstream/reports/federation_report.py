@@ -37,12 +37,7 @@ ROUND_CHARTS = {
 
 
 def write_federation_report(run: Run) -> Path:
-    """Write the report.html of a server's folder, for its owner only.
-
-    Raises:
-        InputError: for a folder whose files are missing or damaged.
-
-    """
+    """Write the report.html of a server's folder, for its owner only."""
     return write_page(run.path / REPORT, federation_state(run), shared=False)
 
 

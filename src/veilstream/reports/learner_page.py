@@ -120,7 +120,6 @@ def _headline(score: Mapping[str, Any], sealed: str, used: int) -> Headline:
 
 
 def _charts(score: Mapping[str, Any]) -> list[Chart]:
-    """The model over rounds, beside two baselines; none with fewer than two points."""
     points = score["over_rounds"]
     if len(points) < 2:
         return []

@@ -1,8 +1,5 @@
 """The live page of a server: rounds as they are closed, and who is there.
 
-    page = LiveFederation(coordinator, metrics, folder, "/live", named=False)
-    page.standing(now)        from the coordinator's own thread, as often as it likes
-
 It shows less than the server knows: no reason that a learner gave, no path and no version of this
 machine, of the plan only numbers (no data source, column or label), and no learner's name unless
 the operator asks for names (an absence may say something about the place). Its memory is bounded,
@@ -48,17 +45,7 @@ _TROUBLE = ("cannot take part", "left out", "void", "late", "away", "not enrolle
 
 
 class LiveFederation(LiveState):
-    """A coordinator's live page.
-
-    Args:
-        coordinator: read here, and in the thread that calls `standing`.
-        metrics: the server's counts, for bytes.
-        folder: the run's, with the rounds before this start.
-        path: where the page is served.
-        named: whether the page shows learners' names, or numbers instead.
-        clock: seconds.
-
-    """
+    """A coordinator's live page."""
 
     def __init__(
         self,
@@ -147,7 +134,6 @@ class LiveFederation(LiveState):
         self.change({**patch, "charts": charts}, told)
 
     def _new_telemetry(self, moment: float, last: bool) -> list[Chart] | None:
-        """Charts of private telemetry, if its file has grown since they were drawn."""
         if moment - self._looked_at < _TELEMETRY_EVERY_S and not last:
             return None
         self._looked_at = moment
@@ -163,7 +149,6 @@ class LiveFederation(LiveState):
             return None
 
     def _parts(self) -> dict[str, Any]:
-        """Headline, table and notices, as they stand now."""
         states = self._states()
         return {
             "headline": self._headline(Counter(states.values())),
@@ -172,7 +157,6 @@ class LiveFederation(LiveState):
         }
 
     def _states(self) -> dict[str, str]:
-        """A word for each learner."""
         here, fold = self._coordinator, self._coordinator.fold
         answered, reachable, refused = set(fold.answered), here.reachable, here.refused
         overdue = self._clock() - self._round_began > self._plan.federation.deadline_s
@@ -257,7 +241,6 @@ class LiveFederation(LiveState):
 
 
 def _points(rows: list[tuple[int, list[float]]]) -> dict[str, Any]:
-    """New rounds for the end of each chart."""
     added: dict[str, Any] = {}
     for key, (_, _, _, series) in ROUND_CHARTS.items():
         places = {name: _COLUMNS.index(column) for column, name in series.items()}
@@ -283,11 +266,6 @@ class ThinnedRounds:
     """Rows of numbers by round, for charts, in bounded memory.
 
     Guarantees: at most ``most`` rows are held, evenly spread over the run, and the newest 128.
-
-    Args:
-        columns: the names of a row's numbers.
-        most: how many rows are held.
-
     """
 
     def __init__(self, columns: Sequence[str], most: int = _MOST) -> None:

@@ -1,10 +1,4 @@
-"""The live page of a simulation: curves of every method and seed, as blocks of rounds are done.
-
-page = LiveSimulation(plan, "/live")
-page.prepared(methods)        the calibrated methods, before anything runs
-page.progressed(progress)     after every block
-page.written(run)             the folder is there: the page becomes its report, and ends
-"""
+"""The live page of a simulation: curves of every method and seed, as blocks of rounds are done."""
 
 from __future__ import annotations
 
@@ -35,14 +29,7 @@ _NOTICE = (
 
 
 class LiveSimulation(LiveState):
-    """The page of a running simulation.
-
-    Args:
-        plan: what is run.
-        path: where the page is served.
-        clock: seconds.
-
-    """
+    """The page of a running simulation."""
 
     def __init__(self, plan: Plan, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan, self._clock, self._told_at = plan, clock, -_EVERY_S

@@ -10,13 +10,7 @@ from veilstream.reports.page_kit import PageState, page_html
 
 
 class LiveState:
-    """The state of one live page; subclasses change it.
-
-    Args:
-        state: what the page begins with.
-        path: where the page is served; its events are below it.
-
-    """
+    """The state of one live page; subclasses change it."""
 
     def __init__(self, state: PageState, path: str) -> None:
         self.feed = EventFeed()
@@ -24,13 +18,7 @@ class LiveState:
         self._events = f"{path.rstrip('/')}/events"
 
     def change(self, patch: dict[str, Any], told: dict[str, Any] | None = None) -> None:
-        """Replace these keys, and tell every reader.
-
-        Args:
-            patch: top-level keys with their new values; of ``charts`` single sections.
-            told: what readers are told instead, as points to append; None: the same.
-
-        """
+        """Replace top-level keys (of ``charts`` single sections), and tell every reader this, or ``told`` instead."""
         with self.feed.changing:
             charts = {**self._state["charts"], **patch.get("charts", {})}
             self._state = {**self._state, **patch, "charts": charts}

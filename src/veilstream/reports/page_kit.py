@@ -1,12 +1,8 @@
-"""The page kit: one JSON form, one template, one script and one style for every page.
+"""The page kit: one JSON form (`PageState`), one template, one script and one style for every page.
 
-Report, comparison, live pages and a learner's local page are a `PageState` that page/page.js
-draws. A page is one file that fetches nothing; a live page also reads events from where it came
-from (page/live.js). The chart library, uPlot, is fetched when the package is built
-(scripts/fetch_npm.py) into page/vendor with its licence; without it charts are plain SVG.
-
-Text is never HTML: the state is embedded as JSON, and the script sets text, not markup. The
-content security policy allows the page's own scripts and style by their hashes, nothing else.
+A page is one file that fetches nothing; a live page also reads events from where it came from. Without uPlot
+(scripts/fetch_npm.py) charts are plain SVG. Text is never HTML: the state is embedded as JSON, and the script
+sets text, not markup. The content security policy allows the page's own scripts and style by their hashes only.
 """
 
 from __future__ import annotations
@@ -89,23 +85,19 @@ class Chart(TypedDict):
     x_label: str
     y_label: str
     logarithmic: bool
-    share: bool
-    """Values lie between 0 and 1."""
+    share: bool  # values lie between 0 and 1
     from_zero: bool
-    whole: bool
-    """Values are whole numbers."""
+    whole: bool  # values are whole numbers
     x: list[int]
     series: dict[str, Any]
-    lines: list[dict[str, Any]]
-    """Levels to compare with: label and value."""
+    lines: list[dict[str, Any]]  # levels to compare with: label and value
 
 
 class PageState(TypedDict):
     """All that a page shows. Events of a live page replace some of its keys."""
 
     schema: int
-    kind: str
-    """simulation, federation, comparison or learner."""
+    kind: str  # simulation, federation, comparison or learner
     title: str
     subtitle: str
     notices: list[str]
@@ -114,14 +106,12 @@ class PageState(TypedDict):
     methods: list[Method]
     main: str | None
     seeds: list[int]
-    charts: dict[str, list[Chart]]
-    """By section: learning, telemetry, rounds, noise."""
+    charts: dict[str, list[Chart]]  # by section: learning, telemetry, rounds, noise
     results: Table | None
     facts: list[Facts]
     audit: Mapping[str, Any] | None
     provenance: Provenance | None
-    links: list[dict[str, str]]
-    """Text and address, at the end of the page."""
+    links: list[dict[str, str]]  # text and address, at the end of the page
 
 
 def page_state(kind: str, title: str, headline: Headline | None, **given: Any) -> PageState:
@@ -172,15 +162,7 @@ def write_page(path: Path, state: PageState, *, shared: bool) -> Path:
 
 
 def page_html(state: PageState | Mapping[str, Any], *, live: bool = False, body: str = "", form: bool = False) -> str:
-    """The page that shows a state.
-
-    Args:
-        state: a `PageState`.
-        live: whether it reads events, from where it came from alone.
-        body: trusted HTML below the state.
-        form: whether that has a form, which may be sent to where the page came from.
-
-    """
+    """The page that shows a state; ``body`` is trusted HTML below it, ``form`` says that it has a form."""
     # No text may end the script element that holds it.
     embedded = json.dumps(state, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {

@@ -15,10 +15,8 @@ class Promise(TypedDict):
     words: str
     formula: str
     rests: list[str]
-    leaves: list[str]
-    """All that leaves a learner."""
-    uncovered: list[str]
-    """What a reader might take for promised, and is not."""
+    leaves: list[str]  # all that leaves a learner
+    uncovered: list[str]  # what a reader might take for promised, and is not
     remarks: list[str]
 
 
@@ -34,13 +32,7 @@ _NOTHING: Promise = {
 
 
 def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
-    """A guarantee in words.
-
-    Args:
-        guarantee: None where nothing protects anyone.
-        simulated: whether seeds made the noise, so that only a deployed learner would keep the promise.
-
-    """
+    """A guarantee (None: nothing protects anyone) in words; ``simulated``: only a deployed learner would keep it."""
     if guarantee is None:
         return _NOTHING
     g = guarantee
@@ -108,7 +100,6 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
 
 
 def _sensitivity(g: Guarantee) -> str:
-    """Δ as a formula."""
     norm = "R" if g.telemetry else "clip norm"
     clients = f" / {g.clients_per_step}" if g.clients_per_step > 1 else ""
     return f"{g.neighbours.reach} · {norm}{clients} · ‖C‖"

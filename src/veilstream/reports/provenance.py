@@ -19,27 +19,19 @@ class Audit(TypedDict):
 
     kept: bool
     verdict: str
-    claimed: dict[str, float]
-    """mu, epsilon and delta."""
-    bounds: list[dict[str, Any]]
-    """Each with label, mu and epsilon."""
+    claimed: dict[str, float]  # mu, epsilon and delta
+    bounds: list[dict[str, Any]]  # each with label, mu and epsilon
     confidence: float
     runs: int
     cannot_see: list[str]
-    made: str
-    """A date; empty where the file does not say."""
+    made: str  # a date; empty where the file does not say
     plan_sha256: str
     of_this_plan: bool
     file_sha256: str
 
 
 def audit_of(run: Run) -> Audit | None:
-    """The audit in a run's folder (audit.json, or audit/audit.json); None where there is none.
-
-    Raises:
-        InputError: for a file that `veilstream audit` did not write.
-
-    """
+    """The audit in a run's folder (audit.json, or audit/audit.json); None where there is none."""
     places = (run.path / "audit.json", run.path / "audit" / "audit.json")
     path = next((place for place in places if place.exists()), None)
     if path is None:

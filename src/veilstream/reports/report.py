@@ -38,24 +38,14 @@ FIGURES = {
 
 
 def write_report(run: Run) -> Path:
-    """Write a run folder's report.html from the other files in it, whole or not at all.
-
-    Raises:
-        InputError: for a folder whose files are missing or damaged.
-
-    """
+    """Write a run folder's report.html from the other files in it, whole or not at all."""
     if run.is_federation:
         return write_federation_report(run)
     return write_page(run.path / REPORT, report_state(run), shared=True)
 
 
 def report_state(run: Run) -> PageState:
-    """The page of a run folder, complete or not.
-
-    Raises:
-        InputError: for a folder whose files are missing or damaged.
-
-    """
+    """The page of a run folder, complete or not."""
     if run.is_federation:
         return federation_state(run)
     summary = run.simulation
@@ -97,7 +87,6 @@ def legend_entry(name: str, mechanism: str | None, promise: Guarantee | None) ->
 
 
 def _headline(summary: SimulationSummary) -> Headline:
-    """The main method's figure, beside methods without noise and with independent noise."""
     main = summary.main
     kinds = (
         ("held_out_accuracy", "held-out accuracy", percent),

@@ -116,7 +116,6 @@ def _history(run: Run, column: str) -> dict[str, Floats]:
 
 
 def _in_windows(curves: dict[str, Floats]) -> tuple[NDArray[np.intp], dict[str, Floats]]:
-    """Means over windows, and the rounds that end them."""
     windows = {name: window_means(values, _WINDOWS) for name, values in curves.items()}
     ends = next(iter(windows.values()))[0]
     return ends, {name: values for name, (_, values) in windows.items()}

@@ -1,13 +1,8 @@
 """A privacy statement: one page for data-protection officers, signed with the server's key.
 
-It says what a federation promised and what that rests on, how far learners' ledgers have come by
-the server's account, and what the last audit measured. The text is signed; the HTML page shows the
-same text. Anyone with the server's public key (`server.pub` in every learner's folder of keys) can
-check it on another machine.
-
-The signature proves that the holder of the server's key states this. The promise itself does not
-rest on the server: learners enforce it. To check that, read their ledgers (`veilstream ledger
-verify`) and audit the code (`veilstream audit`).
+The signature proves that the holder of the server's key states this; anyone with `server.pub` can check it. The
+promise itself does not rest on the server: learners enforce it. To check that, read their ledgers
+(`veilstream ledger verify`) and audit the code (`veilstream audit`).
 """
 
 from __future__ import annotations
@@ -46,11 +41,9 @@ class Statement:
     """A signed text."""
 
     text: str
-    key: str
-    """The server's public key, in hexadecimal."""
+    key: str  # the server's public key, in hexadecimal
     signature: str
-    parts: Parts
-    """The same text as headings and their paragraphs."""
+    parts: Parts  # the same text as headings and their paragraphs
 
     @property
     def signed_text(self) -> str:
@@ -67,16 +60,6 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
 
     Guarantees: the stated promise is computed again from the plan; run and ledger heads are those
     of the server's checkpoint, and the list of releases has them too.
-
-    Args:
-        run: a server's run folder.
-        keys: the server's folder of keys.
-        now: seconds since the epoch; the clock's where it is left out.
-
-    Raises:
-        InputError: for a simulation, which protects no one, a folder that is damaged or whose files
-            contradict each other, or keys of another federation.
-
     """
     if not run.is_federation:
         raise InputError(
@@ -106,10 +89,6 @@ def verify_statement(content: str, server: PublicKey) -> str:
 
     Guarantees: the whole file is what `Statement.signed_text` gives for the text returned; ends of
     lines may have been changed to CRLF on the way, nothing else.
-
-    Raises:
-        ProtocolError: it is no statement, was changed, or another key signed it.
-
     """
     content = content.replace("\r\n", "\n")
     text, _, tail = content.rpartition(_MARK)
@@ -169,7 +148,6 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
 
 
 def _check_folder(run: Run, head: RunHead) -> None:
-    """Refuse a folder whose files do not belong together."""
     if not Terms.promises(run.plan, head.dim, run.guarantees):
         raise InputError(
             "run",
@@ -221,7 +199,6 @@ _Releases = set[tuple[str, int, int, str]]
 
 
 def _listed_releases(path: Path) -> _Releases:
-    """Learner, epoch, its own round, and hash of every accepted message."""
     found: _Releases = set()
     for line, row in table_rows(path, ["learner", "epoch", "learner_round", "hash"]):
         numbers = row["epoch"].isdecimal() and row["learner_round"].isdecimal()
@@ -273,7 +250,6 @@ margin-top: 2rem; padding-top: .75rem; overflow-wrap: anywhere; }
 
 
 def _page(statement: Statement, name: str) -> str:
-    """The same text as HTML."""
     body = [
         f"<h2>{html.escape(title)}</h2>\n" + "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
         for title, lines in statement.parts
@@ -294,12 +270,7 @@ def _page(statement: Statement, name: str) -> str:
 
 
 def public_key(path: Path) -> PublicKey:
-    """A server's public key: `server.pub`, or a folder of keys with it.
-
-    Raises:
-        InputError: the file is missing, or is no key.
-
-    """
+    """A server's public key: `server.pub`, or a folder of keys with it."""
     found = path / "server.pub" if path.is_dir() else path
     try:
         raw: Any = bytes.fromhex(found.read_text(encoding="ascii").strip())

@@ -1,8 +1,6 @@
 """Charts of private telemetry, one for each metric.
 
-A federation has one run: its estimates with their error bars. A simulation has several methods and
-seeds: a curve for each method, whose band is over seeds; the chart's text says how long an
-estimate's own error bar is.
+A federation's estimates have error bars. A simulation has a curve for each method, whose band is over seeds.
 """
 
 from __future__ import annotations
@@ -17,12 +15,7 @@ from veilstream.runs.tables import ListedEstimate
 
 
 def telemetry_charts(run: Run) -> list[Chart]:
-    """Charts of telemetry.csv; none without the file.
-
-    Raises:
-        InputError: for a file that no run wrote.
-
-    """
+    """Charts of telemetry.csv; none without the file."""
     metrics: dict[str, list[ListedEstimate]] = {}
     for row in run.telemetry():
         metrics.setdefault(row.metric, []).append(row)
@@ -40,7 +33,6 @@ def latest_estimate(run: Run) -> list[Fact]:
 
 
 def _average(newest: ListedEstimate) -> tuple[str, str]:
-    """What an estimate averages over, short and as a sentence."""
     if newest.metric == "present":
         return "of all steps", "The share of all steps that had a client."
     if newest.average == OVER_CLIENTS:
@@ -49,7 +41,6 @@ def _average(newest: ListedEstimate) -> tuple[str, str]:
 
 
 def _of_run(metric: str, rows: list[ListedEstimate]) -> Chart:
-    """A federation's estimate with its error bar."""
     kept = [rows[i] for i in thinned(len(rows), MOST_POINTS)]
     about = (
         "An estimate from noisy sums that every client’s promise covers; the band is its error "
@@ -67,7 +58,6 @@ def _of_run(metric: str, rows: list[ListedEstimate]) -> Chart:
 
 
 def _of_methods(metric: str, rows: list[ListedEstimate]) -> Chart:
-    """A simulation's estimates: a curve for each method, with every seed; NaN where there is none."""
     rounds = sorted({row.round for row in rows})
     places = {round_: i for i, round_ in enumerate(rounds)}
     seeds = {seed: i for i, seed in enumerate(dict.fromkeys(row.seed for row in rows))}

@@ -1,10 +1,7 @@
 """A run is a folder: plan, guarantees, history, summary, versions.
 
-Simulation and server write it; reports and figures are made from it alone. docs/runs-and-reports.md lists
-the files and their columns. `prequential_accuracy` is measured on a round's own clients before the
-model learns from them, `held_out_accuracy` on clients it never learns from.
-
-Every file is written whole or not at all. The umask decides who may read a simulation's files.
+Simulation and server write it, each file whole or not at all; reports and figures are made from it alone.
+docs/runs-and-reports.md lists the files and their columns.
 """
 
 from __future__ import annotations
@@ -35,10 +32,8 @@ from veilstream.runs.tables import ListedEstimate, cell_number, damaged, read_hi
 
 Float32s = NDArray[np.float32]
 
-FORMAT = 1
-"""Version of run folders, in versions.json."""
-SERVER_CHECKPOINT = "checkpoint.bin"
-"""A server's checkpoint; a simulation writes no file of this name."""
+FORMAT = 1  # version of run folders, in versions.json
+SERVER_CHECKPOINT = "checkpoint.bin"  # a server's checkpoint; a simulation writes no file of this name
 
 T = TypeVar("T")
 
@@ -91,12 +86,7 @@ def _numbered(name: str, base: Path) -> Iterator[Path]:
 
 
 def check_version(path: Path) -> None:
-    """Refuse a run folder of another version of the format.
-
-    Raises:
-        InputError: for a folder whose versions.json names another format, or none.
-
-    """
+    """Refuse a run folder of another version of the format."""
     file = path / "versions.json"
     if file.exists() and (found := _json_object(file).get("format")) != FORMAT:
         raise InputError(
@@ -395,7 +385,6 @@ def versions() -> dict[str, str | int]:
 
 
 def _commit() -> str:
-    """The git commit of the source, if it is a checkout."""
     source = Path(__file__).resolve().parents[3]
     if not (source / ".git").exists():
         return "not a checkout"

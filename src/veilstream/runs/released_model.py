@@ -1,13 +1,7 @@
 """A released model in one file: its parameters, plan and guarantee.
 
-    model = ReleasedModel.load("model.npz")
-    model.model         float32 parameters
-    model.plan          the plan that it was trained under
-    model.guarantee     the promise to every client
-
-The file is NumPy's `.npz` with arrays `model`, `round`, `rounds` and the texts `run`, `plan` (TOML)
-and `guarantee` (JSON); nothing in it is pickled. A released model is public: it reveals no more
-about any client than the guarantee says.
+The file is NumPy's `.npz` with arrays `model`, `round`, `rounds` and the texts `run`, `plan` (TOML) and
+`guarantee` (JSON); nothing in it is pickled. A released model is public.
 """
 
 from __future__ import annotations
@@ -79,12 +73,7 @@ class ReleasedModel:
 
     @classmethod
     def load(cls, path: Path | str) -> ReleasedModel:
-        """Read a file that `save` or `veilstream model fetch` wrote.
-
-        Raises:
-            InputError: for a file that is missing or holds no released model.
-
-        """
+        """Read a file that `save` or `veilstream model fetch` wrote."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -93,12 +82,7 @@ class ReleasedModel:
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> ReleasedModel:
-        """Read the content of a file; ``origin`` names it in errors.
-
-        Raises:
-            InputError: for bytes that are no released model.
-
-        """
+        """Read the content of a file; ``origin`` names it in errors."""
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as members:
                 if sum(member.file_size for member in members.infolist()) > len(data):

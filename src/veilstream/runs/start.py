@@ -1,9 +1,4 @@
-"""The model that a run starts from, if the plan names an earlier one (`[learning] start`).
-
-    start = "runs/air"      the folder of a finished run: a simulation's (its main method, first
-                            seed) or a server's
-    start = "air.npz"       a file with an array `model`, such as `veilstream model fetch` writes
-    start = "https://fl.example.org:8480/model/latest"      a server's model API
+"""The model that a run starts from (`[learning] start`): a finished run's folder, an .npz file or a model API.
 
 A released model is public, so starting from it costs no one's privacy: it is post-processing. (A
 simulation's model has seeded noise, which protects no one whose real data went into it.) The run's
@@ -43,8 +38,7 @@ class StartingModel:
 
     model: Float32s
     source: str
-    run: str | None = None
-    """None, as the round, where it is not known."""
+    run: str | None = None  # None, as the round, where it is not known
     round: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,12 +53,7 @@ class StartingModel:
 
 
 def kept_start(folder: Path) -> Float32s | None:
-    """The model that the run in this folder starts from; None: the task's initial model.
-
-    Raises:
-        InputError: for a model that start.json does not name.
-
-    """
+    """The model that the run in this folder starts from; None: the task's initial model."""
     if not (folder / _FACTS).exists():
         return None
     try:
@@ -82,17 +71,7 @@ def _damaged(folder: Path, why: str) -> InputError:
 
 
 def starting_model(plan: Plan, dim: int) -> StartingModel | None:
-    """The model that the plan names, checked; None if it names none.
-
-    Args:
-        plan: with `learning.start`.
-        dim: size of the task's model.
-
-    Raises:
-        InputError: the model is missing, has another size, is not finite, has a larger norm than
-            `learning.model_norm_cap`, or is not the one that `learning.start_sha256` names.
-
-    """
+    """The model that the plan names, checked; None if it names none."""
     text = plan.learning.start
     if text is None:
         return None
@@ -137,12 +116,7 @@ def _check(plan: Plan, model: Float32s, dim: int) -> None:
 
 
 def last_released(folder: Path) -> StartingModel:
-    """The last model of a finished run, a simulation's or a server's.
-
-    Raises:
-        InputError: there is no run, it is unfinished, or it keeps no models.
-
-    """
+    """The last model of a finished run, a simulation's or a server's."""
     if not (folder / "summary.json").exists():
         raise _refused(
             str(folder),

@@ -22,8 +22,7 @@ class MethodSummary:
     """One method of a simulation."""
 
     name: str
-    mechanism: str | None
-    """None for a method without noise."""
+    mechanism: str | None  # None for a method without noise
     guarantee: Guarantee | None
     noise_std: float
     final: Mapping[str, Figure]
@@ -51,19 +50,13 @@ class SimulationSummary:
     seeds: Sequence[int]
     data: str
     methods: Mapping[str, MethodSummary]
-    main: MethodSummary
-    """The recommended method."""
+    main: MethodSummary  # the recommended method
     comparators: Sequence[str] | None
     """Remarks on the optima that regret is measured against; None where there is no regret."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> SimulationSummary:
-        """From summary.json.
-
-        Raises:
-            KeyError, TypeError, ValueError: for content that no simulation wrote.
-
-        """
+        """From summary.json."""
         methods = {str(name): _method(str(name), entry) for name, entry in content["methods"].items()}
         optima = content["comparators"]
         return cls(
@@ -110,12 +103,7 @@ class FederationSummary:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> FederationSummary:
-        """From summary.json.
-
-        Raises:
-            KeyError, TypeError, ValueError: for content that no server wrote.
-
-        """
+        """From summary.json."""
         learners = content["learners"].items()
         return cls(
             run=str(content["run"]),

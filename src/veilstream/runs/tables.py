@@ -1,8 +1,7 @@
 """The CSV tables of a run folder, read back.
 
-A simulation writes its tables whole, so an unreadable row is damage: the error names file and line.
-A server appends to `rounds.csv` while it runs, and a kill may cut its last line short: unreadable
-lines are left out and counted, so that a page can say how many are missing.
+A simulation writes its tables whole, so an unreadable row is damage: the error names file and line. A kill
+may cut the last line of a server's `rounds.csv`: unreadable lines there are left out and counted.
 """
 
 from __future__ import annotations
@@ -36,17 +35,7 @@ def damaged(path: Path, line: int, rule: str, why: object) -> InputError:
 
 
 def numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """The header and all rows of a table, each with its last line's number.
-
-    Args:
-        path: the table, in UTF-8, with a header.
-        columns: columns that must be there.
-
-    Raises:
-        InputError: for a file that cannot be read, a missing column, or a row with more or fewer
-            cells than the header.
-
-    """
+    """The header and all rows of a table, each with its last line's number."""
     line = 1
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -75,12 +64,7 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
 
 
 def cell_number(path: Path, line: int, cell: str) -> float:
-    """The number in a cell, NaN for an empty one.
-
-    Raises:
-        InputError: for anything else, by file and line.
-
-    """
+    """The number in a cell, NaN for an empty one."""
     try:
         return float(cell or "nan")
     except ValueError:
@@ -95,12 +79,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_history(path: Path) -> dict[str, dict[str, Float32s]]:
-    """Columns of a table that `history_csv` wrote: for each method an array (seeds, rounds).
-
-    Raises:
-        InputError: for a table with rows missing, or not in the order in which they were written.
-
-    """
+    """Columns of a table that `history_csv` wrote: for each method an array (seeds, rounds)."""
     numbers, counts = array("f"), dict[str, dict[str, int]]()
     rows = numbered_rows(path, ["method", "seed", "round"])
     _, header = next(rows)
@@ -157,18 +136,12 @@ class ListedEstimate:
     high: float
     window: str
     average: str
-    method: str
-    """Empty in a federation, which has one."""
+    method: str  # empty in a federation, which has one
     seed: str
 
 
 def read_telemetry(path: Path) -> list[ListedEstimate]:
-    """Rows of telemetry.csv; none where there is no file.
-
-    Raises:
-        InputError: for a row that no run writes.
-
-    """
+    """Rows of telemetry.csv; none where there is no file."""
     if not path.exists():
         return []
     found = []
@@ -209,10 +182,6 @@ def read_rounds(folder: Path) -> ListedRounds:
     """Rounds as a server closed them; if a kill made it list one twice, the last line counts.
 
     A line that is cut short or damaged is left out and counted. Without a file there are no rounds.
-
-    Raises:
-        InputError: the system cannot read the file.
-
     """
     path = folder / "rounds.csv"
     try:
@@ -242,13 +211,9 @@ def _listed(line: str) -> ListedRound | None:
 
 
 def keep_whole_lines(path: Path, header: str) -> bool:
-    """Cut off an incomplete last line, which a kill during a write leaves; its round is done again.
+    """Cut off an incomplete last line, which a kill during a write leaves; whether there was one.
 
-    A table without a whole line gets its header again.
-
-    Returns:
-        Whether anything was changed.
-
+    Its round is done again. A table without a whole line gets its header again.
     """
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]

@@ -23,10 +23,8 @@ _AROUND_NAMES = " \t\r\n\ufeff\u200b"
 _NAMED = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
-_SAMPLE_RECORD = 50
-"""Lines of a record at most, where only the dialect is looked for."""
-_MOST_LINES = 1000
-"""A cell with more lines than this is a quote that was not closed."""
+_SAMPLE_RECORD = 50  # lines of a record at most, where only the dialect is looked for
+_MOST_LINES = 1000  # a cell with more lines than this is a quote that was not closed
 
 
 class CsvTable(Table):
@@ -84,7 +82,6 @@ class CsvTable(Table):
         return InputError("data", self.name, "a header with the columns' names, as a whole line", way_out)
 
     def _record(self) -> list[str] | None:
-        """The lines of the next record, without empty lines; None at the end."""
         lines, self._begun = self._begun, []
         inside = bool(lines)
         for line in self._lines:
@@ -178,13 +175,11 @@ def _cells(lines: list[str], delimiter: str) -> list[str] | None:
 
 
 def _sample_lines(sample: str) -> list[str]:
-    """Whole lines of a sample, whatever their newline."""
     lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", sample)
     return lines[:-1] if len(lines) > 1 else lines
 
 
 def _sample_rows(lines: list[str], delimiter: str, most: int) -> list[list[str]]:
-    """The first records of some lines."""
     rows: list[list[str]] = []
     record: list[str] = []
     inside = False

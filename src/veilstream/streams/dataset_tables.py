@@ -1,8 +1,6 @@
-"""How each public data set becomes tables of records: names for columns, an order, two parts.
+"""How each public data set becomes two tables: "reported", for results, and "tuning", for choosing settings.
 
-A data set is cut in two before anyone learns from it: "reported", for results, and "tuning", for
-choosing settings. They share no record, and no person where people return. Nothing is random, so
-that a table has one checksum.
+They share no record, and no person where people return. Nothing is random, so that a table has one checksum.
 """
 
 from __future__ import annotations
@@ -15,25 +13,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 PARTS = ("reported", "tuning")
-Tables = dict[str, bytes]
-"""CSV by part."""
-CsvRow = dict[str, str]
-"""Cells by column, as text."""
+Tables = dict[str, bytes]  # CSV by part
+CsvRow = dict[str, str]  # cells by column, as text
 T = TypeVar("T")
 
-COVERTYPE_RECORDS = 29_000
-"""Of each wilderness area, in both parts together; the smallest area has a few more."""
-_BALANCED_RECORDS = 15_120
-"""Covertype's first records were chosen by its authors to hold each class equally often."""
+COVERTYPE_RECORDS = 29_000  # of each wilderness area, in both parts together; the smallest area has a few more
+_BALANCED_RECORDS = 15_120  # Covertype's first records were chosen by its authors to hold each class equally often
 
-FLIGHT_RECORDS = 17_000
-"""Of each carrier, in both parts together; the eighth largest has a few more."""
+FLIGHT_RECORDS = 17_000  # of each carrier, in both parts together; the eighth largest has a few more
 _CARRIERS = 8
-_LATE_MINUTES = 15.0
-"""An arrival is late from here on, by the U.S. Department of Transportation."""
+_LATE_MINUTES = 15.0  # an arrival is late from here on, by the U.S. Department of Transportation
 
-HEALTH_PEOPLE = 340
-"""Of each site, in each part; the smallest site has a few more."""
+HEALTH_PEOPLE = 340  # of each site, in each part; the smallest site has a few more
 
 
 def electricity_tables(content: bytes) -> Tables:
@@ -166,7 +157,6 @@ def _rows(content: bytes) -> Iterator[CsvRow]:
 
 
 def _spread(found: Sequence[T], records: int) -> list[T]:
-    """So many of them, evenly over the whole."""
     wanted = min(records, len(found))
     return [found[i * len(found) // wanted] for i in range(wanted)]
 

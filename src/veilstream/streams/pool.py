@@ -1,10 +1,8 @@
 """Clients of a simulation: what a stream is, and one over a fixed pool (MNIST, tables).
 
-In a pool each client is met at most once, by one learner.
-
-A learner whose share of the pool is used up meets no one from then on: index -1, ``present`` 0. Its
-steps go on with a zero gradient and their noise, because a client who came a second time would not
-be protected as promised, and a learner that fell silent would show that its clients have run out.
+A learner whose share of the pool is used up meets no one from then on: index -1, ``present`` 0. Its steps
+go on with a zero gradient and their noise, because a client who came twice would not be protected as
+promised, and a learner that fell silent would show that its clients have run out.
 """
 
 from __future__ import annotations
@@ -174,7 +172,6 @@ class PoolStream:
 
 
 def _check_rows(name: str, features: Array, other: str, targets: Array) -> None:
-    """Numbers, one target a row, nothing infinite or missing."""
     if targets.ndim != 1 or not len(targets):
         raise InputError(other, targets.shape, "one target for each client", "pass a flat array")
     if features.ndim < 1 or len(features) != len(targets):

@@ -1,8 +1,6 @@
-"""Who meets whom: splits of a pool of clients among learners.
+"""Splits of a pool of clients among learners; each gives a client to exactly one learner.
 
-A split is called as ``split(labels, learners, rng)`` and returns one array of pool indices per
-learner, in the order in which the learner meets them. Every split here gives each client to exactly
-one learner, so that a client takes part at most once.
+``split(labels, learners, rng)`` returns one array of pool indices per learner, in the order of meeting.
 """
 
 from __future__ import annotations

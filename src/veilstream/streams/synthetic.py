@@ -37,8 +37,7 @@ Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
 DRIFTS = ("none", "abrupt", "gradual", "seasonal")
-SEASONS = 4
-"""How often a seasonal drift comes back to where it began."""
+SEASONS = 4  # how often a seasonal drift comes back to where it began
 _WORLD, _ROUND, _HELD_OUT = 1, 2, 3
 
 

@@ -1,16 +1,9 @@
 """A table of records, read once from top to bottom, and a bookmark of how far.
 
-    for number, cells in table.rows():      cells is None for a row that cannot be read
-        ...
-    table.bookmark                          position; `skip_to` goes on from there
-
-`rows` ends where the file ends now; called again, it goes on with what was appended since.
-
-A bookmark is a count of rows and a digest of what they said. The digest is of records, not of
-bytes: each row counts by its named columns, whatever their order, delimiter, newline or encoding,
-and numbers count by their value. So a file that another program saved again is still the same file,
-and one that was rewritten or rotated is noticed. Row hashes are added up, modulo 2^128; the digest
-of any run of rows is thus the difference of two digests.
+`Table.rows` ends where the file ends now; called again, it goes on with what was appended since. A bookmark
+is a count of rows and a digest of what they said: named columns in any order, numbers by their value. So a
+file that another program saved again is still the same, and one that was rewritten or rotated is noticed.
+Row hashes are added up, modulo 2^128; the digest of any run of rows is the difference of two digests.
 """
 
 from __future__ import annotations
@@ -25,12 +18,10 @@ from veilstream.errors import InputError
 from veilstream.records.cells import as_text, is_missing
 from veilstream.streams.growing_file import is_broken_text
 
-Cells = Mapping[str, object]
-"""One row: its cells by column."""
+Cells = Mapping[str, object]  # one row: its cells by column
 
 _MODULUS = 1 << 128
-_SHORT = 4
-"""Letters of a word for a missing cell, at most."""
+_SHORT = 4  # letters of a word for a missing cell, at most
 _BEGINS_A_NUMBER = frozenset("+-.0123456789")
 _PUT_BACK = "put the old content back, or give new records in a file of another name"
 
@@ -40,8 +31,7 @@ class Bookmark:
     """How far a table has been read."""
 
     rows: int = 0
-    digest: str = ""
-    """Of all that these rows said; see `RowDigest`."""
+    digest: str = ""  # of all that these rows said; see `RowDigest`
 
     def as_text(self) -> str:
         """One line, for a ledger."""
@@ -93,17 +83,13 @@ def _said(value: object, decimal_comma: bool) -> str:
 class Table(ABC):
     """A table that is read once; a format says how its rows are read."""
 
-    decimal_comma = False
-    """Whether 3,5 is a number."""
+    decimal_comma = False  # whether 3,5 is a number
 
     def __init__(self, name: str, columns: tuple[str, ...] = ()) -> None:
         self.name = name
-        self.columns = columns
-        """By the header; () where rows name their own."""
-        self.notices: list[str] = []
-        """How it is read, for the person beside the data."""
-        self.bookmark = Bookmark()
-        """Behind the last row that was given out."""
+        self.columns = columns  # by the header; () where rows name their own
+        self.notices: list[str] = []  # how it is read, for the person beside the data
+        self.bookmark = Bookmark()  # behind the last row that was given out
         self._digest = RowDigest()
 
     @abstractmethod
@@ -116,24 +102,14 @@ class Table(ABC):
         return None
 
     def rows(self) -> Iterator[tuple[int, Cells | None]]:
-        """Number from 0, and cells, of the rows from here to the end as it is now.
-
-        Raises:
-            InputError: the file has changed, or cannot be read further.
-
-        """
+        """Number from 0, and cells, of the rows from here to the end as it is now."""
         for cells in self._read():
             number = self.bookmark.rows
             self.bookmark = Bookmark(number + 1, self._digest.add(cells, decimal_comma=self.decimal_comma))
             yield number, cells
 
     def skip_to(self, bookmark: Bookmark) -> None:
-        """Read up to a bookmark.
-
-        Raises:
-            InputError: what lies before it has changed.
-
-        """
+        """Read up to a bookmark."""
         rows = self.rows()
         while self.bookmark.rows < bookmark.rows:
             if next(rows, None) is None:
@@ -156,10 +132,6 @@ def check_names(name: str, columns: tuple[str, ...]) -> None:
     """Refuse a header that cannot be used.
 
     Errors give places and no names: without a header these would be a person's cells.
-
-    Raises:
-        InputError: a name is there twice, or is not text.
-
     """
     twice = {column for column, count in Counter(columns).items() if column and count > 1}
     if twice:

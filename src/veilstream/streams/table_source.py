@@ -1,14 +1,7 @@
 """Records of a table as a deployed learner's clients: read in order, each at most once.
 
-    source = TableSource(open_table("north.csv", whole=False), schema, learner="north")
-    source.resume(learner.bookmarks())       behind what was read before the last stop
-    source.look_ahead(200)                   what the next records would be; uses none
-    source.ready(1, 10, learner.may_take)    whether a round is worth beginning
-    source.serve(r, learner.observe_many, ...)
-
-A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only.
-Rows are read ahead of the round that uses them and stay in memory till then; each is handed over
-together with the bookmark behind it.
+A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. Rows are
+read ahead of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
 from __future__ import annotations
@@ -25,11 +18,9 @@ from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark,
 from veilstream.streams.table import Bookmark, Cells, Table
 from veilstream.streams.tables import check_columns
 
-_HELD = 10_000
-"""Rows that are held at most, if a round does not need more."""
+_HELD = 10_000  # rows that are held at most, if a round does not need more
 _LOW = (1 << 64) - 1
-_BY_CHANCE = 10
-"""Fewer rows than this may be alike in two files by chance; they count at its beginning only."""
+_BY_CHANCE = 10  # fewer rows than this may be alike in two files by chance; they count at its beginning only
 
 
 @dataclass
@@ -41,8 +32,7 @@ class RowCounts:
     clamped: Counter[str] = field(default_factory=Counter)
     """Numbers that were moved to the end of their range, by column."""
     other_learners: int = 0
-    not_again: int = 0
-    """Of people who may not take the next step, passed between rounds."""
+    not_again: int = 0  # of people who may not take the next step, passed between rounds
 
     def add(self, record: Encoded | Refusal | None) -> None:
         """Count a record that was passed; None for another learner's."""
@@ -61,10 +51,8 @@ class LookAhead:
     """What the next rows would be; nothing of them is used."""
 
     counts: RowCounts
-    labels: Counter[str]
-    """Empty where the label is a number."""
-    whole: bool
-    """Whether these are all the rows there are."""
+    labels: Counter[str]  # empty where the label is a number
+    whole: bool  # whether these are all the rows there are
 
     @property
     def refused_share(self) -> float:
@@ -74,8 +62,7 @@ class LookAhead:
 
 @dataclass(frozen=True)
 class _Item:
-    record: Encoded | Refusal | None
-    """None for another learner's row."""
+    record: Encoded | Refusal | None  # None for another learner's row
     bookmark: Bookmark
 
 
@@ -101,8 +88,7 @@ class TableSource:
         self._rows: Iterator[tuple[int, Cells | None]] | None = None
         self._passed = table.bookmark
         self.counts = RowCounts()
-        self.exhausted = False
-        """Whether `ready` last met the end of the table before enough clients."""
+        self.exhausted = False  # whether `ready` last met the end of the table before enough clients
 
     @property
     def bookmark(self) -> SourceBookmark:
@@ -116,12 +102,7 @@ class TableSource:
         return None if left is None else left + len(self._held)
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
-        """Continue after what was read under this table's name.
-
-        Raises:
-            InputError: the table is another one, or has become shorter.
-
-        """
+        """Continue after what was read under this table's name."""
         for mark in bookmarks:
             if mark.source == self.table.name:
                 self.table.skip_to(Bookmark.parse(mark.text))
@@ -188,7 +169,6 @@ class TableSource:
         return item
 
     def _hold_one(self) -> bool:
-        """Read one more row; False at the end of the table as it is now."""
         rows, self._rows = self._rows or self.table.rows(), None
         row = next(rows, None)
         if row is None:  # a later call finds what is appended
@@ -210,18 +190,11 @@ class TableSource:
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:
-    """Refuse a table that holds rows which were read under another name; reads all of it.
+    """Refuse a table with rows that were read under another name; whether an undetected copy is possible.
 
     With several visits per person its records would count as further visits. What rows say is
     compared (`veilstream.streams.table`): a copy with other newlines, delimiters or order of columns
     is found, also behind new rows. A copy in which rows were changed is not.
-
-    Returns:
-        Whether rows were read under other names, so that an undetected copy is possible.
-
-    Raises:
-        InputError: naming the other.
-
     """
     stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
     own = stands.pop(table.name, None)

@@ -1,9 +1,7 @@
 """A simulation's clients from tables of records, in the order in which they came.
 
-Every record is one client's visit to one learner. A plan that promises "once" is refused if people
-return, since it would not hold for them. Where more visits are allowed, records that come too often
-or too soon are left out, as a deployed learner leaves them out. Some people are held out, chosen by
-a hash of their tag: the model is measured on them and never learns from them.
+A plan that promises "once" is refused if people return. Where more visits are allowed, records that come too
+often or too soon are left out, as a deployed learner does. Held-out people are chosen by a hash of their tag.
 """
 
 from __future__ import annotations
@@ -41,15 +39,12 @@ class TableReport:
     held_out: int = 0
     refused: Counter[Refusal] = field(default_factory=Counter)
     clamped: Counter[str] = field(default_factory=Counter)
-    too_often: int = 0
-    """Records over the visit limit."""
+    too_often: int = 0  # records over the visit limit
     too_soon: int = 0
     people: int = 0
-    returning: int = 0
-    """People with more than one record."""
+    returning: int = 0  # people with more than one record
     most_visits: int = 0
-    unordered: int = 0
-    """Rows whose time is before that of the row above; a simulation sorts them."""
+    unordered: int = 0  # rows whose time is before that of the row above; a simulation sorts them
     learned: dict[str, int] = field(default_factory=dict)
     """Records that a simulation learns from at each learner, without held-out people."""
     notices: list[str] = field(default_factory=list)
@@ -78,8 +73,7 @@ class FixedOrder:
 class TableStream(PoolStream):
     """`PoolStream` that knows what became of the rows."""
 
-    names: tuple[str, ...] = ()
-    """The learners, in order."""
+    names: tuple[str, ...] = ()  # the learners, in order
     report: TableReport = field(default_factory=TableReport)
 
 
@@ -97,38 +91,23 @@ class ClientRecord:
 class Dealing:
     """How a simulation deals records out to learners."""
 
-    learners: int | None
-    """How many there must be; None for any number."""
+    learners: int | None  # how many there must be; None for any number
     participation: Participation = ONCE
-    per_step: int = 1
-    """Clients of a step."""
-    returning: str = "refuse"
-    """"refuse" people who come more often than allowed, or use their "first" records."""
-    held_out_share: float = 0.2
-    """Share of people who are measured on and not learned from."""
+    per_step: int = 1  # clients of a step
+    returning: str = "refuse"  # "refuse" people who come more often than allowed, or use their "first" records
+    held_out_share: float = 0.2  # share of people who are measured on and not learned from
 
 
 @dataclass(frozen=True)
 class DealtOut:
     """Who is learned from at which learner, and who is held out."""
 
-    learned: dict[str, list[Encoded]]
-    """By learner, in the order in which they are met."""
+    learned: dict[str, list[Encoded]]  # by learner, in the order in which they are met
     held_out: list[ClientRecord]
 
 
 def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
-    """Every record of some tables, encoded, in the order of the files; and what became of the rows so far.
-
-    Args:
-        tables: which.
-        schema: what a record is.
-        show: whether an error may name the columns that are there (`check_columns`).
-
-    Raises:
-        InputError: a table lacks the schema's columns.
-
-    """
+    """Every record of some tables, encoded, in the order of the files; and what became of the rows so far."""
     report, records = TableReport(), []
     order = TimeOrder()
     for learner, table in tables:
@@ -175,20 +154,7 @@ def _record(
 
 
 def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, rounds: int, per_round: int) -> TableStream:
-    """Tables as a stream of clients, with a report of what became of the rows.
-
-    Args:
-        tables: which.
-        schema: what a record is.
-        dealing: who goes to which learner.
-        rounds: for how many rounds.
-        per_round: clients that a learner meets in a round.
-
-    Raises:
-        InputError: for tables without usable records, another number of learners, people who come
-            more often than the promise allows, or who come to two learners.
-
-    """
+    """Tables as a stream of clients, with a report of what became of the rows."""
     found, report = read_tables(tables, schema)
     names = [table.name for _, table in tables]
     dealt = deal_out(found, report, schema, names, dealing)
@@ -214,19 +180,7 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
 def deal_out(
     found: list[ClientRecord], report: TableReport, schema: RecordSchema, names: list[str], dealing: Dealing
 ) -> DealtOut:
-    """Deal records out to learners as a simulation does; `data check` asks this too.
-
-    Args:
-        found: from `read_tables`.
-        report: is filled in.
-        schema: what a record is.
-        names: of the tables, for errors.
-        dealing: how.
-
-    Raises:
-        InputError: as `table_stream`.
-
-    """
+    """Deal records out to learners as a simulation does; `data check` asks this too."""
     if not found:
         reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
         raise InputError(

@@ -1,8 +1,7 @@
 """Tables by their file's name: CSV, JSON lines, Parquet and Arrow (pyarrow), SQLite by a query.
 
-One parser per format serves simulations and deployed learners, so a cell has one meaning. CSV is
-read by Python's `csv`: it makes rows faster than pyarrow or DuckDB hand them to Python, and neither
-can stop at a bookmark in a growing file or tell an unclosed quote from a long cell.
+CSV is read by Python's `csv`: pyarrow and DuckDB hand rows to Python more slowly, and neither can stop at a
+bookmark in a growing file or tell an unclosed quote from a long cell.
 """
 
 from __future__ import annotations
@@ -19,23 +18,12 @@ from veilstream.streams.table import Cells, Table, check_names
 from veilstream.strict_json import InvalidJson, read_json
 from veilstream.wording import counted
 
-_SHOWN = 40
-"""Names of columns that an error lists at most."""
+_SHOWN = 40  # names of columns that an error lists at most
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 
 
 def open_table(path: Path | str, *, whole: bool = True, query: str | None = None) -> Table:
-    """A table by its file's name.
-
-    Args:
-        path: .csv, .tsv, .txt, .jsonl, .ndjson, .parquet, .arrow, .feather, .db, .sqlite.
-        whole: whether the file is complete: its last line counts without a newline at once.
-        query: of a SQLite file: which rows, in order.
-
-    Raises:
-        InputError: the file is missing, of another kind, or has no usable header.
-
-    """
+    """A table by its file's name; the last line of a ``whole`` file counts without a newline at once."""
     path = Path(path)
     check_plain_file(path)
     suffix = path.suffix.lower()
@@ -60,15 +48,8 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
 def check_columns(table: Table, wanted: tuple[str, ...], *, show: bool = False) -> None:
     """Refuse a table that lacks columns.
 
-    Args:
-        table: which.
-        wanted: by the plan.
-        show: name the columns that are there, too. For the screen of the person beside the data
-            only: where the header is missing these are the first record's cells.
-
-    Raises:
-        InputError: naming those that are missing.
-
+    ``show`` names the columns that are there, too: for the screen of the person beside the data only, since
+    without a header these are the first record's cells.
     """
     missing = [column for column in wanted if column not in table.columns]
     if not missing or not table.columns:  # without a header, each row is checked by itself

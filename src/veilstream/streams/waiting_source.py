@@ -1,8 +1,8 @@
 """Records that wait in memory, in a bounded queue, for a round to take them.
 
-The queue stays open between rounds. A round begins when at least the minimum of people wait, and
-takes records until it is full or its window ends. The window starts when the server asks for the
-round, so the reply's time shows neither the wait for the minimum nor who comes.
+A round begins when at least the minimum of people wait, and takes records until it is full or its window
+ends. The window starts when the server asks for the round, so the reply's time shows neither the wait for
+the minimum nor who comes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from veilstream.records.admission import Answer
 from veilstream.records.sample import Sample
 from veilstream.streams.intake import MayTake, Observe, Offered, Wanted
 
-CAPACITY = 4096
-"""Records that wait at most."""
+CAPACITY = 4096  # records that wait at most
 _AT_ONCE = 256
 
 
@@ -33,24 +32,16 @@ class WaitingRecord:
 
 
 class WaitingSource:
-    """A queue of records that outlives rounds; subclasses fill it.
-
-    Args:
-        patience_s: how long a round waits for people, from when it was asked for.
-        capacity: how many records wait at most.
-
-    """
+    """A queue of records that outlives rounds; subclasses fill it."""
 
     def __init__(self, patience_s: float, capacity: int = CAPACITY) -> None:
-        self.window_s = patience_s
-        """The learner's reply waits for its end, so that its time says nothing of the people."""
+        self.window_s = patience_s  # the learner's reply waits for its end, so that its time says nothing of the people
         self._capacity = capacity
         self._changed = threading.Condition()
         self._queue: deque[WaitingRecord] = deque()
         self._until: float | None = None
         self._open = self._no_more = self._closed = False
-        self.told_without_a_round = 0
-        """Records of people who may not take part again, answered before a round."""
+        self.told_without_a_round = 0  # records of people who may not take part again, answered before a round
 
     @property
     def is_open(self) -> bool:
@@ -163,12 +154,7 @@ class LiveSource(WaitingSource):
     """People who call. A restart forgets those who wait; none of them was told "taken"."""
 
     def offer(self, tag: str | bytes, sample: Sample, timeout_s: float = 10.0) -> Answer | None:
-        """Wait for the answer to one record.
-
-        Returns:
-            None where it was not taken: there was no room, or no round in that time.
-
-        """
+        """Wait for the answer to one record; None where it was not taken: no room, or no round in that time."""
         done = threading.Event()
         found: list[Answer | None] = []
 
