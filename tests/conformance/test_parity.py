@@ -60,9 +60,6 @@ def test_telemetry_beside_gradients_is_the_simulations_too(name, tmp_path):
     assert 0 <= right.min() < right.max() <= tau + 1e-3
 
 
-# --- one keystream, one program ------------------------------------------------------------------
-
-
 def words_of(row: Row, dim: int) -> np.ndarray:
     """The radius word behind each coordinate, read from the keystream itself, tile by tile."""
     stream, words = row.open(), []
@@ -113,9 +110,6 @@ def test_a_learners_noise_prefix_is_the_streams_to_float32_rounding(name):
         assert apart.max() < 0.5 * grid.step + 2e-5 * std * size[step], step
         if step == 0:
             assert noise.cells.std() * grid.step > 0.1 * std  # there is something to compare
-
-
-# --- the study can fail --------------------------------------------------------------------------
 
 
 class SlightlyMoreNoise(parity.GivenNoise):

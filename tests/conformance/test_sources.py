@@ -182,9 +182,6 @@ def test_a_failure_of_the_learner_goes_through_and_its_records_are_consumed(make
     assert Round(10).serve(source, 1) == PEOPLE[2:]
 
 
-# --- those that wait for people ------------------------------------------------------------------
-
-
 def test_people_who_call_wait_for_their_answer():
     source = LiveSource(patience_s=5.0)
     assert source.offer("early", sample_of("p0"), timeout_s=0.05) is None  # no round came

@@ -111,8 +111,6 @@ def test_intervals_cover_the_realised_average_as_often_as_they_say(name):
     assert abs(covered - 0.95) < 0.014
 
 
-# --- rounds that are not full --------------------------------------------------------------------
-
 COUNTED = Telemetry(("accuracy", "loss", "present"), 0.3, loss_cap=4.0)
 
 
@@ -163,9 +161,6 @@ def test_bars_of_a_ratio_are_those_of_drawn_ratios(right):
         of_window([s, 0.0, p], std)["accuracy"].high - r for (s, p), r in zip(draws[:2000], ratios[:2000], strict=True)
     ]
     assert abs((np.abs(ratios[:2000] - right) <= halves).mean() - 0.95) < 0.02
-
-
-# --- sampling ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [1.0, 1.4, -0.2])

@@ -22,9 +22,6 @@ def cut_off(C: np.ndarray, width: int) -> np.ndarray:
     return C - np.tril(C, -width)
 
 
-# --- sensitivity at any horizon --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block_length", [1, 3, 5, 16])
 @pytest.mark.parametrize(("T", "bands"), [(23, 4), (40, 6), (37, 17), (9, 9)])
 def test_products_of_columns_are_those_of_the_matrix(T, bands, block_length):
@@ -115,9 +112,6 @@ def test_sensitivity_is_that_of_another_library():
         assert unit.sensitivity(part) == pytest.approx(expected, rel=1e-5)
 
 
-# --- made for people who return ----------------------------------------------------------------
-
-
 def test_overlapping_coefficients_are_a_local_optimum():
     """Against other falling coefficients, with errors and sensitivity from dense matrices."""
     T, bands, (k, b) = 60, 8, (6, 4)
@@ -176,8 +170,6 @@ def brute_bound(C: np.ndarray, part: tuple[int, int]) -> float:
     assert np.abs(np.tril(X, -b)).max() < 1e-6
     return float(np.sqrt(k * X.diagonal().max()))
 
-
-# --- in a plan ------------------------------------------------------------------------------------
 
 PLAN = """
 [learning]

@@ -35,9 +35,6 @@ def errors(row, read, dim: int, coordinates, draws: np.ndarray) -> list[float]:
         return [float(abs(mpmath.mpf(float(draws[i])) - row_words.draw(read, dim, i))) for i in coordinates]
 
 
-# --- every draw lies where it should --------------------------------------------------------------
-
-
 def test_5000_draws_are_within_a_quarter_of_the_stated_error():
     dim = 5000
     draws = fine_row(Row(SECRET, 3), dim)
@@ -159,9 +156,6 @@ def test_a_draw_without_any_bits_is_refused_where_it_would_be_used():
         noise.step(row)
 
 
-# --- enclosures -----------------------------------------------------------------------------------
-
-
 def test_enclosures_hold_the_draw_and_narrow_down():
     dim = TILE + 11
     row, read = Row(SECRET, 5), row_words.cipher(SECRET, 5)
@@ -188,9 +182,6 @@ def test_enclosures_hold_draws_at_every_switch():
             exact = row_words.draw(row.read, dim, coordinate)
             for low, high in enclosures(row, dim, coordinate):
                 assert mpmath.mpf(str(low)) < exact < mpmath.mpf(str(high))
-
-
-# --- the circle -----------------------------------------------------------------------------------
 
 
 def test_the_table_of_the_circle_is_right_to_its_last_place():
@@ -220,9 +211,6 @@ def test_the_parts_of_the_error_add_up_to_less_than_is_stated():
     """The table of the module's text, at the largest radius that floats are used for."""
     r = math.sqrt(2.0 * 76 * math.log(2.0))  # beyond 64 + 12 zeros, exact bits are used
     assert 2.0**-49.4 + r * (2.0**-52 + 2.0**-52 + circle_error() + 2.0**-53) < DRAW_ERROR
-
-
-# --- the distribution -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -123,8 +123,6 @@ def test_is_never_above_the_bound_of_another_library(name):
         assert f.sensitivity((k, b)) <= theirs * (1 + 1e-6)
 
 
-# --- beyond the horizons for which CᵀC is formed --------------------------------------------------
-
 RETURNING = (5, 700)
 
 

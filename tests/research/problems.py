@@ -42,9 +42,6 @@ def parts(terms):
     return np.array([terms.initial, terms.drift, terms.noise, terms.environment])
 
 
-# --- one round of a proof, exactly ----------------------------------------------------------------
-
-
 def per_round(bound, c):
     """What a bound charges, before its division by α·R, per unit of each squared distance.
 
@@ -97,9 +94,6 @@ def one_dimensional_problems(count=300):
         te = rng.choice([rng.uniform(0.01, 1), 1.0]) * alpha / (8 * c.smoothness)
         step = te / (c.server_step_size * c.local_steps)
         yield rng, h, dataclasses.replace(c, alpha=alpha, mu=mu, step_size=step, regularity=0)
-
-
-# --- runs ------------------------------------------------------------------------------------
 
 
 @functools.cache

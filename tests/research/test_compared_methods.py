@@ -22,9 +22,6 @@ def setting_of(seed=0, **changes):
     return TableSetting(constants=c, epsilon=0.7, delta=1e-5, path_length=3.0, diameter=2.0, independent_noise_std=1.3)
 
 
-# --- the interface -------------------------------------------------------------------------------
-
-
 def test_every_row_of_the_table_has_assumptions_a_rate_and_a_bound():
     assert list(COMPARED_METHODS) == [
         "ours, correlated",
@@ -96,9 +93,6 @@ def test_gao_needs_a_diameter():
         COMPARED_METHODS["gao2018"].bound(dataclasses.replace(setting_of(), diameter=None))
 
 
-# --- descents whose regret is known by hand ------------------------------------------------------
-
-
 def quiet(R, tau=1, *, step=0.3, server=1.0, slope=2.0, start=0.0, **changes):
     """No noise, one dimension, gradients of size ``slope``."""
     return TableSetting(
@@ -150,9 +144,6 @@ def test_local_drift_at_unit_server_step_is_the_tables_with_its_constant():
     c = setting.constants
     expected = c.effective_step_size * c.gradient_bound**2 * (1 - 1 / 8)
     assert COMPARED_METHODS["cdc2021"].bound(setting).drift == pytest.approx(expected)
-
-
-# --- runs on random convex losses B·|x - θ|, in one dimension -------------------------------------
 
 
 @given(SEEDS)

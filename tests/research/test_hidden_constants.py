@@ -20,9 +20,6 @@ _j = np.arange(LONGEST)
 KAPPA = np.exp(2 * (gammaln(2 * _j + 1) - 2 * gammaln(_j + 1) - _j * math.log(4))).cumsum()
 
 
-# --- the printed expressions, transcribed a second time ------------------------------------------
-
-
 def rate_of(c, budget, noise, environment):
     te, eps, lnd = c.effective_step_size, budget["epsilon"], math.log(1 / budget["delta"])
     privacy = c.dim * c.gradient_bound**2 * lnd / eps**2
@@ -97,9 +94,6 @@ def test_drift_passes_noise_where_the_two_printed_terms_meet():
         )
         assert theory.drift_exceeds_noise(figure, epsilon=2, delta=1e-3) == pytest.approx(154.14, abs=0.01)
         assert theory.drift_exceeds_noise(figure, epsilon=0.5, delta=1e-3) == pytest.approx(616.57, abs=0.01)
-
-
-# --- bound <= constant x rate ----------------------------------------------------------------
 
 
 def paper_problem(rng, *, noise="toeplitz", corner=False):

@@ -10,8 +10,6 @@ from tests.research.problems import least_slack, one_dimensional_problems, per_r
 from veilstream.mechanisms import independent, toeplitz, tree
 from veilstream.research import theory
 
-# --- one round of each proof, exactly ------------------------------------------------------------
-
 
 def dynamic_slack(factors):
     for _, h, c in one_dimensional_problems():
@@ -51,8 +49,6 @@ def test_a_round_of_the_proof_holds_for_all_points_and_fails_with_less(slack, ti
         less[which] = tightness
         assert min(slack(less)) < 0
 
-
-# --- runs that must stay below the bounds --------------------------------------------------------
 
 MECHANISMS = [tree, toeplitz, independent]
 

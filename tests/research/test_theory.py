@@ -15,9 +15,6 @@ from veilstream.research import theory
 BOUNDS = [theory.dynamic_regret_bound, theory.dynamic_regret_bound_independent, theory.static_regret_bound]
 
 
-# --- constants ---------------------------------------------------------------------------------
-
-
 def test_derived_quantities_follow_their_definitions():
     c = some_constants(rounds=3, local_steps=2, row_norms_squared=[1, 2, 9, 4, 5, 6])
     assert c.round_row_norms_squared == 2 + 4 + 6
@@ -75,9 +72,6 @@ def test_noise_without_row_norms_is_refused_rather_than_ignored(bound):
     with pytest.raises(InputError) as caught:
         bound(some_constants(noise_std=1.0, row_norms_squared=None))
     assert caught.value.field == "row_norms_squared"
-
-
-# --- the formulas, transcribed a second time -----------------------------------------------------
 
 
 def lem_u(c):
@@ -157,9 +151,6 @@ def test_main_theorem_rate_equals_the_printed_expression():
     np.testing.assert_allclose(parts(rate), expected, rtol=1e-12)
 
 
-# --- the corrections -----------------------------------------------------------------------------
-
-
 def recursion_coefficient(L, alpha, eta_tilde, theta):
     """What eq-a17-indp leaves in front of the regret, over η̃, from the bounds of (IV) and (V)."""
     from_v = 2 * eta_tilde * 2  # 2η̃²·E‖g‖², and ‖a + b‖² <= 2‖a‖² + 2‖b‖²
@@ -197,9 +188,6 @@ def test_static_default_theta_meets_eqtheta_on_the_papers_step_limit(R, tau):
     assert math.isfinite(bound.total)
     too_far = dataclasses.replace(c, step_size=c.step_size * 1.8)
     assert not theory.static_regret_bound(too_far).holds
-
-
-# --- limits and scaling --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
@@ -287,9 +275,6 @@ def test_bounds_are_unit_free():
     for bound in BOUNDS:
         np.testing.assert_allclose(parts(bound(other)), parts(bound(c)), rtol=1e-9)
     assert theory.advised_step_size(other) == pytest.approx(theory.advised_step_size(c) * k**2)
-
-
-# --- step sizes and thresholds -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise_std", [0.0, 0.1, 30.0])

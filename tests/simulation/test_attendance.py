@@ -129,9 +129,6 @@ def test_a_learner_that_is_never_there_needs_no_noise():
     np.testing.assert_array_equal((made != 0.0).all(axis=(1, 3)), Told.table[:5])
 
 
-# --- who is drawn ------------------------------------------------------------------------------
-
-
 def test_shares_are_those_asked_for():
     """10,000 draws at 0.3: five standard deviations, 0.023; false alarms below 1e-6."""
     attendance = Attendance(learners=50, rounds=200, missing=0.3)
@@ -162,9 +159,6 @@ def test_late_learners_come_once_and_leaving_ones_go_for_good(rounds):
         assert (present[-1] == 0).any()
 
 
-# --- plans -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -189,9 +183,6 @@ def test_one_simulated_learner_misses_what_it_is_not_given():
     SimulatedLearner(plan)
     with pytest.raises(InputError, match=r"data\.missing.*one learner"):
         SimulatedLearner(absent(plan, missing=0.2))
-
-
-# --- the study ---------------------------------------------------------------------------------
 
 
 def test_the_study_in_small(tmp_path):

@@ -79,9 +79,6 @@ def run_own(plan: Plan, stream: PoolStream, **options) -> Simulation:
     return simulate(plan, seeds=(0,), task=Logistic(DIM), stream=stream, **options)
 
 
-# --- absent clients ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tau", "clients", "shares", "noise"),
     [
@@ -182,9 +179,6 @@ def test_a_client_is_there_or_not_never_in_part(tmp_path):
         vs.run(own_plan([TREE]), tmp_path / "out", task=Logistic(DIM), stream=Twofold())
 
 
-# --- several clients in a step -------------------------------------------------------------------
-
-
 def test_a_method_may_average_a_rounds_clients_in_fewer_steps_than_others():
     """The same as a plan whose steps are so large, beside methods that take them one by one."""
     own = TREE | {"name": "own", "clients_per_step": 4}
@@ -210,9 +204,6 @@ def test_a_method_may_average_a_rounds_clients_in_fewer_steps_than_others():
 def test_a_step_takes_a_whole_part_of_a_rounds_clients():
     with pytest.raises(InputError, match=r"methods\[0\].clients_per_step = 3: .* divisor of 4"):
         own_plan([TREE | {"clients_per_step": 3}], tau=4)
-
-
-# --- averaging ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("power", [0.0, 3.0])
@@ -291,9 +282,6 @@ def test_distance_is_to_the_same_method_without_noise():
     assert np.isnan(measured[3]).all()
 
 
-# --- clip norms --------------------------------------------------------------------------------
-
-
 def test_a_method_has_a_clip_norm_of_its_own():
     """Noise is calibrated to it, gradients are held to it; the others keep the plan's."""
     narrow = TREE | {"name": "narrow", "clip_norm": 0.05}
@@ -311,9 +299,6 @@ def test_a_method_has_a_clip_norm_of_its_own():
     # Six rounds of the mean of three gradients of norm at most 0.05, with eta = 0.3.
     assert 1e-3 < np.linalg.norm(models[2, 0]) <= 6 * 0.3 * 0.05 * (1 + 1e-6)
     assert np.linalg.norm(models[3, 0]) > 6 * 0.3 * 0.05
-
-
-# --- a method that does not clip ---------------------------------------------------------------
 
 
 def test_undeclared_has_the_noise_of_a_clip_norm_that_it_does_not_keep(tmp_path):
@@ -340,9 +325,6 @@ def test_undeclared_has_the_noise_of_a_clip_norm_that_it_does_not_keep(tmp_path)
     assert summary["methods"]["undeclared"]["protects"].startswith("nothing")
     assert summary["methods"]["undeclared"]["noise_std"] == prepared[0].noise_std
     assert summary["final"] == summary["methods"]["kept"]["final"]
-
-
-# --- tasks and streams of one's own ------------------------------------------------------------
 
 
 def network_init(seed: int) -> dict:

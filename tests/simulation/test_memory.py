@@ -44,9 +44,6 @@ def plan_or_need(mib: int, **shape: Any) -> MemoryPlan | int:
         return int(re.fullmatch(r"at least (\d+) for one seed of this plan.*", error.rule)[1])
 
 
-# --- the budget --------------------------------------------------------------------------------
-
-
 groups = st.builds(
     GroupSize,
     methods=st.integers(1, 12),
@@ -125,9 +122,6 @@ def test_what_cannot_fit_claims_no_folder(tmp_path):
     with pytest.raises(InputError, match=r"run.memory_mib = 300: expected at least 40\d .* in each"):
         vs.run(plan, tmp_path / "out", processes=2)
     assert not (tmp_path / "out").exists()
-
-
-# --- against what is compiled ------------------------------------------------------------------
 
 
 def network(hidden: int, width: int = 390) -> PytreeTask:

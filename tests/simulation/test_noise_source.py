@@ -41,9 +41,6 @@ def simulate(plan: Plan, seeds=(0, 1), **options) -> Simulation:
     return simulation
 
 
-# --- the device --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tau", "block_rounds", "mechanisms"),
     [(1, 1, ["optimal"]), (1, 7, ["toeplitz_normalised"]), (3, 2, ["rounds"]), (3, 9, MECHANISMS)],
@@ -77,9 +74,6 @@ def test_methods_without_any_noise_run_on_the_device_too():
     on_device, on_host = simulate(at("device", plan)), simulate(at("host", plan))
     np.testing.assert_allclose(on_device.models(), on_host.models(), atol=1e-6)
     assert np.abs(on_device.models()).max() > 0.1
-
-
-# --- what methods share ------------------------------------------------------------------------
 
 
 class Nothing:
@@ -127,9 +121,6 @@ def test_noise_in_the_history_is_the_norm_of_what_the_average_release_carries():
     np.testing.assert_allclose(simulation.history["noise"][0, :, 0], moved, rtol=1e-5)
 
 
-# --- the host ----------------------------------------------------------------------------------
-
-
 def host_noise(**more) -> HostNoise:
     mechanisms = [build("tree", 24), build("toeplitz", 24)]
     return HostNoise(mechanisms, (3, 4), **{"steps": 2, "dim": 5, "rounds": 4} | more)
@@ -173,9 +164,6 @@ def test_noise_that_is_run_forward_goes_on_where_it_stood():
     late.close()
 
 
-# --- where -------------------------------------------------------------------------------------
-
-
 def test_auto_is_the_host_on_a_cpu_and_the_device_elsewhere(monkeypatch):
     plan = plan_of(1, [entry("tree")])
 
@@ -189,9 +177,6 @@ def test_auto_is_the_host_on_a_cpu_and_the_device_elsewhere(monkeypatch):
         assert (place("auto"), place("host")) == ("device", "host")
     monkeypatch.setattr(noise_source, "find_spec", lambda name: None)  # without cryptography
     assert place("auto") == "device"
-
-
-# --- checkpoints -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

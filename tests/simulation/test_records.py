@@ -110,9 +110,6 @@ def test_clients_of_a_step_count_in_a_round(tmp_path):
     assert done.summary["complete"]
 
 
-# --- pools -------------------------------------------------------------------------------------
-
-
 def pool(**changes) -> vs.streams.PoolStream:
     rng = np.random.default_rng(0)
     features = rng.standard_normal((60, DIM)).astype(np.float32)
@@ -148,9 +145,6 @@ def test_a_pool_that_fits_runs(tmp_path):
 )
 def test_a_pool_for_another_plan_is_refused(changes, field, tmp_path):
     assert refused(tmp_path, pool(**changes), match="expected").field == field
-
-
-# --- tasks of one's own --------------------------------------------------------------------------
 
 
 def linear(**options) -> vs.models.PytreeTask:

@@ -115,9 +115,6 @@ def left_over(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir() if p.name.startswith((".", "seed_batches", "checkpoint"))}
 
 
-# --- cutting -----------------------------------------------------------------------------------
-
-
 def test_two_processes_give_the_numbers_of_one(all_at_once, in_two_processes):
     check_like(in_two_processes, all_at_once)
     assert in_two_processes.summary["seeds"] == [0, 1, 2, 3]
@@ -151,9 +148,6 @@ def test_more_processes_than_seeds_are_no_more_than_seeds(tmp_path):
         assert cut.seeds == seeds
         again = SeedBatches.of(folder, plan, prepared, Logistic(DIM), Clients(), processes + 1)
         assert again == cut  # a resumed run keeps its batches, whatever the number of processes
-
-
-# --- interrupts --------------------------------------------------------------------------------
 
 
 def interrupt_after(rounds: int, also=lambda: None):
@@ -228,9 +222,6 @@ def test_a_killed_worker_is_told_and_the_run_can_be_resumed(in_two_processes, tm
     history = (resumed.path / "history.csv").read_bytes()
     assert history == (in_two_processes.path / "history.csv").read_bytes()
     assert left_over(out) == set()
-
-
-# --- one worker, looked at closely -------------------------------------------------------------
 
 
 class Outbox(list):

@@ -1,9 +1,8 @@
 """Algorithm 1, once: one local step, one local round, one server update (eq-comp-alg).
 
-Pure functions of arrays, which simulation maps over seeds, learners and methods. A deployed learner
-and its server (`deployment.local_rounds`, `federation.protocol.fold`) clip, round and sum on
-whole numbers, where rounding is part of the promise; how sizes fall (`step_size`) and how models
-move (`moved`, `next_model`) they take from here, with NumPy arrays instead of JAX's.
+Simulation maps these functions over seeds, learners and methods. A deployed learner and its server
+clip, round and sum on whole numbers, where rounding is part of the promise; `step_size`, `moved` and
+`next_model` they take from here, with NumPy arrays instead of JAX's.
 """
 
 from __future__ import annotations
@@ -24,24 +23,19 @@ if TYPE_CHECKING:
     from jax import Array
 
 
-LARGE = 10_000
-"""Parameters from which on a step is worth more than the overhead of a compiled loop."""
+LARGE = 10_000  # Parameters from which on a step is worth more than the overhead of a compiled loop
 
 
 @dataclass(frozen=True)
 class StepRule:
     """What a step does besides following the gradient."""
 
-    clip_norm: Any
-    """B_g: every client's gradient is clipped to it, always. A number, or a traced one."""
+    clip_norm: Any  # B_g: every client's gradient is clipped to it, always. A number, or a traced one.
     projection_radius: float | None = None
     """Keep models in this ball around zero: post-processing, so no cost in privacy."""
-    unit_steps: bool = False
-    """Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods."""
-    gamma: float | None = None
-    """Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself."""
-    telemetry: Telemetry | None = None
-    """What every client contributes beside its gradient; it moves no model."""
+    unit_steps: bool = False  # Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods.
+    gamma: float | None = None  # Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself
+    telemetry: Telemetry | None = None  # What every client contributes beside its gradient; it moves no model
 
     def __post_init__(self) -> None:
         known = isinstance(self.clip_norm, float | int | np.floating)
@@ -78,10 +72,7 @@ def next_model(
     start: Any = None,
     forgetting: Any = 1.0,
 ) -> Any:
-    """x^{r+1} = x⁰ + forgetting·(x - x⁰) - size·direction, of NumPy or JAX arrays.
-
-    Without a ``start`` x⁰ nothing is forgotten: then this is `moved`, to the bit.
-    """
+    """x^{r+1} = x⁰ + forgetting·(x - x⁰) - size·direction; without a ``start`` x⁰ this is `moved`, to the bit."""
     if start is not None:
         x = start + forgetting * (x - start)
     return moved(x, direction, size, projection_radius)
@@ -144,20 +135,13 @@ def local_round(task: Task, rule: StepRule, x: Array, clients: Sample, noise: Ar
 
 
 def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size: Array, **memory: Any) -> Array:
-    """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n each.
-
-    ``memory`` is forgetting with its start, as `next_model` takes them.
-    """
+    """x^{r+1} from the releases of all enrolled learners (first axis), weight 1/n; ``memory`` is `next_model`'s."""
     after: Array = next_model(x, _mean(releases), effective_step_size, rule.projection_radius, **memory)
     return after
 
 
 def _mean(vectors: Array, present: Array | None = None) -> Array:
-    """Mean over the first axis, absent ones counted as zero.
-
-    As a product: a compiler would merge a plain mean into what made the vectors, and do that many
-    times over.
-    """
+    """Mean over the first axis, absent ones as zero; a product, since a compiler repeats the work behind a mean."""
     import jax.numpy as jnp
 
     weights = jnp.ones(len(vectors), vectors.dtype) if present is None else present

@@ -1,9 +1,7 @@
 """Metrics of one client for telemetry, in [0, 1], written once for NumPy and for JAX.
 
-Accuracy and loss are those of x^r, the model that the round began with: prequential, before
-anything is learned from the client, and of a model that the server knows. (A local model carries
-its learner's own noise, and is nobody's but the learner's.) Whether a gradient is clipped is asked
-where it is taken, at the local model.
+Accuracy and loss are those of x^r, which the server knows, before anything is learned from the
+client. Whether a gradient is clipped is asked at the local model, where it is taken.
 """
 
 from __future__ import annotations
@@ -29,17 +27,7 @@ def check_metrics(telemetry: Telemetry, task: Task) -> None:
 
 
 def metric_values(telemetry: Telemetry, task: Task, x: Any, sample: Sample, raw: Any, clip_norm: Any) -> Any:
-    """The metrics of a client who is there, (m,); bounded only by `Telemetry.coordinates`.
-
-    Args:
-        telemetry: which ones.
-        task: what is learned.
-        x: the model that the round began with.
-        sample: the client's record.
-        raw: its gradient, before clipping.
-        clip_norm: B_g.
-
-    """
+    """The metrics of a present client, (m,), at the round's first model x; ``raw`` is its gradient before clipping."""
     xp: Any = np if isinstance(raw, np.ndarray) else jax_numpy()
     values = []
     for name in telemetry.metrics:

@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Scored(FromLoss):
-    """A loss of a client's score a·x, + ridge/2·‖x‖².
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
-
-    """
+    """A loss of a client's score a·x, + ridge/2·‖x‖²."""
 
     classifies = False
 
@@ -43,7 +37,6 @@ class _Scored(FromLoss):
         """Derivative of `score_loss` by the score; of NumPy arrays."""
 
     def loss(self, params: Array, sample: Sample) -> Array:
-        """Loss of one client."""
         value: Array = self.score_loss(sample.features @ params, sample.target)
         return value + 0.5 * self.ridge * (params @ params) if self.ridge else value
 
@@ -53,7 +46,6 @@ class _Scored(FromLoss):
         return gradient + self.ridge * params if self.ridge else gradient
 
     def predict(self, params: Array, features: Array) -> Array:
-        """Fitted value."""
         return features @ params
 
 
@@ -88,13 +80,7 @@ class Logistic(_Scored):
 
 
 class LeastSquares(_Scored):
-    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge.
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
-
-    """
+    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge. Arguments as for `Logistic`."""
 
     def score_loss(self, score: Any, target: Any) -> Any:
         """½(score - y)²."""
@@ -109,8 +95,8 @@ class Huber(_Scored):
     """Half the squared error up to ``width``, linear beyond it, + ridge/2·‖x‖².
 
     Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
+        dim: as for `Logistic`.
+        ridge: as for `Logistic`.
         width: from where on an error counts linearly; labels lie from -1 to 1.
 
     """
@@ -132,13 +118,7 @@ class Huber(_Scored):
 
 
 class Poisson(_Scored):
-    """exp(a·x) - y·(a·x) + ridge/2·‖x‖² for counts y; log rates beyond 20 count as 20.
-
-    Args:
-        dim: parameters, and numbers of one client's features.
-        ridge: weight of the squared norm in the loss.
-
-    """
+    """exp(a·x) - y·(a·x) + ridge/2·‖x‖² for counts y; log rates beyond 20 count as 20. Arguments as for `Logistic`."""
 
     largest_log_rate = 20.0  # exp of more would be no count, and overflows float32 from 88 on
 

@@ -17,23 +17,15 @@ class Method:
 
     kind: str
     source: str
-    adds_noise: bool
-    """Whether it adds noise that is calibrated to a budget."""
-    clips: bool = True
-    """Whether gradients are clipped to the norm that the noise is calibrated to."""
+    adds_noise: bool  # Whether it adds noise that is calibrated to a budget
+    clips: bool = True  # Whether gradients are clipped to the norm that the noise is calibrated to
     default_mechanism: str | None = None
-    fixed_mechanism: bool = False
-    """Whether the method stands or falls with that mechanism."""
-    local_updates: bool = True
-    """τ steps on τ clients, or one step on all τ of them."""
-    one_machine: bool = False
-    """Whether it is for a single learner that releases after every client (n = 1, τ = 1)."""
-    unit_steps: bool = False
-    """Whether gradients are scaled to length one."""
-    normalises: bool = False
-    """Whether every client's gradient g becomes g / (|g| + gamma), and the clip norm is one."""
-    chooses_steps: bool = False
-    """Whether step sizes follow from public facts of the plan (`plans.auto`)."""
+    fixed_mechanism: bool = False  # Whether the method stands or falls with that mechanism
+    local_updates: bool = True  # τ steps on τ clients, or one step on all τ of them
+    one_machine: bool = False  # Whether it is for a single learner that releases after every client (n = 1, τ = 1)
+    unit_steps: bool = False  # Whether gradients are scaled to length one
+    normalises: bool = False  # Whether every client's gradient g becomes g / (|g| + gamma), and the clip norm is one
+    chooses_steps: bool = False  # Whether step sizes follow from public facts of the plan (`plans.auto`)
 
     def steps_and_clients(self, local_steps: int, clients_per_step: int) -> tuple[int, int]:
         """Steps in a round and clients in a step."""

@@ -28,13 +28,10 @@ class Target(StrEnum):
 class TaskSetting:
     """What a plan says that a task may depend on."""
 
-    features: int
-    """Numbers of one client's features."""
-    feature_norm: float = 1.0
-    """The largest norm that they have."""
+    features: int  # Numbers of one client's features
+    feature_norm: float = 1.0  # The largest norm that they have
     ridge: float = 0.0
-    classes: int = 0
-    """How many labels the plan names."""
+    classes: int = 0  # How many labels the plan names
     label_range: tuple[float, ...] | None = None
     """The public range of a label that is a number; only records of a table have one."""
 
@@ -43,12 +40,10 @@ class TaskSetting:
 class Margins:
     """Public bounds on what a model says of one client, its margin."""
 
-    reach: float
-    """Norm of the gradient of a margin: that of the features, or √2 times it between two classes."""
+    reach: float  # Norm of the gradient of a margin: that of the features, or √2 times it between two classes
     gradient_bound: float | None
     """Longest gradient of a client whose prediction is in the label's range; None if unknown."""
-    half_range: float = 1.0
-    """Half the range of what is predicted; 1 for a class's margin."""
+    half_range: float = 1.0  # Half the range of what is predicted; 1 for a class's margin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +52,9 @@ class TaskKind:
 
     name: str
     make: Callable[[TaskSetting], Task]
-    data: tuple[str, ...]
-    """Kinds of `[data]` that it learns from, the usual one first."""
+    data: tuple[str, ...]  # Kinds of `[data]` that it learns from, the usual one first
     target: Target
-    takes_ridge: bool = False
-    """Whether `learning.ridge` may be set."""
+    takes_ridge: bool = False  # Whether `learning.ridge` may be set
     margins: Callable[[TaskSetting], Margins] | None = None
     """What `kind = "auto"` chooses a step from; None where nothing is known."""
     comparator: str | None = None

@@ -106,11 +106,9 @@ class DetailedTask(Task, Protocol):
 class TaskDetails:
     """What `DetailedTask` lists, for any task: its own, or what stands in for it."""
 
-    features_shape: tuple[int, ...] | None
-    """None where nobody says."""
+    features_shape: tuple[int, ...] | None  # None where nobody says
     labels: tuple[float, ...] | None
-    reshapes: bool
-    """Whether features of the right size are taken in any shape."""
+    reshapes: bool  # Whether features of the right size are taken in any shape
     workspace: int
     host_gradient: Callable[[Floats, Sample], Any] | None
 

@@ -39,8 +39,7 @@ from veilstream.privacy.telemetry import Telemetry
 
 Floats = NDArray[np.float64]
 
-NORMAL_95 = 1.959963984540054
-"""A standard normal lies within this with probability 95%."""
+NORMAL_95 = 1.959963984540054  # A standard normal lies within this with probability 95%
 
 TELEMETRY_COLUMNS = ("round", "metric", "estimate", "low", "high", "window", "steps", "sampling", "average")
 """Columns of telemetry.csv that simulations and federations share."""
@@ -49,8 +48,7 @@ OVER_STEPS, OVER_CLIENTS = "plain mean over steps", "plain mean over clients"
 """What an estimate averages over: all steps, empty ones as half-way (as 0 of `present`); or the
 clients that were there. Every learner's step or client weighs the same."""
 
-_KNOWN = 5.0
-"""Standard deviations above zero at which the number of clients may be divided by."""
+_KNOWN = 5.0  # Standard deviations above zero at which the number of clients may be divided by
 
 Span = tuple[int, int, int]
 """Of one learner: its epoch, and from how many of its rounds to how many. From a number to the same
@@ -61,22 +59,17 @@ says that what comes next is another copy of the learner, with noise of its own.
 class Estimate:
     """One metric over one window."""
 
-    round: int
-    """Rounds that were closed."""
+    round: int  # Rounds that were closed
     metric: str
-    estimate: float
-    """Not cut to what the metric can be, so that it is unbiased."""
+    estimate: float  # Not cut to what the metric can be, so that it is unbiased
     low: float
     high: float
-    window: int
-    """Rounds that it averages over."""
-    steps: int
-    """Clients' steps of all learners in them."""
+    window: int  # Rounds that it averages over
+    steps: int  # Clients' steps of all learners in them
     sampling: float
     """Standard deviation that drawing so many clients has by itself, never 0; of a loss, and where
     steps were empty, the most that it can be."""
-    average: str = OVER_STEPS
-    """Or `OVER_CLIENTS`."""
+    average: str = OVER_STEPS  # Or `OVER_CLIENTS`
 
     @property
     def bar(self) -> float:
@@ -93,12 +86,7 @@ class Estimate:
 class RoundNoise:
     """Who took part in every round, and how much noise the sum over some rounds carries.
 
-    Args:
-        mechanism: that makes the noise; None for none.
-        noise_std: V.
-        local_steps: τ, steps of a learner's round.
-        alike: how many learners each name stands for, where many take part in the same rounds.
-
+    ``alike`` is how many learners each name stands for, where many take part in the same rounds.
     """
 
     def __init__(self, mechanism: Factorization | None, noise_std: float, local_steps: int, alike: int = 1) -> None:
@@ -114,10 +102,7 @@ class RoundNoise:
         return len(self._spans)
 
     def add(self, spans: Mapping[str, Span]) -> None:
-        """The next round, by learner: which of its own rounds its message covers.
-
-        One that was late covers several; one whose message does not count is left out.
-        """
+        """The next round: which of its own rounds each counted message covers; several where a learner was late."""
         self._spans.append(dict(spans))
         taken = sum(hi - lo for _, lo, hi in spans.values())
         self._steps.append(self._steps[-1] + self._alike * self._tau * taken)
@@ -153,14 +138,7 @@ class RoundNoise:
 
 
 class TelemetrySums:
-    """Sums of telemetry by round; `estimates` of any window of them.
-
-    Args:
-        telemetry: what clients contribute.
-        noise: of the same rounds; several runs may share one.
-        clients_per_step: how many clients a step averages over.
-
-    """
+    """Sums of telemetry by round, and `estimates` of any window of them; several runs may share a ``noise``."""
 
     def __init__(self, telemetry: Telemetry, noise: RoundNoise, clients_per_step: int = 1) -> None:
         self.telemetry, self._noise = telemetry, noise
@@ -177,10 +155,7 @@ class TelemetrySums:
         self._prefix.append(self._prefix[-1] + np.asarray(sums, np.float64))
 
     def estimates(self, window: int, end: int | None = None) -> list[Estimate]:
-        """One for each metric, over the last ``window`` of the first ``end`` rounds.
-
-        None where nobody took part in them.
-        """
+        """One for each metric, over the last ``window`` of the first ``end`` rounds; none where nobody took part."""
         end = self.rounds if end is None else end
         first = max(0, end - window)
         steps = self._noise.steps(first, end)

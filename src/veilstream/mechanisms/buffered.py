@@ -28,8 +28,7 @@ from veilstream.progress import progress
 Floats = NDArray[np.float64]
 
 _STARTS = 6
-BUFFERED_LIMIT = 4096
-"""Longest horizon for which buffers are tuned for a workload."""
+BUFFERED_LIMIT = 4096  # Longest horizon for which buffers are tuned for a workload
 
 
 def buffered(

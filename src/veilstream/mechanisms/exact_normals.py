@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 
-WORDS = 6
-"""Words that a draw can have: then |z| <= √(2·384·ln 2) = 23, and a draw is cut off with
-probability 2^-384."""
-FURTHER_BLOCKS = 256
-"""Blocks of the row's third stream that belong to one pair; each is a word for u and one for t."""
+WORDS = 6  # Words that a draw can have: then |z| <= √(2·384·ln 2) = 23, and a draw is cut off with probability 2^-384
+FURTHER_BLOCKS = 256  # Blocks of the row's third stream that belong to one pair; each is a word for u and one for t
 _DIGITS = 140
 _BITS = 460  # fixed point for the angle
 _CONTEXT = decimal.Context(prec=_DIGITS, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)

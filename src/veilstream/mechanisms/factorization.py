@@ -56,8 +56,7 @@ class Factorization:
     block length has its own rounding.
     """
 
-    bandwidth: int | None = None
-    """If set, columns of C at least this far apart are orthogonal up to float32 rounding."""
+    bandwidth: int | None = None  # If set, columns of C at least this far apart are orthogonal up to float32 rounding
 
     def __init__(self, name: str, horizon: int, steps: Steps, *, row_scale: Float32s | None = None) -> None:
         self.name = name
@@ -81,8 +80,6 @@ class Factorization:
             other.__dict__.pop(cached, None)
         other._block_length = positive_integer("block_length", block_length, "try 16")
         return other
-
-    # --- privacy -----------------------------------------------------------------------------
 
     @cached_property
     def _column_norms_squared(self) -> Floats:
@@ -128,8 +125,6 @@ class Factorization:
         """Exact, but for rounding that is added, where C is Toeplitz and falls."""
         found = analysis.toeplitz_column(self.program)
         return None if found is None else long_toeplitz_sensitivity(*found, part)
-
-    # --- error -------------------------------------------------------------------------------
 
     @cached_property
     def _row_norms_squared(self) -> Floats:
@@ -180,8 +175,6 @@ class Factorization:
             raise InputError("local_steps", tau, f"<= the horizon {self.horizon}", "T is R·τ")
         return float(self.error_over_time(participation)[tau - 1 :: tau].mean())
 
-    # --- matrices ----------------------------------------------------------------------------
-
     def strategy_matrix(self) -> Floats:
         """C, dense; for horizons up to 8192."""
         return analysis.strategy_matrix(self.program)
@@ -193,8 +186,6 @@ class Factorization:
     def noising_matrix(self) -> Floats:
         """N = C⁻¹, dense: maps fresh draws to increments; for horizons up to 8192."""
         return analysis.noising_matrix(self.program)
-
-    # --- noise -------------------------------------------------------------------------------
 
     def noise(self, *, std: float = 1.0, dim: int, seed: int | None = None) -> NoiseStream:
         """Iterator over the T increments, each a float32 vector of length ``dim``: for simulation.

@@ -39,8 +39,7 @@ from veilstream.mechanisms.keystream import DRAWS, FINE, Row
 from veilstream.mechanisms.normals import TILE, tile_bytes
 
 Floats = NDArray[np.float64]
-PlaceOf = Callable[[int], tuple[Row, int]]
-"""Row and first coordinate of a pair."""
+PlaceOf = Callable[[int], tuple[Row, int]]  # Row and first coordinate of a pair
 
 _POINTS = 10  # bits of t that the table answers for
 _TURN = 2.0 * math.pi

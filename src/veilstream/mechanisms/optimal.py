@@ -28,12 +28,9 @@ class OptimalFactorization(Factorization):
     """A factorization that knows how far from the best possible one it can be."""
 
     objective: str
-    row_weights: Floats
-    """u: how much the error of each prefix sum counts."""
-    multipliers: Floats
-    """v: the certificate. (tr (V^½ AᵀUA V^½)^½)² / (Σu·Σv) is the lower bound, for any v > 0."""
-    lower_bound: float
-    """No factorization of this horizon has a smaller (weighted) error."""
+    row_weights: Floats  # u: how much the error of each prefix sum counts
+    multipliers: Floats  # v: the certificate. (tr (V^½ AᵀUA V^½)^½)² / (Σu·Σv) is the lower bound, for any v > 0.
+    lower_bound: float  # No factorization of this horizon has a smaller (weighted) error
 
     def objective_value(self) -> float:
         """The error that was minimised, of the program that runs."""
@@ -160,8 +157,7 @@ def _of_workload(workload: Workload, cache: bool) -> WorkloadOptimum:
 
 _Solution = tuple[Optimum, VaryingSteps]
 _STEPS = ("transition", "entry", "output", "feed")
-_PROGRAM_GAP = 1e-3
-"""Largest gap of a program that is handed out; rounding to float32 alone makes 1e-7 to 1e-4."""
+_PROGRAM_GAP = 1e-3  # Largest gap of a program that is handed out; rounding to float32 alone makes 1e-7 to 1e-4
 _SHAPES = {"transition": 3, "entry": 2, "output": 2, "feed": 1, "row_weights": 1, "multipliers": 1, "lower_bound": 0}
 
 

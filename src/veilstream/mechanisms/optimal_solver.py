@@ -51,10 +51,8 @@ class Optimum:
 
     multipliers: Floats  # v
     row_weights: Floats  # u
-    lower_bound: float
-    """No factorization with columns of norm <= 1 has a smaller weighted mean of ‖b‖²."""
-    gap: float
-    """(upper - lower) / lower, before rounding to a program."""
+    lower_bound: float  # No factorization with columns of norm <= 1 has a smaller weighted mean of ‖b‖²
+    gap: float  # (upper - lower) / lower, before rounding to a program
 
 
 def resolvents(low: float, high: float) -> tuple[Floats, Floats]:

@@ -29,13 +29,11 @@ from veilstream.mechanisms.checks import positive_integer
 
 Floats = NDArray[np.float64]
 
-GRAM_LIMIT = 4096
-"""Longest horizon for which X = CᵀC is formed."""
+GRAM_LIMIT = 4096  # Longest horizon for which X = CᵀC is formed
 _PATTERN_WORK = 20_000_000
 _NESTED_WORK = 20_000_000_000
 _SAME = 1e-6
-_FEW_VISITS = 64
-"""Up to this many columns are added one by one."""
+_FEW_VISITS = 64  # Up to this many columns are added one by one
 
 
 @dataclass(frozen=True, slots=True)

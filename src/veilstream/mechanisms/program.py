@@ -26,8 +26,7 @@ from veilstream.errors import InputError
 from veilstream.mechanisms.checks import positive_integer
 from veilstream.mechanisms.steps import Steps
 
-ENDLESS = 2**62
-"""The horizon of what has none: a step a nanosecond takes 146 years to get there."""
+ENDLESS = 2**62  # The horizon of what has none: a step a nanosecond takes 146 years to get there
 
 DRAW_ERROR = 2.0**-46
 """How far a deployed draw (std one) may lie from the ideal normal that it stands for.
@@ -46,11 +45,9 @@ class NoiseProgram:
     horizon: int
     block_length: int
     state_size: int
-    matrices: tuple[Float32s, ...]
-    """The different blocks, each (length + k, k + length)."""
+    matrices: tuple[Float32s, ...]  # The different blocks, each (length + k, k + length)
     matrix_of_block: NDArray[np.intp]
-    row_scale: Float32s | None = None
-    """One factor per step for its increment (normalised columns)."""
+    row_scale: Float32s | None = None  # One factor per step for its increment (normalised columns)
 
     @property
     def blocks(self) -> int:

@@ -77,10 +77,8 @@ class ConstantSteps:
 class EpochSteps:
     """One constant step after the other, each from its start on and from a state of zero."""
 
-    starts: tuple[int, ...]
-    """First step of each epoch; the first is 0."""
-    epochs: tuple[ConstantSteps, ...]
-    """All with as many state vectors."""
+    starts: tuple[int, ...]  # First step of each epoch; the first is 0
+    epochs: tuple[ConstantSteps, ...]  # All with as many state vectors
 
     def surviving(self, length: int) -> slice:  # noqa: D102
         return slice(0, len(self.epochs[0].entry))

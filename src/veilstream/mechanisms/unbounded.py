@@ -47,8 +47,7 @@ from veilstream.mechanisms.toeplitz import exponential_sum, relaxation
 Floats = NDArray[np.float64]
 
 _EXACT = 1e-9
-_LONGEST = 10_000_000
-"""Steps of C that are looked at for people who return; beyond, a bound is taken."""
+_LONGEST = 10_000_000  # Steps of C that are looked at for people who return; beyond, a bound is taken
 
 
 def stationary(forgetting: float) -> StationaryFactorization:

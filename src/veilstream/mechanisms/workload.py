@@ -53,10 +53,8 @@ class PublishedError:
     η·V / sensitivity times `std`.
     """
 
-    variance: Floats
-    """Of every published model, in order: one a round."""
-    unpublished: Floats
-    """Of the models that gradients are taken at, one a step: x as if the round ended there."""
+    variance: Floats  # Of every published model, in order: one a round
+    unpublished: Floats  # Of the models that gradients are taken at, one a step: x as if the round ended there
     interior_weight: float
 
     @property
@@ -164,8 +162,6 @@ class Workload:
         """Every prefix sum, published as it is: what all mechanisms are made for by default."""
         return cls(horizon=horizon)
 
-    # --- what it is ------------------------------------------------------------------------------
-
     @property
     def rounds(self) -> int:
         """R."""
@@ -198,8 +194,6 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and digests."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    # --- as a recurrence -------------------------------------------------------------------------
 
     def round_factors(self) -> Floats:
         """s_r of every round."""
@@ -240,8 +234,6 @@ class Workload:
         published: Floats = system.matrix(system.rows[0].coordinate)[self.local_steps - 1 :: self.local_steps]
         return published
 
-    # --- error -----------------------------------------------------------------------------------
-
     def error(
         self, mechanism: Factorization, participation: Participation | tuple[int, int] | None = None
     ) -> PublishedError:
@@ -271,8 +263,7 @@ class Workload:
         return total / system.total_weight * mechanism.sensitivity() ** 2
 
 
-_SMALLEST_FACTOR = 1e-30
-"""Of a step beside the first: below, squares of what is published are lost in rounding."""
+_SMALLEST_FACTOR = 1e-30  # Of a step beside the first: below, squares of what is published are lost in rounding
 
 
 def real_array(field: str, given: Any) -> Floats:

@@ -29,14 +29,10 @@ _ROUNDS = 200  # rounds whose problems are solved together
 class Comparators:
     """For one seed."""
 
-    round_values: Floats
-    """(f^r)* of every round: the infimum over all models."""
-    separable: float
-    """Share of rounds whose clients some model separates: there the infimum is 0, not attained."""
-    offline_losses: Floats | None
-    """f^r(x*) of every round, for x* best over all rounds; None where x* is not attained."""
-    path_variation: float | None
-    """C_R; None where it is undefined."""
+    round_values: Floats  # (f^r)* of every round: the infimum over all models
+    separable: float  # Share of rounds whose clients some model separates: there the infimum is 0, not attained
+    offline_losses: Floats | None  # f^r(x*) of every round, for x* best over all rounds; None where x* is not attained
+    path_variation: float | None  # C_R; None where it is undefined
     remark: str = ""
 
     def save(self, path: Path) -> None:

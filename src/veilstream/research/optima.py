@@ -48,16 +48,11 @@ class RoundOptimum:
     the infimum, and ``gradient_norm`` belongs to the rows that still cost something there.
     """
 
-    value: Array
-    """(P,) the infimum (f^r)*."""
-    minimiser: Array
-    """(P, d) the minimiser of least norm; NaN where none exists."""
-    attained: Mask
-    """(P,) whether a minimiser exists."""
-    separable: Mask
-    """(P,) whether some x has every margin > 0; the infimum is then 0."""
-    gradient_norm: Array
-    """(P,) norm of the gradient at the minimiser; 0 where separable."""
+    value: Array  # (P,) the infimum (f^r)*
+    minimiser: Array  # (P, d) the minimiser of least norm; NaN where none exists
+    attained: Mask  # (P,) whether a minimiser exists
+    separable: Mask  # (P,) whether some x has every margin > 0; the infimum is then 0
+    gradient_norm: Array  # (P,) norm of the gradient at the minimiser; 0 where separable
 
 
 @dataclass(frozen=True, kw_only=True)

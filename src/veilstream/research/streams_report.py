@@ -23,8 +23,7 @@ from veilstream.research.learning_figure import draw_curves, legend_below, new_f
 from veilstream.runs.folder import Run
 
 Floats = NDArray[Any]
-WINDOWS = 40
-"""Points of a curve: each is the average over a fortieth of the rounds."""
+WINDOWS = 40  # Points of a curve: each is the average over a fortieth of the rounds
 _STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#999933"}
 
 
@@ -32,14 +31,11 @@ _STYLES = {"majority": "#E69F00", "no change": "#56B4E9", "frozen": "#999933"}
 class StreamRow:
     """One line of the table."""
 
-    stream: str
-    """The run folder's name."""
+    stream: str  # The run folder's name
     method: str
-    epsilon: float | None
-    """None without privacy."""
+    epsilon: float | None  # None without privacy
     accuracy: float
-    accuracy_std: float
-    """Over seeds."""
+    accuracy_std: float  # Over seeds
     loss: float
     loss_std: float
 

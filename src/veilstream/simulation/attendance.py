@@ -1,11 +1,7 @@
 """Which learners take part in which rounds, where some miss rounds, come late or leave for good.
 
-An absent learner does what a deployed one does: it meets no client, sends nothing and spends no
-step, and its noise waits for its next round. The clients that it would have met are not asked later.
-They still count where a model is measured: it is published for them too.
-
-Weights are constant, 1/n of the enrolled learners, so each learner's noise cancels as if rounds
-without it had not been.
+As in deployment, an absent learner meets no client, sends nothing and spends no step, and its noise
+waits for its next round. Its clients are not asked later; a model is still measured on them.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ _SPANS, _ROUND = 11, 12  # generators of their own, beside those of the streams
 
 @dataclass(frozen=True, kw_only=True)
 class Attendance:
-    """Attendance of ``learners`` over ``rounds``: a function of (seed, round), asked in any order.
+    """Attendance as a function of (seed, round), asked in any order.
 
     Every learner misses each round with probability ``missing``. The nearest number to the share
     ``late`` of the learners comes at a round from 1 to the last, the share ``leaving`` is gone from
@@ -77,10 +73,7 @@ class Attendance:
         return found
 
     def rounds_taken(self, seeds: Sequence[int], first: int, count: int) -> NDArray[np.int64]:
-        """In how many rounds each learner has been before each of them, (count, seeds, n).
-
-        What a deployed learner counts: its own rounds, by which its local steps fall.
-        """
+        """Each learner's own rounds before each of them, by which its local steps fall, (count, seeds, n)."""
         present = self.taking_part(seeds, 0, first + count)
         taken: NDArray[np.int64] = np.cumsum(present, axis=0)
         return (taken - present)[first:]

@@ -4,10 +4,9 @@
     no change   the class of the record that this learner met last
     frozen      the noise-free model as it stood after the first twentieth of the rounds
 
-Every record is predicted before its label counts. None of them is private: they look at labels as
-they are, record by record, where a model waits for the end of a step. Losses are in the units of
-the models': majority stands for the running shares of the classes, no change for the running share
-of repeats, each begun with one imagined record of every kind.
+Every record is predicted before its label counts. None of them is private. Losses are in the units
+of the models': majority stands for the running shares of the classes, no change for the running
+share of repeats, each begun with one imagined record of every kind.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from veilstream.streams.pool import PoolStream
 Floats = NDArray[np.float64]
 
 BASELINES = ("majority", "no change", "frozen")
-FROZEN_SHARE = 0.05
-"""Of the rounds, that the frozen model learned in."""
+FROZEN_SHARE = 0.05  # Of the rounds, that the frozen model learned in
 
 
 def frozen_rounds(rounds: int) -> int:
@@ -46,21 +44,7 @@ def frozen_rounds(rounds: int) -> int:
 
 
 def prequential_baselines(plan: Plan, task: Task, stream: PoolStream) -> dict[str, dict[str, Floats]]:
-    """Accuracy and loss of each baseline in every round.
-
-    Args:
-        plan: what is run; its method of kind "noise-free" is the one that is frozen.
-        task: what is learned; it classifies.
-        stream: its clients. Those of the plan's first seed are met.
-
-    Returns:
-        For each of `BASELINES` its "accuracy" and "loss", an array of the rounds each; NaN where
-        nobody was met.
-
-    Raises:
-        InputError: for a plan without a noise-free method.
-
-    """
+    """Accuracy and loss of each baseline by round, on the first seed's clients; NaN where nobody was met."""
     rounds = plan.learning.rounds
     places = stream.indices(plan.run.first_seed, 0, rounds)
     classes = sorted({float(target) for target in stream.targets})
@@ -102,7 +86,6 @@ def _mean_of_rounds(cells: Floats) -> Floats:
 
 
 def _in_order(places: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """Round, place and record of everyone whom a learner meets."""
     for r, row in enumerate(places):
         for p, record in enumerate(row):
             if record >= 0:
@@ -110,7 +93,6 @@ def _in_order(places: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 
 
 def _freeze(plan: Plan, task: Task, stream: PoolStream, places: NDArray[np.int32], into: _Cells) -> None:
-    """Learn for a while, then only predict."""
     import jax
 
     free = [method for method in plan.methods if method.kind == "noise-free"]

@@ -26,12 +26,9 @@ release; distance of x^r to that of the same method without noise."""
 class ModelArrays(NamedTuple):
     """Models of all methods and seeds, (methods, seeds, d) each."""
 
-    current: Any
-    """x^r, that learners start from."""
-    average: Any
-    """What a method publishes: x^r, or a weighted average of x¹..x^r."""
-    start: Any
-    """x⁰ of methods that forget; else (methods, seeds, 0)."""
+    current: Any  # x^r, that learners start from
+    average: Any  # What a method publishes: x^r, or a weighted average of x¹..x^r
+    start: Any  # x⁰ of methods that forget; else (methods, seeds, 0)
 
 
 class Schedule(NamedTuple):
@@ -41,12 +38,9 @@ class Schedule(NamedTuple):
     """Of a local step. (rounds, methods, seeds, n) where every learner has its own: steps that fall
     do so with the rounds that a learner took part in."""
     effective_step_size: Any
-    blend: Any
-    """Weight of the newest model in the average; 1 is no averaging."""
-    slot: Any
-    """(rounds,): where to keep what is published before the round; -1 is nowhere."""
-    weights: Any = None
-    """(rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each."""
+    blend: Any  # Weight of the newest model in the average; 1 is no averaging
+    slot: Any  # (rounds,): where to keep what is published before the round; -1 is nowhere
+    weights: Any = None  # (rounds, seeds, n): what each learner's release counts, in units of 1/n; None is 1 each
 
 
 @dataclass(frozen=True)
@@ -57,18 +51,13 @@ class Block:
     steps: int
     clients: int
     unit_steps: bool
-    gamma: float | None
-    """Of normalised gradients; None where gradients are clipped as they are."""
+    gamma: float | None  # Of normalised gradients; None where gradients are clipped as they are
     projection_radius: float | None
     learners: int
-    twin: tuple[int | None, ...]
-    """For each method, the same method without noise, if there is one."""
-    mechanism_of: tuple[int, ...]
-    """Which of the mechanisms each method takes its noise from."""
-    keep: int
-    """How many published models of a block are kept at most."""
-    forgetting: tuple[float, ...] = ()
-    """Of each method, where they forget."""
+    twin: tuple[int | None, ...]  # For each method, the same method without noise, if there is one
+    mechanism_of: tuple[int, ...]  # Which of the mechanisms each method takes its noise from
+    keep: int  # How many published models of a block are kept at most
+    forgetting: tuple[float, ...] = ()  # Of each method, where they forget
     telemetry: tuple[Telemetry, ...] = ()
     """Of each method, where clients contribute any; the same metrics, each with its own width."""
 
@@ -161,7 +150,6 @@ class Block:
         return ModelArrays(after, average, models.start), measured
 
     def _update(self, models: ModelArrays, releases: Array, size: Array) -> Array:
-        """x^{r+1} of all methods and seeds."""
         import jax
         import jax.numpy as jnp
 
@@ -216,7 +204,6 @@ class Block:
         return jnp.stack(each)
 
     def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:
-        """Loss and accuracy of published models on the round's clients, (methods, seeds)."""
         import jax
         import jax.numpy as jnp
 

@@ -1,6 +1,5 @@
 """All seeds, learners and methods at once: blocks of rounds, with their history and checkpoints.
 
-A `Block` is compiled; its noise comes from `HostNoise` or `DeviceNoise`.
 The plan's budget (`run.memory_mib`) bounds memory, whatever the horizon. Block length and other
 seeds beside a seed change its numbers by float32 rounding at most.
 """
@@ -43,8 +42,7 @@ class Progress:
     """Where a run stands."""
 
     round: int
-    accuracy: float | None
-    """Prequential accuracy of the main method over the last block; None if not yet known."""
+    accuracy: float | None  # Prequential accuracy of the main method over the last block; None if not yet known
 
 
 def evaluated_rounds(plan: Plan) -> list[int]:
@@ -108,8 +106,6 @@ def memory_of(
 
 @dataclass
 class _Group:
-    """Methods of one shape, and the source of their noise."""
-
     methods: list[int]
     prepared: list[Prepared]
     block: Block
@@ -126,8 +122,7 @@ class _Position:
     round: int
     models: tuple[ModelArrays, ...]
     noise: tuple[Any, ...]
-    unread: tuple[Any, ...]
-    """Blocks given to the device whose measurements have not been read."""
+    unread: tuple[Any, ...]  # Blocks given to the device whose measurements have not been read
 
 
 class Simulation:
@@ -174,10 +169,7 @@ class Simulation:
         self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
         self._position = self._start()
 
-    # --- setting up ------------------------------------------------------------------------------
-
     def _device_pool(self) -> Sample | None:
-        """The stream's pool as device arrays; None for a stream without one."""
         import jax.numpy as jnp
 
         if not isinstance(self.stream, PoolStream):
@@ -242,8 +234,6 @@ class Simulation:
             noise.append(source.initial_state() if isinstance(source, DeviceNoise) else ())
         return _Position(0, tuple(models), tuple(noise), ())
 
-    # --- running ---------------------------------------------------------------------------------
-
     @property
     def round(self) -> int:
         """Rounds run so far."""
@@ -261,10 +251,7 @@ class Simulation:
         return self.round >= self.plan.learning.rounds and not self._position.unread
 
     def advance(self) -> Progress:
-        """Run the next block of rounds.
-
-        The device may lag behind by a block or two; at the end of the run it has caught up.
-        """
+        """Run the next block of rounds; the device may lag behind by a block or two until the run ends."""
         import jax
 
         here, R = self._position, self.plan.learning.rounds
@@ -302,11 +289,7 @@ class Simulation:
 
     @property
     def _rounds_apart(self) -> bool:
-        """Whether rounds are separate calls.
-
-        On a CPU the compiler runs the inside of a loop on one core; for large models that costs
-        more than one call per round.
-        """
+        """Whether rounds are separate calls: in a loop a CPU uses one core, which costs more for large models."""
         return self.noise_place == "host" and self.task.dim >= LARGE
 
     def _one_by_one(self, group: _Group, x: Any, clients: Any, noise: Any, fixed: Any) -> Any:
@@ -394,8 +377,6 @@ class Simulation:
         for group, held in zip(self._groups, self._position.models, strict=True):
             models[group.methods] = np.asarray(held.average)
         return models
-
-    # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> BatchState:
         """Where it stands; `restore` continues from there to the same numbers."""

@@ -54,7 +54,6 @@ class HeldOut:
         return accuracy
 
     def _together(self, methods: int) -> int:
-        """How many clients are predicted at once."""
         # A prediction takes about a quarter of what a gradient does.
         each = methods * max(1, self._expected.details.workspace // 4)
         eighth = self._plan.run.memory_mib * 2**20 // 32  # of the budget, in floats

@@ -33,8 +33,7 @@ class GroupSize:
     methods: int
     steps: int
     clients_per_step: int
-    states: tuple[int, ...]
-    """State vectors of each mechanism."""
+    states: tuple[int, ...]  # State vectors of each mechanism
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class MemoryPlan:
 
     seeds_together: int
     rounds_per_block: int
-    bytes: int
-    """Estimated peak of a process, besides the data set itself."""
+    bytes: int  # Estimated peak of a process, besides the data set itself
 
 
 def memory_plan(
@@ -62,11 +60,7 @@ def memory_plan(
     on_host: bool = False,
     processes: int = 1,
 ) -> MemoryPlan:
-    """Seeds that run together and rounds in a block, in each of some processes.
-
-    ``feature_floats`` is the size of one client's record; records travel with the block, or a
-    round's are looked up in a pool. ``on_host`` says where noise is made.
-    """
+    """Seeds together and rounds in a block, per process; ``feature_floats`` is the size of a client's record."""
     width = learners * dim
     methods = sum(g.methods for g in groups)
     standing = (1 if on_host else 2) * sum(sum(g.states) for g in groups) * width

@@ -1,16 +1,12 @@
 """Where a simulation's noise comes from: the mechanisms' own streams on the host, or JAX.
 
-Both make a mechanism's increments at standard deviation one, for all seeds, learners and
-coordinates, one block of rounds at a time. Methods that differ only in budget, accounting, clip norm
-or step size share these draws and scale them.
+Increments have standard deviation one, for all seeds, learners and coordinates, one block of rounds
+at a time. Methods that differ only in budget, accounting, clip norm or step size share these draws.
 
-* `HostNoise` runs `NoiseStream`, a block ahead in a thread of its own, while JAX computes
-  gradients: the faster way on a CPU.
-* `OwnPaceNoise` is `HostNoise` with one stream a learner, which advances only in the rounds that
-  its learner takes part in.
-* `DeviceNoise` runs the same programs inside the compiled block, with draws of `jax.random`: on a
-  GPU no number crosses to the host. Draws are addressed by (seed, mechanism, step), so one plan
-  has the same draws on every device.
+* `HostNoise` runs `NoiseStream` a block ahead in a thread of its own: the faster way on a CPU.
+* `OwnPaceNoise` has one stream a learner, which advances only in the rounds that it takes part in.
+* `DeviceNoise` runs the same programs inside the compiled block, with draws of `jax.random`
+  addressed by (seed, mechanism, step), so one plan has the same draws on every device.
 """
 
 from __future__ import annotations
@@ -44,11 +40,7 @@ def learner_noise_seed(seed: int, mechanism: str, learner: int) -> int:
 
 
 def noise_place_of(plan: Plan) -> NoisePlace:
-    """Where a run of this plan makes its noise on this machine.
-
-    Learners that miss rounds always have it on the host. Otherwise it is as the plan says; if the
-    plan leaves it open, noise is made where JAX computes.
-    """
+    """On the host where learners miss rounds, else as the plan says, else where JAX computes."""
     import jax
 
     if plan.data.partial_attendance:
@@ -79,10 +71,7 @@ class HostNoise:
         ]
 
     def take(self, first: int, count: int, following: int) -> tuple[Float32s, ...]:
-        """Increments of ``count`` rounds from ``first``, (count, steps, seeds, dim) a mechanism.
-
-        The ``following`` rounds after them are begun in the background.
-        """
+        """Increments of rounds from ``first``, (count, steps, seeds, dim) a mechanism; begins ``following`` more."""
         if self._ahead is None:
             if first < self._round:
                 raise _used(0, self._round, first, count)
@@ -109,7 +98,6 @@ class HostNoise:
         return made
 
     def _pass_over(self, count: int) -> None:
-        """Skip some rounds."""
         for streams in self._streams:
             for stream in streams:
                 stream.take(count * self._steps)
@@ -138,11 +126,7 @@ class HostNoise:
 
 
 class OwnPaceNoise(HostNoise):
-    """Streams of single learners: each advances when its learner takes part, else it stands still.
-
-    Where a learner is absent its increments are zero. A learner's k-th round has the increments of
-    the mechanism's k-th round, whichever rounds came between.
-    """
+    """Streams of single learners: a learner's k-th round has the k-th increments; zero where it is absent."""
 
     def __init__(
         self,

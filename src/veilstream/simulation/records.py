@@ -40,12 +40,7 @@ class ExpectedRecords:
         return self.local_steps * self.clients_per_step
 
     def check_round(self, met: Sample, seed: int, round_: int) -> None:
-        """Refuse a round of another shape, or with labels that the task is not written for.
-
-        Raises:
-            InputError: naming the stream, what it gave and what was expected.
-
-        """
+        """Refuse a round of another shape, or with labels that the task is not written for (`InputError`)."""
         where = f"stream.round({seed}, {round_})"
         features, target = np.asarray(met.features), np.asarray(met.target)
         lead = (self.learners, self.per_round)
@@ -159,20 +154,7 @@ def clients_of(stream: Stream, seeds: Sequence[int], first: int, count: int, exp
 
 
 def check_stream(plan: Plan, task: Task, stream: Stream) -> Sample:
-    """Check a stream against a plan and a task before anything is trained.
-
-    Args:
-        plan: what is run.
-        task: what is learned.
-        stream: where clients come from.
-
-    Returns:
-        One client's record, as an example of what the task will be given.
-
-    Raises:
-        InputError: for another number of learners or clients, other features, other labels.
-
-    """
+    """Check a stream against a plan and a task before anything is trained; returns one client's record."""
     expected = ExpectedRecords.of(plan, task)
     if isinstance(stream, PoolStream):
         expected.check_pool(stream, plan.learning.rounds)
@@ -186,16 +168,7 @@ def check_stream(plan: Plan, task: Task, stream: Stream) -> Sample:
 
 
 def check_task(task: Task, record: Sample) -> None:
-    """Trace a task of one's own on the shape of a record, without computing anything.
-
-    Args:
-        task: what is learned.
-        record: one client's record, as the stream gives it.
-
-    Raises:
-        InputError: where it does not take such a record, or does not answer in the right shape.
-
-    """
+    """Trace a task of one's own on the shape of a record; `InputError` where it does not take it."""
     import jax
 
     features, target = np.asarray(record.features), np.asarray(record.target)

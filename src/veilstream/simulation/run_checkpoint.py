@@ -1,8 +1,4 @@
-"""A batch's state, and the checkpoint from which --resume continues it.
-
-A checkpoint is an archive of NumPy arrays with a checksum each. A damaged one, or one of another
-run, is refused by name.
-"""
+"""A batch's state, and the checkpoint from which --resume continues it: NumPy arrays with a checksum each."""
 
 from __future__ import annotations
 
@@ -48,10 +44,8 @@ class StateShape:
     methods: int
     seeds: int
     rounds: int
-    looks: int
-    """How often held-out accuracy is measured."""
-    metrics: int = 0
-    """Metrics of the plan's telemetry."""
+    looks: int  # How often held-out accuracy is measured
+    metrics: int = 0  # Metrics of the plan's telemetry
 
 
 @dataclass(frozen=True)
@@ -61,12 +55,9 @@ class BatchState:
     round: int
     block_rounds: int
     noise_place: str
-    methods: tuple[NDArray[np.int64], ...]
-    """Of each group of methods that are computed together."""
-    models: tuple[ModelArrays, ...]
-    """Of each group."""
-    history: dict[str, Float32s]
-    """By metric, (methods, seeds, rounds)."""
+    methods: tuple[NDArray[np.int64], ...]  # Of each group of methods that are computed together
+    models: tuple[ModelArrays, ...]  # Of each group
+    history: dict[str, Float32s]  # By metric, (methods, seeds, rounds)
     held_out_accuracy: Float32s
     telemetry: NDArray[np.float64] | None = None
     """As released, (methods, seeds, rounds, metrics); None where the plan has none."""
@@ -153,12 +144,7 @@ def read_checkpoint(path: Path, shape: StateShape) -> BatchState:
 
 
 def read_seed_batches(path: Path, seeds: list[int]) -> tuple[tuple[tuple[int, ...], ...], int, int]:
-    """Which seeds run together, rounds of a block, and processes, as the run was started.
-
-    Raises:
-        InputError: for a file that is damaged, or is not of a run with these seeds.
-
-    """
+    """Which seeds run together, rounds of a block, and processes, as the run was started; `InputError` if damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         cut = tuple(tuple(batch) for batch in content["seeds"])

@@ -29,8 +29,7 @@ from veilstream.simulation.telemetry import telemetry_csv
 from veilstream.streams.pool import Stream
 from veilstream.streams.table_stream import TableStream
 
-COLUMNS = {"accuracy": "prequential_accuracy"}
-"""What the engine's metrics are called in files."""
+COLUMNS = {"accuracy": "prequential_accuracy"}  # What the engine's metrics are called in files
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -222,10 +221,7 @@ def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 def _nobody(results: Results) -> NDArray[np.bool_]:
-    """Rounds of each seed in which no client was met, (seeds, rounds).
-
-    Accuracy is a number whenever someone was, also of a model that has diverged.
-    """
+    """Rounds of each seed without a client, (seeds, rounds). A diverged model still has an accuracy."""
     measured = results.history["accuracy"][:, :, : results.rounds]
     if np.isnan(measured).all():  # not a task that classifies
         measured = results.history["loss"][:, :, : results.rounds]
@@ -259,7 +255,6 @@ def _comparator_summary(solved: list[Comparators]) -> dict[str, Any] | None:
 
 
 def _spread(values: NDArray[Any]) -> dict[str, Any] | None:
-    """Mean, standard deviation and every seed."""
     each = np.asarray(values, np.float64)
     if not np.isfinite(each).all():
         return None

@@ -1,9 +1,8 @@
 """A run in batches: seeds that fit into memory together, one after the other or in processes.
 
-Each batch is a `Simulation`. Results pass in memory within a process; checkpoints serve --resume
-and results from other processes. Which seeds run together is decided once, from the memory budget
-and the number of processes, and kept in the run's folder, so that a resumed run gives the same
-numbers in any number of processes.
+Results pass in memory within a process; checkpoints serve --resume and other processes. Which seeds
+run together is kept in the run's folder, so a resumed run gives the same numbers in any number of
+processes.
 """
 
 from __future__ import annotations
@@ -53,11 +52,9 @@ class Measured:
     """Measurements of some rounds and seeds; arrays (methods, seeds, rounds)."""
 
     seeds: tuple[int, ...]
-    first: int
-    """The first of these rounds."""
+    first: int  # The first of these rounds
     loss: NDArray[np.float32]
-    looked_at: tuple[int, ...]
-    """Rounds before which held-out accuracy was measured; one for each of its last axis."""
+    looked_at: tuple[int, ...]  # Rounds before which held-out accuracy was measured; one for each of its last axis
     held_out_accuracy: NDArray[np.float32]
 
     @classmethod
@@ -83,8 +80,7 @@ class RunProgress:
     done: int
     total: int
     accuracy: float | None
-    measured: Measured | None = None
-    """Measurements since the last report."""
+    measured: Measured | None = None  # Measurements since the last report
 
 
 OnProgress = Callable[[RunProgress], None]
@@ -97,8 +93,7 @@ class SeedBatches:
     folder: Path
     seeds: tuple[tuple[int, ...], ...]
     block_rounds: int
-    processes: int = 1
-    """As many as fit the budget at once."""
+    processes: int = 1  # As many as fit the budget at once
 
     @classmethod
     def of(
@@ -139,8 +134,7 @@ class Results:
     rounds: int
     history: dict[str, NDArray[np.float32]]
     held_out_accuracy: NDArray[np.float32]
-    models: NDArray[np.float32] | None
-    """Published last, (methods, seeds, d); None where they are many."""
+    models: NDArray[np.float32] | None  # Published last, (methods, seeds, d); None where they are many
     telemetry: NDArray[np.float64] | None
     """As released, (methods, seeds, rounds, metrics); None where the plan has none."""
 
@@ -154,20 +148,7 @@ class Results:
 
 
 def together(batches: SeedBatches, made: Mapping[int, Results], plan: Plan) -> Results | None:
-    """Join the batches' results; a batch that has not started is left out.
-
-    Args:
-        batches: which seeds run together.
-        made: results by batch, of those that this process has run.
-        plan: what is run; checkpoints of other processes' batches must fit it.
-
-    Returns:
-        All of them, or None where there are none.
-
-    Raises:
-        InputError: for another process's checkpoint that is damaged.
-
-    """
+    """Join the results of the batches that have started; None where none has. `InputError` for a damaged checkpoint."""
     parts = []
     for index, seeds in enumerate(batches.seeds):
         if index in made:
@@ -187,13 +168,11 @@ def together(batches: SeedBatches, made: Mapping[int, Results], plan: Plan) -> R
 
 
 def _joined(arrays: list[NDArray[_Number] | None]) -> NDArray[_Number] | None:
-    """One after the other along the seeds; None where one is missing."""
     there = [array for array in arrays if array is not None]
     return np.concatenate(there, axis=1) if len(there) == len(arrays) else None
 
 
 def _stored(batches: SeedBatches, index: int, plan: Plan) -> BatchState:
-    """A batch's checkpoint, read and checked."""
     shape = StateShape(
         methods=len(plan.methods),
         seeds=len(batches.seeds[index]),
@@ -215,11 +194,7 @@ def run_seed_batches(
     on_progress: OnProgress,
     made: dict[int, Results],
 ) -> None:
-    """Run every batch to its end; each leaves its last checkpoint, for --resume.
-
-    ``made`` takes the results of the batches that this process runs, also of one that a
-    KeyboardInterrupt stops.
-    """
+    """Run every batch to its last checkpoint; ``made`` takes this process's results, also of an interrupted batch."""
     total = plan.learning.rounds * len(batches.seeds)
     rounds = dict.fromkeys(range(len(batches.seeds)), 0)
 
@@ -314,9 +289,6 @@ def _no_further_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# --- processes -----------------------------------------------------------------------------------
-
-
 def _in_processes(
     batches: SeedBatches, plan: Plan, task: Task | None, stream: Stream | None, processes: int, advanced: Advanced
 ) -> None:
@@ -380,7 +352,6 @@ def pickle_or_refuse(work: Any) -> bytes:
 
 
 def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: Any) -> None:
-    """Run some of the batches; report progress and errors as messages."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     _take_cores(place, processes)
     try:
@@ -400,7 +371,6 @@ def _worker(work: bytes, share: list[int], place: int, processes: int, outbox: A
 
 
 def _take_cores(place: int, processes: int) -> None:
-    """Give each process its own share of the cores."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         own = cores[place::processes]

@@ -1,7 +1,4 @@
-"""A simulation's telemetry: what each method and seed released, and the estimates from it.
-
-A deployed server would see the same; everything else that a simulation measures, only an oracle sees.
-"""
+"""What each method and seed released as telemetry, which a deployed server would see too, and its estimates."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ class SimulatedTelemetry:
 
     def __init__(self, plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], telemetry: Telemetry) -> None:
         self._plan, self._prepared, self._seeds = plan, list(prepared), list(seeds)
-        self.telemetry = telemetry
-        """Of the first method; others differ by their width alone."""
+        self.telemetry = telemetry  # Of the first method; others differ by their width alone
         shape = (len(self._prepared), len(self._seeds))
         rounds = plan.learning.rounds
         self.releases = np.full((*shape, rounds, len(telemetry.metrics)), np.nan, np.float64)
@@ -91,10 +87,7 @@ class NoiseOfRuns:
 def telemetry_csv(
     plan: Plan, prepared: Sequence[Prepared], seeds: Sequence[int], releases: Floats, ends: Sequence[int]
 ) -> str:
-    """Every method's and seed's estimates after some rounds.
-
-    ``releases`` is (methods, seeds, rounds, metrics).
-    """
+    """Estimates after some rounds; ``releases`` is (methods, seeds, rounds, metrics)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "seed", *TELEMETRY_COLUMNS])

@@ -252,9 +252,6 @@ def test_a_large_model_on_one_core_does_not_get_stuck():
     assert out.stdout.strip() == "99910"
 
 
-# --- what is refused, and what is not ------------------------------------------------------------
-
-
 class Functional(nn.Module):
     """Batch normalisation where no layer shows it."""
 

@@ -1,12 +1,10 @@
 """A call from compiled JAX to Python code that knows nothing of JAX.
 
-`jax.pure_callback` turns its arguments into JAX arrays before it calls. For large ones that is a
-copy which JAX's own threads make, and they may all be waiting for the call to return: then it waits
-for ever (seen with jax 0.10.2 on one core with 4 MB of arguments; jax issues 24255 and 25861 look
-alike). Here the callback is handed NumPy arrays, and nothing inside a call waits for JAX.
+`jax.pure_callback` turns its arguments into JAX arrays first: for large ones a copy by JAX's own
+threads, which may all be waiting for the call to return, for ever (seen with jax 0.10.2 on one core
+with 4 MB; jax issues 24255 and 25861). Here the callback gets NumPy arrays.
 
-Under `jax.vmap` an argument that is not mapped gets an axis of size one, whatever the nesting: the
-callback is called once for all, and nothing is repeated.
+Under `jax.vmap` an argument that is not mapped gets an axis of size one, whatever the nesting.
 """
 
 from __future__ import annotations

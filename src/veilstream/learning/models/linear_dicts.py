@@ -2,10 +2,8 @@
 
 A record {"age": 0.4, "city": "Oslo"} becomes a vector by signed feature hashing (Weinberger et al.
 2009): a number adds ±value to the column of its name, a string ±1 to the column of "name=value".
-Columns follow from a stable, public hash, so every learner agrees on them without exchanging
-vocabularies, and nothing about other records is looked at: no running mean, no count, no dictionary
-that grows. That is what makes the gradient of a record a function of that record alone. Nor does
-a token stay in memory: the columns that a call has worked out are forgotten when it returns.
+The hash is stable and public: learners exchange no vocabulary, the gradient of a record is a function
+of that record alone, and no token stays in memory after a call.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ _LARGEST = 1e30  # sums and squares of such numbers stay finite
 class DictEncoder:
     """Records to vectors of ``dim`` columns: column 0 is the constant 1, the others are hashed.
 
-    Missing names and None count as 0; True and False as 1 and 0. Each vector is scaled down, by
-    itself, to norm at most ``feature_norm`` (None: left as it is). ``salt`` is public; another one
-    makes other names share a column.
+    Missing names and None count as 0; True and False as 1 and 0. Each vector is scaled down by itself.
 
     Args:
         dim: columns of a vector, the constant included.
@@ -108,16 +104,10 @@ class DictLogistic(_OnDicts, Logistic):
     """Logistic regression on records, for labels True/False or +1/-1.
 
     Without ridge, the gradient of a record has norm at most ``feature_norm``: a clip norm of that
-    size changes nothing.
+    size changes nothing. Arguments and errors as for `DictEncoder`, and
 
     Args:
-        dim: columns of a vector, the constant included.
-        feature_norm: largest norm of a vector; None leaves it as it is.
-        salt: public text that decides which names share a column.
         ridge: weight of the squared norm in the loss.
-
-    Raises:
-        InputError: for a value that the rules exclude.
 
     """
 
@@ -140,20 +130,10 @@ class DictLogistic(_OnDicts, Logistic):
 
 
 class DictRegression(_OnDicts, LeastSquares):
-    """Least squares on records.
+    """Least squares on records. Arguments and errors as for `DictLogistic`.
 
     Scaling a record to ``feature_norm`` scales what a linear model says about it: choose the norm,
     and public units, so that typical records are not scaled.
-
-    Args:
-        dim: columns of a vector, the constant included.
-        feature_norm: largest norm of a vector; None leaves it as it is.
-        salt: public text that decides which names share a column.
-        ridge: weight of the squared norm in the loss.
-
-    Raises:
-        InputError: for a value that the rules exclude.
-
     """
 
     def __init__(self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0) -> None:

@@ -32,22 +32,18 @@ _TOLERANCE = 1e-3  # relative; float32 sums in another order differ by far less,
 class PytreeTask(FromLoss):
     """A loss on a pytree of float32 arrays, as a task on the flat vector of all its entries.
 
-    ``loss(params, features, target)`` is the loss of one sample, a scalar. ``init(seed)`` makes the
-    parameters of x⁰ from the seed alone, or is the pytree itself, for a start that no seed changes;
-    either way it is public. ``predict(params, features)`` answers for a batch (first axis);
-    ``classifies`` says that its answers are labels, right or wrong.
-
-    ``example`` is a made-up sample, never a client's. With it, loss, gradient and predictions are
-    checked here and now. Features then take its shape on their way to the loss (a stream may hold
-    them flat), and where it has integers, so will the loss (a stream may hold floats).
+    With an ``example``, loss, gradient and predictions are checked here and now. Features then take
+    its shape on their way to the loss (a stream may hold them flat), and where it has integers, so
+    will the loss (a stream may hold floats).
 
     Args:
         loss: ``loss(params, features, target)`` of one sample, a scalar.
-        init: ``init(seed)`` makes the parameters of x⁰, or is the pytree itself.
+        init: ``init(seed)`` makes the parameters of x⁰ from the seed alone, or is the pytree itself;
+            public either way.
         predict: ``predict(params, features)`` for a batch (first axis).
         classifies: whether predictions are labels, right or wrong.
         labels: targets that the loss is written for; records with others are refused.
-        example: a made-up sample.
+        example: a made-up sample, never a client's.
 
     Raises:
         InputError: for a loss, start or prediction that cannot work, or that mixes samples.
@@ -185,11 +181,7 @@ class PytreeTask(FromLoss):
 
 
 def check_per_sample(predict: Callable[[Any], Any], features: NDArray[Any], *, field: str = "predict") -> None:
-    """Refuse a batched function whose answer for one sample depends on the others.
-
-    ``predict`` maps a batch to a batch; ``features`` is a batch of made-up samples. Each is
-    answered for in the batch and alone, and the answers must agree to float32 rounding.
-    """
+    """Refuse a batched function whose answer for one made-up sample differs in the batch and alone."""
     count = len(features)
     together = np.asarray(predict(features))
     alone = [np.asarray(predict(features[i : i + 1])) for i in range(count)]
@@ -248,7 +240,6 @@ def like_example(field: str, array: Any, example: NDArray[Any], batch: tuple[int
 
 
 def _flatten(tree: Any) -> tuple[Any, NDArray[np.float32], Callable[[Any], Any]]:
-    """Structure with shapes, flat vector and way back."""
     import jax
     import jax.numpy as jnp
     from jax.flatten_util import ravel_pytree

@@ -1,12 +1,11 @@
 """Your PyTorch model as a task: per-sample gradients by `torch.func`, called from JAX.
 
-The simulation compiles tasks with JAX, which cannot trace PyTorch. So loss, gradient and
-predictions are each a `host_call`: JAX hands over the parameters and samples of all learners, seeds
-and methods of a step at once, and one (nested) `torch.func.vmap` answers for all of them.
+JAX cannot trace PyTorch, so loss, gradient and predictions are each a `host_call` for all learners,
+seeds and methods of a step at once, answered by one (nested) `torch.func.vmap`.
 
-Two traps, met below. `functional_call` swaps the module's parameters while it runs, and XLA may run
-two calls at once: a lock lets one in at a time. And the arrays that arrive may be JAX's own memory:
-features are copied, since a first layer may write in place; parameters, which are large, are not.
+Two traps. `functional_call` swaps the module's parameters while it runs, and XLA may run two calls
+at once: a lock lets one in at a time. And the arrays that arrive may be JAX's own memory: features
+are copied, since a first layer may write in place; parameters, which are large, are not.
 """
 
 from __future__ import annotations
@@ -35,14 +34,10 @@ _one_at_a_time = threading.Lock()
 class TorchTask:
     """A module and a loss on its outputs, as a task on the flat vector of its parameters.
 
-    ``loss(outputs, targets)`` is called with a batch of one, as torch.nn.functional has them.
-    ``example`` is a made-up sample, never a client's: features take its shape and type on their way
-    to the module, targets its type (integers become int64). Where the task ``classifies``, a
-    prediction is the largest of the outputs unless ``predict(outputs)`` says otherwise.
-
-    The module is copied; it starts from the weights that it has, whatever the seed. They are public
-    and must not come from clients' data. Parameters with ``requires_grad=False`` stay as they are
-    and need no noise. The module runs on the CPU, in the mode (train or eval) that it is in.
+    Features take the shape and type of ``example`` on their way to the module, targets its type
+    (integers become int64). The module is copied, and starts from the weights that it has, whatever the
+    seed: they are public and must not come from clients' data. Parameters with ``requires_grad=False``
+    stay as they are and need no noise. It runs on the CPU, in the mode (train or eval) that it is in.
 
     Refused, since they would break what per-client clipping promises or what a loss is:
 
@@ -54,7 +49,7 @@ class TorchTask:
 
     Args:
         module: the model; it is copied.
-        loss: ``loss(outputs, targets)`` for a batch of one.
+        loss: ``loss(outputs, targets)`` for a batch of one, as torch.nn.functional has them.
         example: a made-up sample, never a client's.
         classifies: whether predictions are labels, right or wrong.
         labels: targets that the loss is written for; records with others are refused.
@@ -133,8 +128,6 @@ class TorchTask:
         flat = jnp.asarray(params, jnp.float32)
         return host_call(self._predictions, shape, self._answer_type, flat, shaped)
 
-    # --- from JAX to PyTorch ---------------------------------------------------------------------
-
     def _given(self, params: Array, sample: Sample) -> tuple[Array, Array, Array]:
         import jax.numpy as jnp
 
@@ -171,8 +164,6 @@ class TorchTask:
         except (BufferError, TypeError):  # older NumPy does not lend read-only memory
             return [torch.from_numpy(np.array(params)), *copies]
 
-    # --- inside PyTorch --------------------------------------------------------------------------
-
     def _pieces(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         parts = zip(self._parameters, flat.split(self._sizes), self._shapes, strict=True)
         return {name: part.reshape(shape) for name, part, shape in parts}
@@ -192,8 +183,6 @@ class TorchTask:
     def _start(self) -> NDArray[np.float32]:
         flat: NDArray[np.float32] = np.concatenate([p.detach().numpy().ravel() for p in self._parameters.values()])
         return flat
-
-    # --- checks, at construction -----------------------------------------------------------------
 
     def _check(self) -> None:
         start, batch = self._start(), made_up(self._features)
@@ -237,7 +226,6 @@ class TorchTask:
             )
 
     def _trial(self, params: NDArray[np.float32], features: NDArray[Any]) -> NDArray[Any]:
-        """Outputs for a batch, or an error that says why there are none."""
         torch = _torch()
         try:
             with torch.no_grad():
@@ -297,10 +285,7 @@ class TorchTask:
 
 
 def _mapped(function: Callable[..., Any], arrays: list[torch.Tensor], axes: int) -> NDArray[Any]:
-    """``function`` over the first ``axes`` axes of its arguments, which have size one where shared.
-
-    Neighbouring axes that map the same arguments become one: as few vmaps as there can be.
-    """
+    """``function`` over the first ``axes`` axes (size one where shared), with as few vmaps as there can be."""
     vmap = _torch().func.vmap
     lead = np.broadcast_shapes(*(tuple(array.shape[:axes]) for array in arrays))
     groups: list[tuple[tuple[bool, ...], int]] = []
@@ -373,14 +358,12 @@ def _state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Float32 for numbers with a point, int64 for those without."""
     if np.issubdtype(array.dtype, np.floating):
         return array.astype(np.float32)
     return array if array.dtype == np.bool_ else array.astype(np.int64)
 
 
 def _narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that JAX has for a type of PyTorch."""
     return np.dtype({"i": np.int32, "b": np.bool_}.get(dtype.kind, np.float32))
 
 

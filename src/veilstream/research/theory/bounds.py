@@ -27,14 +27,10 @@ from veilstream.research.theory.constants import STEP_SLACK, Constants
 class RegretTerms:
     """A bound or rate for Reg/(R·τ), split by what causes it."""
 
-    initial: float
-    """Starting away from the optimum."""
-    drift: float
-    """Local models leaving the released one between rounds, by their gradients."""
-    noise: float
-    """Privacy: noise in the released models, and noise that moves the local models."""
-    environment: float
-    """Optima that move from round to round."""
+    initial: float  # Starting away from the optimum
+    drift: float  # Local models leaving the released one between rounds, by their gradients
+    noise: float  # Privacy: noise in the released models, and noise that moves the local models
+    environment: float  # Optima that move from round to round
 
     @property
     def total(self) -> float:
@@ -46,10 +42,8 @@ class RegretTerms:
 class Bound(RegretTerms):
     """A proved bound, and the condition on the step size that its proof needs."""
 
-    condition: str
-    """The condition, with its numbers."""
-    holds: bool
-    """Whether it is met. If not, the four numbers bound nothing."""
+    condition: str  # The condition, with its numbers
+    holds: bool  # Whether it is met. If not, the four numbers bound nothing.
 
 
 def dynamic_regret_bound(constants: Constants) -> Bound:
@@ -201,9 +195,6 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
     # What 4L·c_VII takes from the regret's factor 2 comes back as this much of f^r(x*) - f^r*.
     environment = 2 * c.smoothness**2 * (eta_tilde + 1.5 * theta)
     return _strongly_convex(c, theta, environment=environment)
-
-
-# --- terms that several bounds share (lem-u, eq-18) ---------------------------------------------
 
 
 def local_spread(c: Constants) -> tuple[float, float]:

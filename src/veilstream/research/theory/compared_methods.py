@@ -38,18 +38,14 @@ from veilstream.research.theory.rates import independent_noise_rate, main_theore
 class TableSetting:
     """What the rows of the table depend on."""
 
-    constants: Constants
-    """Of the losses, the run and its noise. Convex rows use no L, α, μ, σ."""
-    epsilon: float
-    """Of the budget; rates read it, bounds read the noise."""
+    constants: Constants  # Of the losses, the run and its noise. Convex rows use no L, α, μ, σ.
+    epsilon: float  # Of the budget; rates read it, bounds read the noise
     delta: float
     independent_noise_std: float | None = None
     """V_i of the rows with independent noise: ``calibrate`` on ``mechanisms.independent``. May be
     left out where ``constants`` has no row norms: its noise is then independent, or none."""
-    path_length: float = 0.0
-    """C̃_R: distances between the optima of successive rounds, summed (gao2018)."""
-    diameter: float | None = None
-    """Of the bounded domain that gao2018 needs."""
+    path_length: float = 0.0  # C̃_R: distances between the optima of successive rounds, summed (gao2018)
+    diameter: float | None = None  # Of the bounded domain that gao2018 needs
     pseudo_convexity: float = 1.0
     """K with f(x) - f* <= K·⟨∇f(x), x - x*⟩/‖∇f(x)‖ (gao2018); B_g will do for convex losses."""
     normalised_step: float | None = None
@@ -93,24 +89,15 @@ class TableSetting:
 class ComparedMethod:
     """A row of the table."""
 
-    work: str
-    """Citation key in the paper."""
+    work: str  # Citation key in the paper
     federated: bool
-    noise: str | None
-    """"correlated", "independent", or None where nothing is private."""
-    regret: str
-    """"dynamic" or "static"."""
-    convex: bool
-    """Whether losses must be convex."""
+    noise: str | None  # "correlated", "independent", or None where nothing is private
+    regret: str  # "dynamic" or "static"
+    convex: bool  # Whether losses must be convex
     local_updates: bool
     assumptions: tuple[str, ...]
-    rate: Callable[[TableSetting], RegretTerms] = field(repr=False)
-    """The table's expression, hidden constants one."""
-    bound: Callable[[TableSetting], Bound] = field(repr=False)
-    """An inequality with its constants, proved here."""
-
-
-# --- bounds of the convex rows, each with its proof -------------------------------------------
+    rate: Callable[[TableSetting], RegretTerms] = field(repr=False)  # The table's expression, hidden constants one
+    bound: Callable[[TableSetting], Bound] = field(repr=False)  # An inequality with its constants, proved here
 
 
 def _gradient_descent(c: Constants, *, drift: float = 0.0, noise: float = 0.0) -> Bound:
@@ -198,9 +185,6 @@ def normalised_gradient_bound(setting: TableSetting) -> Bound:
     )
 
 
-# --- the table's expressions ------------------------------------------------------------------
-
-
 def _printed(c: Constants, *, step: float, drift: float, noise: float = 0.0, environment: float = 0.0) -> RegretTerms:
     initial = 1 / (c.rounds * step)
     return RegretTerms(initial=initial, drift=drift, noise=noise, environment=environment)
@@ -230,8 +214,6 @@ def _normalised_gradient_rate(setting: TableSetting) -> RegretTerms:
     c, s = setting.constants, setting.length_of_step
     return _printed(c, step=s, drift=s, environment=setting.path_length / c.rounds)
 
-
-# --- the rows ---------------------------------------------------------------------------------
 
 _OURS = (
     "every client's gradient is L-Lipschitz and at most B_g along the run",

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.checks import non_negative, positive_integer, positive_number
 
-STEP_SLACK = 1.0 + 1e-12
-"""Forgives the last bits when a step size sits exactly on its limit."""
+STEP_SLACK = 1.0 + 1e-12  # Forgives the last bits when a step size sits exactly on its limit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

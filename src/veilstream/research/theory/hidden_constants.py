@@ -25,12 +25,9 @@ from veilstream.research.theory.bounds import RegretTerms
 from veilstream.research.theory.constants import Constants
 from veilstream.research.theory.rates import checked_budget
 
-_KAPPA_2 = 1.25
-"""κ(2) = h(0)² + h(1)²."""
-_NORMS = (_KAPPA_2 / math.log(2)) ** 2
-"""Largest κ(T)²/(ln T)² over T >= 2."""
-_NORMS_STATIC = _KAPPA_2**2 / math.log(2)
-"""Largest κ(T)²/(max(1, ln T)·ln T) over T >= 2; T = 3 has 1.60."""
+_KAPPA_2 = 1.25  # κ(2) = h(0)² + h(1)²
+_NORMS = (_KAPPA_2 / math.log(2)) ** 2  # Largest κ(T)²/(ln T)² over T >= 2
+_NORMS_STATIC = _KAPPA_2**2 / math.log(2)  # Largest κ(T)²/(max(1, ln T)·ln T) over T >= 2; T = 3 has 1.60
 
 
 def main_theorem_constants(constants: Constants, *, epsilon: float, delta: float) -> RegretTerms:
