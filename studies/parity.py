@@ -227,7 +227,8 @@ class GivenNoise(Learner):
         return type(cls.__name__, (cls,), {"place": place})
 
     def __init__(self, plan: Plan, store: Path, task: Task, *, create: bool = False) -> None:
-        super().__init__(plan, store, task, create=create, parts=LearnerParts(rounds=self.rounds))
+        self.parts = LearnerParts(rounds=self.rounds)
+        super().__init__(plan, store, task, create=create, parts=self.parts)
 
     def rounds(self, terms: Terms, epoch: int) -> GivenRounds:
         return self.Rounds(terms, epoch, self.place)
@@ -258,7 +259,7 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
         for r in range(plan.learning.rounds):
             met = stream.round(SEED, r)
             for i, learner in enumerate(learners):
-                learner.begin_round(r, fold.announce(names[i]).x)
+                learner.begin_round(r, fold.x.astype(np.float32))
                 for t in range(tau):
                     client = Sample(met.features[i, t], met.target[i, t])
                     assert learner.observe(f"{r}/{t}", client) is Answer.TAKEN

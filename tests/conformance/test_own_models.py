@@ -79,7 +79,7 @@ def test_a_model_of_ones_own_deploys_to_the_simulations_numbers(plan, tmp_path):
             store = tmp_path / name / "s.db"
             learner = GivenNoise.at(place)(plan, store, task_of(plan), create=True)
             keys = LearnerKeys.load(tmp_path / "keys/learners" / name)
-            daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
+            daemons[name] = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
             stack.callback(daemons[name].close)
         x0 = np.asarray(task_of(plan).init(SEED), np.float32)
         keys = ServerKeys.load(tmp_path / "keys/server")

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.deployment.test_learner import TAU, Still, client, model, plan_of, run_round
+from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.errors import InputError, PrivacyError
+from veilstream.errors import InputError, LedgerError, PrivacyError
 
 
 def plan_with(epochs: int):
@@ -72,6 +73,29 @@ def test_an_epoch_that_is_ended_early_holds_no_secret_and_releases_nothing_more(
         learner.begin_round(0, model(0))
         learner.observe("in the open round", client(1, 0))  # its step was never released, yet
         assert learner.clients_wanted == TAU - (not open_round)  # it counts as having taken part
+
+
+@pytest.mark.parametrize("began_by", ["study", "deployed"])
+def test_a_studys_learner_and_a_deployed_one_never_share_an_epoch(path, began_by):
+    parts = {"study": {"parts": LearnerParts()}, "deployed": {}}
+    other = "deployed" if began_by == "study" else "study"
+    with Learner(plan_with(1), path, Still(), create=True, **parts[began_by]) as learner:
+        run_round(learner, 0)
+    with pytest.raises(LedgerError, match=r"learner began epoch 0, and a.* one opens it"):
+        Learner(plan_with(1), path, Still(), **parts[other])
+    ask_for_epoch(path, abandon=True)  # fresh noise, for new clients only
+    with Learner(plan_with(1), path, Still(), **parts[other]) as learner:
+        assert learner.epoch == 1
+
+
+def test_a_studys_learner_joins_a_run_only_with_the_very_parts_it_was_made_of(path):
+    parts = LearnerParts()
+    with Learner(plan_with(1), path, Still(), create=True, parts=parts) as learner:
+        for others in ({}, {"parts": LearnerParts()}):
+            with pytest.raises(InputError, match="an audit's or a study's, not a deployment's"):
+                learner.join("one", **others)
+        learner.join("one", parts)
+        assert learner.run == "one"
 
 
 def test_an_epoch_without_a_round_can_end(path):

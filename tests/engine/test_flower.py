@@ -99,7 +99,7 @@ def federation(tmp_path_factory):
         for place, name in enumerate(NAMES):
             learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
             keys = LearnerKeys.load(root / "keys/learners" / name)
-            daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
+            daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
             stack.callback(daemon.close)
             folder = socket_folder(root / "sockets" / name, flower.accounts[name])
             carrier = carriers[name] = CarrierSocket(
@@ -333,7 +333,7 @@ def test_it_runs_in_flowers_simulation(tmp_path_factory):
         for place, name in enumerate(NAMES):
             learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
             keys = LearnerKeys.load(root / "keys/learners" / name)
-            daemon = Daemon(learner, keys, PlanSource(plan, place))
+            daemon = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
             stack.callback(daemon.close)
             carrier = CarrierSocket(
                 daemon.handle,

@@ -2,8 +2,7 @@
 
 Flower's part is in `test_flower.py`, whose federation takes long to start.
 
-The draws are given to the learners by a subclass in `studies.parity`; nothing that a
-deployed learner can be told reaches it.
+`studies.parity` gives the learners their draws; no deployed daemon has the parts to join with them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], 
     for place, name in enumerate(NAMES):
         learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
         keys = LearnerKeys.load(root / "keys/learners" / name)
-        daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place))
+        daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
         sockets[name] = root / f"{name}.sock"
         stack.callback(daemon.close)
         stack.callback(serve(daemon, sockets[name]).close)

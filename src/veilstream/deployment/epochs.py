@@ -49,7 +49,12 @@ def secret_name(epoch: int, step: int) -> str:
 
 @dataclass(frozen=True)
 class LearnerParts:
-    """What a learner is made of. Audits and studies put their own in place, and may then join no run."""
+    """What a learner is made of. Audits and studies put their own in place.
+
+    Their epochs are marked in the ledger: no deployed learner goes on with one, and no study's with
+    a deployed one. They join a run only where the caller has the same parts in hand; a deployed
+    daemon has none.
+    """
 
     ledger: Callable[..., Ledger] = Ledger
     rounds: Callable[[Terms, int], LocalRounds] = LocalRounds
@@ -90,6 +95,7 @@ class EpochLedger:
         parts: LearnerParts,
     ) -> None:
         self.plan, self.terms, self._parts = plan, terms, parts
+        self._study = parts is not DEPLOYED
         self.broken = False
         """Whether a call was interrupted, so that only a restart may go on."""
         self.model: Float32s | None = None
@@ -204,9 +210,9 @@ class EpochLedger:
 
     # --- from epoch to epoch ---------------------------------------------------------------------
 
-    def join(self, run: str) -> None:
+    def join(self, run: str, parts: LearnerParts) -> None:
         """Give this epoch to one run of the server."""
-        if self._parts is not DEPLOYED:
+        if self._parts is not parts:
             raise InputError("run", run, "no run", "this learner is an audit's or a study's, not a deployment's")
         if self.run is None:
             with self.whole_or_broken():
@@ -275,7 +281,7 @@ class EpochLedger:
             )
 
     def _write_epoch(self, epoch: int, *, followed: int | None = None, run: str | None = None) -> None:
-        body = Body(epoch=epoch, settings=self.terms.settings, followed=followed, run=run)
+        body = Body(epoch=epoch, settings=self.terms.settings, followed=followed, run=run, study=self._study or None)
         self.write("epoch", body, destroy=self.ledger.names("message"))
         self._begin(epoch)
 
@@ -299,6 +305,12 @@ class EpochLedger:
             return
         assert standing.settings is not None
         check_settings(self.terms.settings, standing.settings)
+        if standing.study != self._study:
+            began, opens = ("a study's", "a deployed") if standing.study else ("a deployed", "a study's")
+            raise LedgerError(
+                f"{began} learner began epoch {standing.epoch}, and {opens} one opens it",
+                "give each a store of its own",
+            )
         self._begin(standing.epoch)
         self.run = standing.run
         local, ledger = self.local, self.ledger

@@ -205,9 +205,12 @@ class Learner:
 
     @without_values
     @one_at_a_time
-    def join(self, run: str) -> None:
-        """Give this epoch to one run of the server; another run is refused until the next epoch."""
-        self.epochs.join(run)
+    def join(self, run: str, parts: LearnerParts = DEPLOYED) -> None:
+        """Give this epoch to one run of the server; another run is refused until the next epoch.
+
+        A study's learner joins only with the very ``parts`` that it was made of.
+        """
+        self.epochs.join(run, parts)
 
     @without_values
     @one_at_a_time

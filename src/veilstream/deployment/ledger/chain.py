@@ -39,6 +39,8 @@ class Standing:
     """Whether its secrets are destroyed."""
     followed: int = 0
     """How many epochs the server led this learner through since its operator last began one."""
+    study: bool = False
+    """Whether an audit's or a study's learner began it."""
     run: str | None = None
     """The server's run that it belongs to."""
     steps: int = 0
@@ -59,7 +61,12 @@ class Standing:
         """Where it stands after the next record."""
         if kind in ("epoch", "recovered"):
             return Standing(
-                body.epoch, body.settings, between=kind == "recovered", followed=body.followed or 0, run=body.run
+                body.epoch,
+                body.settings,
+                between=kind == "recovered",
+                followed=body.followed or 0,
+                run=body.run,
+                study=bool(body.study),
             )
         now = self if body.epoch == self.epoch else replace(self, epoch=body.epoch)
         match kind:
@@ -130,6 +137,7 @@ class Body:
     """Round and hash of the last message that the server says it has."""
     run: str | None = None
     followed: int | None = None
+    study: bool | None = None
     settings: dict[str, Any] | None = None
     rounds_left: int | None = None
     kept: dict[str, str] | None = None

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from veilstream.deployment.epochs import DEPLOYED, LearnerParts
 from veilstream.deployment.learner import Learner, Outcome
 from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
@@ -52,10 +53,14 @@ class Daemon:
         replies: ReplyTimes | Literal["by source", "when done"] = "by source",
         min_clients: int = 1,
         account: LocalAccount | None = None,
+        parts: LearnerParts = DEPLOYED,
     ) -> None:
-        """``min_clients``: how many must wait for a round to begin; nothing of ``account`` leaves."""
+        """``min_clients``: how many must wait for a round to begin; nothing of ``account`` leaves.
+
+        ``parts``: those of a study's learner; a deployed one leaves it out.
+        """
         self.learner, self._keys, self._source = learner, keys, source
-        self._min_clients, self.account = min_clients, account
+        self._min_clients, self.account, self._parts = min_clients, account, parts
         self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
@@ -171,7 +176,7 @@ class Daemon:
     def _join(self, request: Request) -> None:
         """Bind this epoch to a run, once, by a recent request."""
         self._check_time(request)
-        self.learner.join(request.run)
+        self.learner.join(request.run, self._parts)
 
     def _check_time(self, request: Request) -> None:
         """Only a recent request may bind the epoch to another run: a kept one could name a run that is over."""
@@ -263,12 +268,8 @@ class Daemon:
                 late,
                 self._replies.after_s + late,
             )
-        if self._wait(due - done):
+        if self._closing.wait(max(0.0, due - done)):  # closed meanwhile: nothing may leave
             raise _Closing
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait; True if the daemon was closed meanwhile, so that nothing may leave."""
-        return self._closing.wait(max(0.0, seconds))
 
     def _take_clients(self, r: int) -> None:
         """Offer the source's clients; if the source fails, the round ends without more."""
@@ -307,10 +308,6 @@ class Daemon:
         if len(body) % 4:
             raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
         return np.frombuffer(body, "<f4")
-
-    def predict(self, features: np.ndarray[Any, Any]) -> Any:
-        """The newest model's prediction; None before the first model, or for features of another shape."""
-        return self.learner.predict(features)
 
     def close(self) -> None:
         """Stop answering; a reply that waits for its time does not leave."""
