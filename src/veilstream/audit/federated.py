@@ -1,8 +1,6 @@
 """A running federation, audited from the bytes that its server receives.
 
-Keys, coordinator, daemons, sockets, signatures and stores are the deployed ones, over the Loopback
-transport; only the clients are the audit's own, so that it knows what to subtract. A transport
-that keeps a copy of every reply stands where an eavesdropper would.
+All is as deployed, over the Loopback transport; only the clients are the audit's own.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class _Clients(AlwaysReady):
         self.known: dict[int, NDArray[np.int64]] = {}
 
     def serve(self, round_: int, observe: Observe, wanted: Callable[[], int]) -> None:
-        """τ clients, each of whom says at which step it comes."""
         for step in range(round_ * self._tau, (round_ + 1) * self._tau):
             if not wanted():
                 break

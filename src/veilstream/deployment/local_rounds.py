@@ -1,16 +1,8 @@
 """A learner's side of Algorithm 1, and nothing else: models and clipped gradients in, messages out.
 
-    local = LocalRounds(terms, epoch=0)
-    local.pin(x, model_sha256(x))                 z = x^r
-    noisy = local.noisy(clipped, secret)        clip -> noise, on whole numbers
-    local.apply(noisy)                          z <- z - η·noisy, prefix <- prefix + noisy
-    release = local.message()                   after τ steps
-    local.seal(release)
-
 Computing (`noisy`, `message`) and counting (`apply`, `seal`) are separate calls, so that a caller can
-write the result down in between. No clocks, files, sockets or randomness: a step's secret is
-given, used once, and not kept. `veilstream.deployment.learner` puts a ledger around this object;
-`PrivateSum`, the audit, studies and tests drive the same one.
+write the result down in between. No clocks, files, sockets or randomness: a step's secret is given,
+used once, and not kept.
 """
 
 from __future__ import annotations
@@ -46,10 +38,7 @@ _OPEN = struct.Struct("<Q")
 
 
 class NoisySum:
-    """The running sum of clipped gradients and correlated noise, in units of the grid.
-
-    ``draw`` is a study's own (`GridNoise`).
-    """
+    """The running sum of clipped gradients and correlated noise, in units of the grid."""
 
     def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int, draw: Draw | None = None) -> None:
         self.grid, self.dim = grid, dim
@@ -115,8 +104,6 @@ class LocalRounds(NoisySum):
         self._model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
         self._begun = self._model
 
-    # --- where it stands -------------------------------------------------------------------------
-
     @property
     def round(self) -> int:
         """The round that is open, or is to be begun next."""
@@ -172,16 +159,8 @@ class LocalRounds(NoisySum):
         """Whether no further round may be begun: at the horizon, or ended before it."""
         return self._ended or self.horizon_reached
 
-    # --- a round ---------------------------------------------------------------------------------
-
     def wants(self, r: int, digest: str) -> bool:
-        """Whether round r is to be pinned to this model; False where it has been, or is sealed.
-
-        Raises:
-            PrivacyError: past the horizon, or another model for a round that is open.
-            InputError: a round that does not come next.
-
-        """
+        """Whether round r is to be pinned to this model; False where it has been, or is sealed."""
         if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
             return False
         if self._ended and not self.horizon_reached:
@@ -223,10 +202,7 @@ class LocalRounds(NoisySum):
         return self.whole(self.clip(RawGradient(np.zeros(self.terms.dim, np.float32))), None)
 
     def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
-        """A client's gradient with its telemetry behind it, if the terms have any.
-
-        ``values`` is None for nobody.
-        """
+        """A client's gradient (``values`` None: nobody's) with its telemetry behind it, if the terms have any."""
         told = self.terms.telemetry
         return gradient if told is None else extend_on_grid(gradient, values, told, self.grid)
 
@@ -260,8 +236,6 @@ class LocalRounds(NoisySum):
     def end(self) -> None:
         """Begin no further round; one that is open is dropped."""
         self._ended, self._pinned, self._taken = True, None, 0
-
-    # --- going on --------------------------------------------------------------------------------
 
     def resume(self, payload: bytes, sealed_model: str | None) -> None:
         """Stand where a round had just been sealed with this message; the noise is not restored."""
