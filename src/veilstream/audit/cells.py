@@ -27,13 +27,11 @@ from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
 Integers = NDArray[np.int64]
-Draw = Callable[[int], Integers]
 
 DRAWS = 100_000_000
 """Of each message, by default: finds an error of 1.2% in every cell (η² = 1.5e-4), whatever its
 pattern; `veilstream.audit.statistics.cells.power` says how surely."""
 DIM = 1 << 20
-_CHUNK = 1 << 22
 _MOST_WORKERS = 4
 
 
@@ -62,18 +60,6 @@ def cell_std(terms: Terms, message: int) -> float:
     covariance = law_of_terms(terms).covariance
     assert covariance is not None
     return float(np.sqrt(covariance[message, message])) / terms.grid.step
-
-
-def count_cells(draw: Draw, draws: int, std: float, *, tick: Callable[[int], None] = lambda _: None) -> CellCounts:
-    """Draw and count, a chunk at a time."""
-    counts = CellCounts(std)
-    left = draws
-    while left > 0:
-        cells = draw(min(left, _CHUNK))
-        counts.add(cells)
-        left -= len(cells)
-        tick(len(cells))
-    return counts
 
 
 def learner_cells(

@@ -147,7 +147,12 @@ def federation_checks(
             every_coordinate(heard.residuals, law, grid=heard.grid, steps=steps),
             lags(white),
             duplicates(heard.units, law, grid=heard.grid, steps=steps),
-            _repeats(heard),
+            Check(
+                "repeats",
+                0.0 if heard.repeats_unlike else 1.0,
+                f"{heard.repeats_unlike} messages came twice, unlike",
+                "a round was answered twice, unlike",
+            ),
         ]
         checks[-5:] = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in checks[-5:]]
     rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
@@ -165,11 +170,4 @@ def _claimed(run: OneRun) -> Check:
         p,
         f"mu >= {run.mu_lower:.4g} of {run.claim:.4g}, {run.outside} of {len(run.lower)} steps off",
         "what the server received is not the noise that was claimed",
-    )
-
-
-def _repeats(heard: Transcript) -> Check:
-    p = 0.0 if heard.repeats_unlike else 1.0
-    return Check(
-        "repeats", p, f"{heard.repeats_unlike} messages came twice, unlike", "a round was answered twice, unlike"
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilstream.audit.cells import later_message
 from veilstream.audit.deployed import RIGHT, WRONG, TelemetryTask
 from veilstream.audit.disposable import Apart, OneByOne
-from veilstream.audit.statistics import Law, ManyRun, law_of, many_run
+from veilstream.audit.statistics import ManyRun, many_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.statistics.groups import CoordinateGroup
@@ -206,7 +206,7 @@ def telemetry_runs(
     told = terms.telemetry
     if told is None:
         raise InputError("telemetry", None, "a plan with telemetry", "add [telemetry]")
-    law = _law(terms)
+    law = law_of_terms(terms, whole_reach(terms))
     # From theory: the direction in which the two worlds differ, and the point half-way.
     direction, centre = _between(terms)
     coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
@@ -254,18 +254,6 @@ def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) ->
         prefixes[r] = message.prefix.reshape(numbers, task.dim).T
     known = others[:, None] + canaries[:, None, None] * expected.canary[task.which]
     return prefixes, others, known
-
-
-def _law(terms: Terms) -> Law:
-    plain = law_of_terms(terms)
-    return law_of(
-        terms.mechanism.noising_matrix(),
-        std=terms.noise_std,
-        reach=whole_reach(terms),
-        claim=plain.claim,
-        local_steps=terms.local_steps,
-        participation=terms.guarantee.participation,
-    )
 
 
 def _between(terms: Terms) -> tuple[Floats, float]:
