@@ -259,7 +259,7 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
         for r in range(plan.learning.rounds):
             met = stream.round(SEED, r)
             for i, learner in enumerate(learners):
-                learner.begin_round(r, fold.announce(names[i]).x)
+                learner.begin_round(r, fold.x.astype(np.float32))
                 for t in range(tau):
                     client = Sample(met.features[i, t], met.target[i, t])
                     assert learner.observe(f"{r}/{t}", client) is Answer.TAKEN

@@ -77,7 +77,7 @@ def play(plan: Plan, terms: Terms, seed: int, *, liar: bool) -> Outcome:
                 fold.accept(name, lie.release(r))
                 continue
             rounds = local[name]
-            x = fold.announce(name).x
+            x = fold.x.astype(np.float32)
             rounds.pin(x, model_sha256(x))
             features, targets = truth.records(STEPS)
             for t in range(STEPS):

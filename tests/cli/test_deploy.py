@@ -54,9 +54,6 @@ def stages() -> dict[str, dict[str, str]]:
     return found
 
 
-# --- commands -----------------------------------------------------------------------------------
-
-
 def commands() -> list[tuple[str, list[str]]]:
     """Every command that something in deploy/ starts: where it stands, and its words."""
     found = []
@@ -102,9 +99,6 @@ def test_the_check_of_options_finds_a_wrong_one():
     for bad in ([*good, "--planet", "x"], [*good, "more"], ["server"], ["serve"]):
         with pytest.raises((UsageError, AssertionError)):
             parse(bad)
-
-
-# --- units --------------------------------------------------------------------------------------
 
 
 def exposure(unit: Path) -> float:
@@ -184,9 +178,6 @@ def test_a_restart_is_prevented_for_documented_exit_codes_only():
         assert set(codes) <= documented - {"0", "1", "130"}, unit
 
 
-# --- images -------------------------------------------------------------------------------------
-
-
 def test_the_base_is_pinned_and_roles_run_as_accounts_with_a_number():
     first = dict(instructions(DEPLOY / "Containerfile")[:1])["ARG"]
     assert re.fullmatch(r"BASE=[\w./:-]+@sha256:[0-9a-f]{64}", first)
@@ -232,9 +223,6 @@ def test_locks_have_hashes_and_hold_what_is_needed(lock):
     wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
     missing = {re.match(r"[\w.-]+", each)[0] for each in wanted} - names
     assert not missing, f"{lock} lacks {missing}: scripts/lock makes it again"
-
-
-# --- compose ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)

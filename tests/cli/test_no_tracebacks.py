@@ -30,9 +30,6 @@ def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
     return done.stderr
 
 
-# --- packages that are not there ---------------------------------------------------------------
-
-
 def bare(*arguments: object, absent: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """The command, where some packages cannot be imported."""
     code = f"""
@@ -91,9 +88,6 @@ def test_a_module_that_no_extra_brings_is_a_defect_and_shows():
     done = failing("veilstream.lost")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-# --- files of a run folder that are damaged -----------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -93,8 +93,6 @@ def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
     assert accuracy > common + 0.1
 
 
-# --- from a clone to a report on one's own file --------------------------------------------------
-
 QUICKSTART = "docs/quickstart.md"
 
 ENVIRONMENT = """

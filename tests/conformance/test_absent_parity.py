@@ -96,9 +96,9 @@ def deployed_models(plan: Plan, folder: Path, make: type[parity.GivenNoise]) -> 
                 if name not in met_it:
                     fold.enrol(name, 0, 0)
                     met_it.add(name)
-                asked = fold.announce(name)
-                assert asked.round == there[:r, place].sum()  # a learner counts its own rounds
-                learners[name].begin_round(asked.round, asked.x)
+                own_round = fold.seats[name].round
+                assert own_round == there[:r, place].sum()  # a learner counts its own rounds
+                learners[name].begin_round(own_round, fold.x.astype(np.float32))
                 for t in range(TAU):
                     client = Sample(met.features[place, t], met.target[place, t])
                     assert learners[name].observe(f"{r}/{t}", client) is Answer.TAKEN

@@ -57,9 +57,6 @@ def connected(world: DirectWorld, *names: str) -> None:
     wait_for(lambda: world.server.nodes() >= set(names))
 
 
-# --- rounds ------------------------------------------------------------------------------------
-
-
 def test_a_federation_runs_to_the_model_that_its_ledgers_imply(world):
     transport = world.transport()
     world.start_all()
@@ -133,9 +130,6 @@ def test_a_silent_learner_holds_nobody_up_beyond_the_deadline(tmp_path):
     assert any("c: no answer within 1 s" in note or "node c: no answer" in note for note in world.notes)
     rows = (tmp_path / "run/rounds.csv").read_text().splitlines()[1:]
     assert [row.split(",")[2:] for row in rows] == [["2", "c"]] * 3
-
-
-# --- what is sent ------------------------------------------------------------------------------
 
 
 def test_one_request_is_out_at_a_time_and_the_newest_waits(world):
@@ -277,9 +271,6 @@ def test_what_nobody_asked_for_ends_the_stream(world, frame):
         assert hostile.status() == grpc.StatusCode.INVALID_ARGUMENT
     assert "what was not asked for" in transport.supervise()
     assert transport.receive(0.1) == []
-
-
-# --- who gets in -------------------------------------------------------------------------------
 
 
 def test_a_second_learner_of_a_name_is_refused_at_once_and_both_sides_say_so(world):
@@ -503,9 +494,6 @@ def test_what_is_not_a_server_is_named(world):
         error = refusal(world.connect("a", echo), 20.0)
         listener.shutdown(socket.SHUT_RDWR)
     assert "does not speak TLS" in str(error) or "in the handshake" in str(error)
-
-
-# --- dates of certificates ---------------------------------------------------------------------
 
 
 def test_a_certificates_dates_are_named(tmp_path):

@@ -123,9 +123,6 @@ def test_an_absent_reply_with_anything_in_it_is_no_reply():
         Reply.read(said, key.public)
 
 
-# --- what is counted for the person beside it ----------------------------------------------------
-
-
 def test_what_leaves_is_the_same_with_and_without_the_account(tmp_path, monkeypatch):
     seeds_by_name(monkeypatch)
     left = []

@@ -38,9 +38,6 @@ from veilstream.privacy.gradient_types import Noised
 X0 = np.zeros(DIM, np.float32)
 
 
-# --- a learner at the server ----------------------------------------------------------------------
-
-
 def test_a_learner_that_always_answers_from_another_epoch_is_not_asked_without_end(tmp_path):
     stage = Stage(tmp_path, plan_of(rounds=3, federation=LOSSY | {"deadline_s": 1.0}))
     evil = stage.puppets["a"]
@@ -134,9 +131,6 @@ def test_a_message_that_cannot_be_written_counts_not_at_all_and_is_taken_later(t
     np.testing.assert_allclose(fold.x, 2 * x)
 
 
-# --- old messages and texts of a server -----------------------------------------------------------
-
-
 def test_an_enrolment_that_someone_kept_does_not_lead_a_learner_into_another_run(tmp_path):
     """It would use up an epoch, and bind the next one to a run that nobody holds."""
     with World(tmp_path, plan_of(federation={"epochs": 3})) as world:
@@ -205,9 +199,6 @@ def test_a_server_that_asks_without_end_fills_no_memory_of_a_learner():
     first, later = asyncio.run(asked())
     assert first <= 8
     assert later > first, "it goes on when they have been answered"
-
-
-# --- strangers ------------------------------------------------------------------------------------
 
 
 FILES = """

@@ -105,9 +105,6 @@ def features(**changes) -> dict:
     return {"features": (first, *rest)}
 
 
-# --- what refuses to start ------------------------------------------------------------------------
-
-
 def test_labels_that_the_plan_does_not_name(beside):
     beside.write(csv_of(rows_of(PEOPLE, lambda i: i % 2)))
     beside.refuses_to_start(
@@ -245,9 +242,6 @@ def test_the_command_ends_with_code_2_and_no_traceback(beside):
     assert "person 1" not in done.stderr
 
 
-# --- what does not matter -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -290,9 +284,6 @@ def test_one_class_only_is_warned_of(beside, caplog):
         with beside.write(csv_of(rows_of(PEOPLE, lambda i: "yes"))).running():
             assert beside.ask(0).kind == "release"
         assert "one label" in caplog.text
-
-
-# --- while it runs --------------------------------------------------------------------------------
 
 
 def spend(beside: Beside, rounds: int) -> None:

@@ -304,9 +304,6 @@ def test_a_replayed_old_request_seals_nothing(world):
         daemon.learner.begin_round(0, np.zeros(DIM, np.float32))
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:learning.projection_radius")
 @pytest.mark.parametrize(
     ("key", "changed"),

@@ -53,9 +53,6 @@ def where(daemon: Daemon) -> tuple[int, int, bool]:
     return learner.epoch, learner.round, learner.over
 
 
-# --- the end -------------------------------------------------------------------------------------
-
-
 def test_a_learner_that_missed_the_last_round_closes_its_epoch_and_destroys_its_secrets(world):
     transport = world.transport()
     world.start_all()
@@ -127,9 +124,6 @@ def test_an_end_before_the_horizon_costs_rounds_and_nothing_else(world, one):
     assert say(world, one, kind="round", run="run-1", learner="a", round=1, body=x).kind == "refusal"
     assert one.learner.sealed_release() == before
     assert one.learner.ledger.names("seed/") == []
-
-
-# --- the next epoch ------------------------------------------------------------------------------
 
 
 def test_a_server_that_forces_epochs_gets_each_client_once_and_no_epoch_beyond_the_plans(world):
@@ -273,9 +267,6 @@ def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one
     begin(x0=again.x0, folder=again.folder, start=again.start)
 
 
-# --- an earlier model ----------------------------------------------------------------------------
-
-
 def test_a_server_starts_from_another_servers_model_api(tmp_path, plan):
     from veilstream.federation.server.model_api import ModelApi
 
@@ -298,9 +289,6 @@ def test_a_server_starts_from_another_servers_model_api(tmp_path, plan):
     resumed = run(x0=again.x0, start=again.start)
     assert resumed.run == begun.run
     np.testing.assert_array_equal(resumed.fold.x, model)
-
-
-# --- what a learner's log says -------------------------------------------------------------------
 
 
 def test_a_connection_is_news_and_not_a_warning(world, caplog):

@@ -42,7 +42,7 @@ def test_whoever_answers_and_whenever_the_model_is_what_the_last_prefixes_say(ro
     for sent in rounds:
         for name, prefix in zip(NAMES, sent, strict=True):
             if prefix is not None:
-                assert fold.accept(name, message(prefix, fold.announce(name).round))
+                assert fold.accept(name, message(prefix, fold.seats[name].round))
                 last[name] = prefix
         closed = fold.close_round()
         assert set(closed.accepted) == {n for n, p in zip(NAMES, sent, strict=True) if p is not None}
@@ -108,8 +108,8 @@ def test_a_message_counts_once_and_another_for_the_same_round_is_refused():
     with pytest.raises(ProtocolError, match="a second release of 'a' in one round"):
         fold.accept("a", message(7, 1))
     fold.close_round()
-    assert fold.announce("a").round == 1
-    assert fold.announce("a").accepted[0] == 0
+    assert fold.seats["a"].round == 1
+    assert fold.seats["a"].accepted[0] == 0
     assert fold.accept("a", message(7, 1))
     assert fold.answered == ("a",)
     assert fold.missing == ("b", "c")
@@ -132,7 +132,7 @@ def test_a_later_epoch_begins_at_zero_and_an_old_copy_is_refused():
     with pytest.raises(OtherEpoch):
         fold.accept("a", message(9, epoch=1))
     fold.enrol("a", 1, 0)
-    assert fold.announce("a").accepted is None
+    assert fold.seats["a"].accepted is None
     before = fold.x.copy()
     fold.accept("a", message(9, epoch=1))
     fold.close_round()
@@ -142,7 +142,7 @@ def test_a_later_epoch_begins_at_zero_and_an_old_copy_is_refused():
         with pytest.raises(ProtocolError, match="its store is an old copy"):
             fold.enrol("a", epoch, round_)
     fold.enrol("a", 1, 1)  # where it stands: nothing changes
-    assert fold.announce("a").round == 1
+    assert fold.seats["a"].round == 1
 
 
 def test_a_fold_resumed_between_rounds_goes_on_to_the_same_numbers():

@@ -137,9 +137,6 @@ def signed(identity: PrivateKey, text: str, body: bytes = b"") -> bytes:
     return start + identity.sign(hashlib.sha256(start).digest()) + body
 
 
-# --- no message ends the server -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("field", ["epoch", "round"])
 @pytest.mark.parametrize("said", ["Infinity", "NaN", "1e400", "4294967296", "-1", "true", '"3"', "9" * 5000])
 def test_an_enrolment_with_a_number_that_cannot_be_is_refused_counted_and_named(stage, field, said):
@@ -264,9 +261,6 @@ def test_a_learner_that_refuses_for_ever_does_not_end_a_server_that_has_begun(tm
     stage.close()
 
 
-# --- releases within bounds -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("units", [10**14, -(10**14), 2**63 - 1, -(2**63)])
 def test_a_prefix_that_noise_cannot_make_is_refused_with_the_bound_and_the_run_goes_on(stage, units):
     evil = stage.puppets["a"]
@@ -343,9 +337,6 @@ def test_a_round_that_would_lead_x_out_is_closed_without_those_that_led_it(tmp_p
     step = 0.1 * 2.0 * stage.terms.grid.step / 3
     np.testing.assert_allclose(server.fold.x, -step * 2 * 4 * 1000, rtol=1e-9)
     stage.close()
-
-
-# --- what an operator can do ----------------------------------------------------------------------
 
 
 def operations(stage: Stage) -> list[list[str]]:
@@ -450,9 +441,6 @@ def test_a_new_run_takes_a_learner_at_any_epoch_once(stage):
         fold.enrol("a", 9, 0)
 
 
-# --- old words ------------------------------------------------------------------------------------
-
-
 def test_an_enrolment_that_was_heard_before_enrols_nobody(stage):
     evil = stage.puppets["a"]
     server = stage.coordinator()
@@ -499,9 +487,6 @@ def test_an_old_request_does_not_bind_a_learner_to_a_run_that_is_over(tmp_path):
         late = Request("round", "new", "a", "n", 0, None, body=x, time=now - 7200)
         assert why(late) == ""  # it has joined: a slow carrier is no reason to refuse
         daemon.close()
-
-
-# --- texts ----------------------------------------------------------------------------------------
 
 
 def test_what_peers_say_cannot_act_on_a_terminal_and_ends(stage):
@@ -558,9 +543,6 @@ def test_plans_that_differ_are_told_apart_by_their_differing_fields_only():
     many = both_sides(differences(ours, ours | {f"k{i}": "y" * 500 for i in range(100)}))
     assert "and 88 more" in many
     assert len(many) < 2000
-
-
-# --- lies within bounds ---------------------------------------------------------------------------
 
 
 def test_a_liar_within_bounds_moves_the_mean_by_its_share(stage):

@@ -156,9 +156,6 @@ def test_predictions_need_neither_label_nor_client():
     assert records().in_words([0.1, 0.9]) == {}
 
 
-# --- over real sockets ---------------------------------------------------------------------------
-
-
 def row(person: object, label: str = "yes") -> dict[str, object]:
     return {"client": person, "record": {"y": label} | dict.fromkeys(FEATURES, 0.5)}
 

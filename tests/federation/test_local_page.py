@@ -224,9 +224,6 @@ def test_the_command_says_where_a_token_comes_from(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-# --- the score's course --------------------------------------------------------------------------
-
-
 def course(rounds: int, per_round: int = 2) -> tuple[Score, ScoreHistory, list[int]]:
     """A model that is right in the second half; whether it was wrong, record by record."""
     score, wrong = Score(), []

@@ -195,9 +195,6 @@ def test_another_key_is_refused_by_name():
         Request.read(REQUEST.sign(PrivateKey(bytes(32))), KEY.public)
 
 
-# --- keys -----------------------------------------------------------------------------------------
-
-
 def test_keys_fit_together_and_secrets_are_for_their_owner(tmp_path):
     keys = tmp_path / "keys"
     make_keys(keys, ["fl.example.org", "127.0.0.1"], ["north", "south"])

@@ -136,8 +136,6 @@ def test_answers_are_not_held_back_until_the_caller_acknowledges(world):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-# --- metrics --------------------------------------------------------------------------------------
-
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
 _SAMPLE = re.compile(rf"({_NAME})(\{{{_LABEL}(?:,{_LABEL})*\}})? (\S+)")
@@ -203,9 +201,6 @@ def test_rounds_are_timed_from_one_to_the_next(world):
     found = parsed(metrics.text(world.coordinator))
     assert found["veilstream_round_seconds_sum"] == 2.0
     assert found["veilstream_uptime_seconds"] == 4.0
-
-
-# --- fetching -------------------------------------------------------------------------------------
 
 
 def test_a_model_is_fetched_over_a_checked_connection(world):
@@ -293,9 +288,6 @@ def test_a_file_holds_what_was_fetched_and_nothing_else_is_taken_for_one(world, 
 def test_the_models_of_a_run_have_the_mode_of_its_other_files(world):
     modes = {path.name: path.stat().st_mode & 0o777 for path in world.run.iterdir()}
     assert set(modes.values()) == {0o600}, modes
-
-
-# --- slow callers ---------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -81,9 +81,6 @@ def test_the_model_is_made_of_the_gradients_alone(tmp_path):
     np.testing.assert_allclose(model, -0.2 * total / 3, rtol=1e-5)
 
 
-# --- the fold, by hand ---------------------------------------------------------------------------
-
-
 def payload(terms, round_, value, epoch=0):
     prefix = np.full(terms.release_dim, value, np.int64)
     steps = terms.local_steps * (round_ + 1)
@@ -204,9 +201,6 @@ def test_learners_and_server_must_agree_on_it():
     assert told["digest"] != plain["digest"]
     wider = Terms.of(told_plan(told={"scale": 0.31}), DIM).settings
     assert wider["digest"] != told["digest"]
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 class Cut(BaseException):

@@ -236,7 +236,7 @@ class TestDeployed:
         learner = vs.Learner(plan, tmp_path / "a.db", task, create=True)
         sizes = []
         for r in range(120):
-            learner.begin_round(r, fold.announce("a").x)
+            learner.begin_round(r, fold.x.astype(np.float32))
             for t in range(2):
                 features = rng.standard_normal(4).astype(np.float32) / 4
                 learner.observe(f"{r}/{t}", vs.Sample(features, np.float32(1.0)))

@@ -139,7 +139,7 @@ class AuditServer:
     @property
     def x(self) -> Float32s:
         """What the learner is asked to start from."""
-        return self._fold.announce(_ONE).x if self._adaptive else self._start
+        return self._fold.x.astype(np.float32) if self._adaptive else self._start
 
     def take(self, payload: bytes) -> None:
         """Move the model by what came."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from veilstream.cli.plan_file import Changes, load_plan, overrides_of
+from veilstream.cli.options import Changes, Json, load_plan, overrides_of
 
 if TYPE_CHECKING:
     from veilstream.audit import AuditReport
@@ -29,7 +29,7 @@ def command(
         bool, typer.Option("--federation", help="Also run a server and learners, and audit their wire.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Save the picture and audit.json here.", show_default=False)] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure, from the messages alone, how much privacy a deployed learner really gives.
 

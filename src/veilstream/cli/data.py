@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veilstream.cli.data_check import check_command
+from veilstream.cli.options import Json
 
 if TYPE_CHECKING:
     from veilstream.streams.datasets import DataSet
@@ -29,8 +30,6 @@ app = typer.Typer(
 )
 
 app.command("check")(check_command)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("list")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilstream.cli.options import Json
 from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.wording import counted
@@ -32,7 +33,7 @@ def check_command(
     write: Annotated[
         bool, typer.Option("--write", help="Put names and kinds of columns into the plan (no values).")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """Check records before any budget is spent: columns, ranges, labels, people, refusals.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.service_options import PlanFile, TrustCarrier
+from veilstream.cli.options import PlanFile, TrustCarrier
 from veilstream.federation.logs import configure_logs
 
 app = typer.Typer(

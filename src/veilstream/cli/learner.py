@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.service_options import Insecure, LogFormat, LogLevel, PlanFile, TrustCarrier, parse_address
+from veilstream.cli.options import Insecure, LogFormat, LogLevel, PlanFile, TrustCarrier, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 

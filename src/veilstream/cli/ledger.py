@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilstream.cli.options import Json, parse_address
 from veilstream.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ WitnessFile = Annotated[
     Path | None,
     typer.Option("--witness", help="Its witness, if it is no longer where the store remembers it.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("status")
@@ -55,7 +55,6 @@ def page_command(
 
     Example: `veilstream ledger page learner.db --learner-api 127.0.0.1:8490`
     """
-    from veilstream.cli.service_options import parse_address
     from veilstream.cli.tables import print_json
     from veilstream.federation.learner.access import page_link, read_token, token_path
 

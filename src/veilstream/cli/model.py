@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veilstream.cli.options import Json
+
 if TYPE_CHECKING:
     from veilstream.runs.released_model import ReleasedModel
 
@@ -20,8 +22,6 @@ app = typer.Typer(
     `numpy.load("model.npz")["model"]`.
     """,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("fetch")

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from veilstream.cli.options import Json
+
 
 def new_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")], json: Json = False
 ) -> None:
     """Make a project: a commented plan, made-up records, and a README with the next commands.
 

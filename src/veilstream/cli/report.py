@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilstream.cli.options import Json
+
 if TYPE_CHECKING:
     from veilstream.runs.folder import Run
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Pdf = Annotated[Path | None, typer.Option(help="Also draw one panel for a paper.", show_default=False)]
 Svg = Annotated[Path | None, typer.Option(help="The same panel as SVG.", show_default=False)]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.plan_file import Changes, PlanArgument, load_plan, overrides_of
+from veilstream.cli.options import Changes, PlanArgument, load_plan, overrides_of
 
 Out = Annotated[
     Path | None,

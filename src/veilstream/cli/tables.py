@@ -23,10 +23,15 @@ def json_text(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
+def table_console() -> Console:
+    """A console on stdout; a table that goes to a file is 140 columns wide."""
+    terminal = sys.stdout.isatty()
+    return Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
+
+
 def print_comparison(comparison: Comparison) -> None:
     """The comparison as a table on stdout, guarantee first."""
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
+    console = table_console()
     best = comparison.recommended
     console.print(f"[bold]Guarantee[/bold]  {best.guarantee}")
     for remark in best.guarantee.remarks:

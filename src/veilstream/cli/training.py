@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from veilstream.cli.tables import print_json
+from veilstream.cli.tables import print_json, table_console
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
@@ -184,9 +184,7 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
             }
         )
         return
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    console, table = table_console(), Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stream", "method", "protects (simulated)"):
         table.add_column(name, overflow="fold")
     for name in ("accuracy", "loss"):
@@ -225,9 +223,7 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
             }
         )
         return
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    console, table = table_console(), Table(box=None, pad_edge=False, header_style="bold")
     for name in ("method", "protects (simulated)", "noise std"):
         table.add_column(name, overflow="fold")
     methods = finished.simulation.methods.values()

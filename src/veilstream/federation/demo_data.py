@@ -78,7 +78,8 @@ class DemoData:
             )
         paths = [folder / name / "records.jsonl" for name in self.names]
         for path, own in zip(paths, rows.values(), strict=True):
-            write_file(path, (_line(cells) for cells in own))
+            rows_as_json = (json.dumps({k: _plain(v) for k, v in cells.items()}) + "\n" for cells in own)
+            write_file(path, (row.encode() for row in rows_as_json))
         return [str(path) for path in paths]
 
     def scores(self, task: Task, before: NDArray[Any], after: NDArray[Any]) -> Scores | None:
@@ -117,10 +118,6 @@ def _key_names(names: tuple[str, ...]) -> tuple[str, ...]:
         made = re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:50] or f"learner-{place}"
         found.append(f"{made}-{place}" if made in found else made)
     return tuple(found)
-
-
-def _line(cells: dict[str, object]) -> bytes:
-    return (json.dumps({k: _plain(v) for k, v in cells.items()}) + "\n").encode()
 
 
 def _plain(value: object) -> object:

@@ -60,13 +60,9 @@ def made_for_published() -> tuple[str, ...]:
 
 
 def build_for(name: str, workload: Workload, participation: Participation) -> Factorization:
-    """The mechanism of this name, made for what is published.
+    """The mechanism of this name, made for what is published; `InputError` where it cannot be.
 
     `buffered` and `banded` are tuned for people who return too; `banded` for nothing else.
-
-    Raises:
-        InputError: for a mechanism that cannot be made for it.
-
     """
     options: dict[str, Any] = {}
     if takes(name, "workload"):

@@ -94,7 +94,7 @@ class AsgiServer:
         self._connections = _Connections(replace(limits, connections=most), refused)
         config = uvicorn.Config(
             _guarded(app),
-            http=_protocol(self._connections),
+            http=type("Connection", (_Connection,), {"guard": self._connections}),
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -310,7 +310,3 @@ class _Connection(H11Protocol):
             self.transport.write(_LATE)
         self.cycle.disconnected = True
         self.cycle.message_event.set()
-
-
-def _protocol(connections: _Connections) -> type[_Connection]:
-    return type("Connection", (_Connection,), {"guard": connections})

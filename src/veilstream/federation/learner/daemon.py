@@ -268,12 +268,8 @@ class Daemon:
                 late,
                 self._replies.after_s + late,
             )
-        if self._wait(due - done):
+        if self._closing.wait(max(0.0, due - done)):  # closed meanwhile: nothing may leave
             raise _Closing
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait; True if the daemon was closed meanwhile, so that nothing may leave."""
-        return self._closing.wait(max(0.0, seconds))
 
     def _take_clients(self, r: int) -> None:
         """Offer the source's clients; if the source fails, the round ends without more."""
@@ -312,10 +308,6 @@ class Daemon:
         if len(body) % 4:
             raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
         return np.frombuffer(body, "<f4")
-
-    def predict(self, features: np.ndarray[Any, Any]) -> Any:
-        """The newest model's prediction; None before the first model, or for features of another shape."""
-        return self.learner.predict(features)
 
     def close(self) -> None:
         """Stop answering; a reply that waits for its time does not leave."""

@@ -358,7 +358,7 @@ class LearnerApi:
     async def _predict(self, request: Request) -> Response:
         said = await self._json_of(request)
         features = self._records.features(said)
-        prediction = await self._predicting.take(functools.partial(self._daemon.predict, features))
+        prediction = await self._predicting.take(functools.partial(self._daemon.learner.predict, features))
         if prediction is None:
             return _json(503, {"error": "no model has come yet"}, _AGAIN)
         words = self._records.in_words(prediction) if "record" in said else {}

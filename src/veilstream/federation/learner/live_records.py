@@ -19,7 +19,7 @@ from veilstream.records.admission import Admission
 from veilstream.records.cells import as_text, is_missing
 from veilstream.records.client_names import NAME_RULE, client_name
 from veilstream.records.own_records import OwnRecords
-from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Label, Numeric, RecordSchema, Refusal
+from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Numeric, RecordSchema, Refusal
 
 _FIELDS = frozenset({"client", "record", "features", "target"})
 _LONGEST_SHOWN = 32
@@ -166,7 +166,9 @@ def _rule(schema: RecordSchema, column: str) -> str:
     if column == schema.client:
         return NAME_RULE
     if column == schema.label.name:
-        return _of_label(schema.label)
+        label = schema.label
+        numbers = f"a number from {label.low:g} to {label.high:g}"
+        return numbers if label.classes is None else _one_of(label.classes)
     for feature in schema.features:
         if feature.name == column:
             empty = "" if feature.missing == "refuse" else ", or null"
@@ -176,12 +178,6 @@ def _rule(schema: RecordSchema, column: str) -> str:
                 return f"{_one_of(feature.vocabulary)}{empty}"
             return f"a text{empty}"
     return f"fields {', '.join(schema.columns)}" if schema.columns else "what data.encode takes"
-
-
-def _of_label(label: Label) -> str:
-    if label.classes is not None:
-        return _one_of(label.classes)
-    return f"a number from {label.low:g} to {label.high:g}"
 
 
 def _one_of(words: tuple[str, ...]) -> str:

@@ -108,16 +108,6 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Announcement:
-    """What one learner is asked."""
-
-    round: int
-    """The learner's own: it counts those it took part in."""
-    accepted: tuple[int, str] | None
-    x: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
 class ClosedRound:
     """What a round was made of."""
 
@@ -188,20 +178,15 @@ class ServerFold:
     def _set(self, terms: Terms, state: FoldState, seats: dict[str, Seat], bounded: bool) -> None:
         if len(state.x) != terms.dim:
             raise InputError("x", f"{len(state.x)} numbers", f"{terms.dim}", "check the task")
-        self.terms, self._state, self._seats = terms, state, seats
+        self.terms, self.state, self.seats = terms, state, seats
         self.bounds = ReleaseBounds.of(terms) if bounded else None
         self._total = np.zeros(terms.release_dim, np.int64)  # of this round's increments
         self._counted: dict[str, _Counted] = {}
 
     @property
-    def state(self) -> FoldState:
-        """The model after the rounds that are closed."""
-        return self._state
-
-    @property
     def round(self) -> int:
         """Rounds that are closed."""
-        return self._state.round
+        return self.state.round
 
     @property
     def finished(self) -> bool:
@@ -211,22 +196,17 @@ class ServerFold:
     @property
     def x(self) -> Floats:
         """x^r, which learners are asked to start from."""
-        return self._state.x
+        return self.state.x
 
     @property
     def average(self) -> Floats:
         """x^r itself, or the plan's average of all so far."""
-        return self._state.average
+        return self.state.average
 
     @property
     def published(self) -> NDArray[np.float32]:
         """The model that leaves: `average`, in the form in which it is kept and served."""
         return self.average.astype(np.float32)
-
-    @property
-    def seats(self) -> Mapping[str, Seat]:
-        """Every learner that the plan names."""
-        return self._seats
 
     @property
     def answered(self) -> tuple[str, ...]:
@@ -241,12 +221,7 @@ class ServerFold:
     @property
     def missing(self) -> tuple[str, ...]:
         """Whose does not, so far."""
-        return tuple(sorted(set(self._seats) - set(self._counted)))
-
-    def announce(self, learner: str) -> Announcement:
-        """What this learner is asked: its own next round, from the model as it is now."""
-        seat = self._seats[learner]
-        return Announcement(seat.round, seat.accepted, self.x.astype(np.float32))
+        return tuple(sorted(set(self.seats) - set(self._counted)))
 
     def enrol(self, learner: str, epoch: int, round_: int) -> None:
         """A learner says where it stands.
@@ -255,7 +230,7 @@ class ServerFold:
         has ended, or its store was lost, and its sums begin at zero again. A thief of a key
         can therefore not put a seat beyond its learner's reach.
         """
-        seat = self._seats[learner]
+        seat = self.seats[learner]
         if seat.state == "void":
             raise ProtocolError(
                 f"learner {learner!r}, whose seat is void ({seat.why})",
@@ -292,7 +267,7 @@ class ServerFold:
 
         One out of bounds holds its seat; `OtherEpoch`: the learner must be enrolled in its new epoch first.
         """
-        seat, message = self._seats[learner], decode(payload, hashed)
+        seat, message = self.seats[learner], decode(payload, hashed)
         if (message.epoch, message.round) < (seat.epoch, seat.round):
             _check_same(seat, message)
             return False
@@ -347,14 +322,14 @@ class ServerFold:
         Learners refuse a model beyond `model_norm_cap`, so one is never made: the longest
         increments are left out until x stays within, and their seats are held.
         """
-        state, counting = self._state, dict(self._counted)
+        state, counting = self.state, dict(self._counted)
         x, dropped = self._moved(), []
         while not self._within(x) and counting:
             worst = max(counting, key=lambda name: counting[name].length)
             length = counting.pop(worst).length
             if length:
-                self._total -= self._seats[worst].kept.increment()
-            self._hold_dropped(self._seats[worst], length)
+                self._total -= self.seats[worst].kept.increment()
+            self._hold_dropped(self.seats[worst], length)
             dropped.append(worst)
             x = self._moved()
         weight = self.terms.method.blend(state.round)
@@ -367,7 +342,7 @@ class ServerFold:
             self._telemetry(),
             {name: counted.span for name, counted in counting.items()},
         )
-        self._state = FoldState(state.round + 1, x, average, state.start)
+        self.state = FoldState(state.round + 1, x, average, state.start)
         self._counted, self._total = {}, np.zeros_like(self._total)
         return closed
 
@@ -379,7 +354,7 @@ class ServerFold:
         )
 
     def _moved(self) -> Floats:
-        terms, method, state = self.terms, self.terms.method, self._state
+        terms, method, state = self.terms, self.terms.method, self.state
         direction = self._total[: terms.dim] / terms.learners * terms.grid.step
         size = step_size(method.local_step_size * method.server_step_size, method.step_decay, state.round)
         start = state.start if method.forgets else None
@@ -404,11 +379,11 @@ class ServerFold:
     def roll_back(self, model: NDArray[np.float32]) -> None:
         """Go on from a published model; learners' rounds and prefixes, and the run's first model, stay."""
         x = model.astype(np.float64)
-        self._state = replace(self._state, x=x, average=x.copy())
+        self.state = replace(self.state, x=x, average=x.copy())
 
     def void(self, learner: str, why: str) -> None:
         """Never ask this learner again; its weight stays 1/n."""
-        seat = self._seats[learner]
+        seat = self.seats[learner]
         seat.state, seat.why = "void", why
 
     def reset(self, learner: str) -> None:
@@ -417,7 +392,7 @@ class ServerFold:
         If it is past its first round, its first release only says where it stands: what was counted
         before came from somebody else, and no difference to it means anything.
         """
-        seat = self._seats[learner]
+        seat = self.seats[learner]
         seat.state, seat.why = "reset", ""
 
 

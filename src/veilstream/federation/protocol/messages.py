@@ -26,7 +26,7 @@ import re
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from veilstream.errors import ProtocolError
@@ -79,52 +79,23 @@ class Request:
 
     def sign_head(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
         """All before the body."""
-        return _seal(
-            {
-                "kind": self.kind,
-                "run": self.run,
-                "learner": self.learner,
-                "nonce": self.nonce,
-                "round": self.round,
-                "acknowledged": self.acknowledged,
-                "settings": self.settings,
-                "time": self.time,
-                "follows": self.follows,
-                "epoch": self.epoch,
-                "body": hashed_body or body_hash(self.body),
-            },
-            key,
-        )
+        return _seal(vars(self) | {"body": hashed_body or body_hash(self.body)}, key)
 
     @classmethod
     def read(cls, data: Buffer, key: PublicKey) -> Request:
         """Check the signature, then the body's hash, then the form."""
         head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
-        form.fields(
-            head,
-            "kind",
-            "run",
-            "learner",
-            "nonce",
-            "round",
-            "acknowledged",
-            "settings",
-            "time",
-            "follows",
-            "epoch",
-            "body",
-        )
+        form.fields(head, *(each.name for each in fields(cls)))
         if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
-        acknowledged = form.accepted(head["acknowledged"])
         return cls(
             head["kind"],
             form.text(head["run"], _RUN),
             form.text(head["learner"], _NAME),
             form.text(head["nonce"], _HASH),
             form.whole(head["round"]),
-            acknowledged,
+            form.accepted(head["acknowledged"]),
             form.table(head["settings"]),
             body,
             form.whole(head["time"]),

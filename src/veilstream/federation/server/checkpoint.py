@@ -135,12 +135,7 @@ def _read(path: Path) -> tuple[RunHead, NDArray[np.float64]]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            "run folder",
-            str(path),
-            "the server's checkpoint",
-            f"put it back from a copy of the folder ({error.strerror})",
-        ) from error
+        raise _missing(path, "the server's checkpoint", error) from error
     whole = memoryview(data)[:-_HASH_BYTES]
     if data[:4] == _MAGIC[:4] and data[:8] != _MAGIC:
         raise InputError(
@@ -161,6 +156,10 @@ def _read(path: Path) -> tuple[RunHead, NDArray[np.float64]]:
     return RunHead(**told), np.frombuffer(whole[end:], "<f8").astype(np.float64)
 
 
+def _missing(path: Path, rule: str, error: OSError) -> InputError:
+    return InputError("run folder", str(path), rule, f"put it back from a copy of the folder ({error.strerror})")
+
+
 class MessageFile:
     """The last messages of all learners, two slots a seat; `Slots` is one seat's part of it."""
 
@@ -171,12 +170,7 @@ class MessageFile:
         try:
             self._handle = os.open(path, how, 0o600)
         except OSError as error:
-            raise InputError(
-                "run folder",
-                str(path),
-                "the file with the learners' last messages",
-                f"put it back from a copy of the folder ({error.strerror})",
-            ) from error
+            raise _missing(path, "the file with the learners' last messages", error) from error
         self._dirty = False
 
     def __del__(self) -> None:

@@ -21,7 +21,7 @@ from veilstream.deployment.terms import SAME_TERMS, Terms, both_sides, differenc
 from veilstream.errors import InputError, ProtocolError, UnknownName, VeilstreamError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
-from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat, ServerFold
+from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat
 from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest, shown
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
@@ -70,12 +70,12 @@ class Coordinator:
                 "`veilstream keys add` makes more; weights are 1/n of all, present or not",
             )
         self._files = RunFiles(folder, plan, self.terms, start)
-        self._fold = self._files.open(x0, sorted(keys.learners))
+        self.fold = self._files.open(x0, sorted(keys.learners))
         self.models, self.run = self._files.models, self._files.run
         self.telemetry = self._files.telemetry
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
         self._follows = self._files.follows
-        self._published = self._fold.round
+        self._published = self.fold.round
         self._places: dict[str, Place] = {}
         self._present: set[str] = set()
         self._tell_at = 0.0
@@ -98,12 +98,7 @@ class Coordinator:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
-        return self._fold.finished
-
-    @property
-    def fold(self) -> ServerFold:
-        """The model, and what has been accepted from whom; to look at."""
-        return self._fold
+        return self.fold.finished
 
     @property
     def seated(self) -> frozenset[str]:
@@ -113,8 +108,7 @@ class Coordinator:
     @property
     def reachable(self) -> frozenset[str]:
         """Those of them whom the transport reaches now."""
-        here = self._present
-        return frozenset(name for name, place in self._places.items() if place.node in here)
+        return frozenset(name for name, place in self._places.items() if place.node in self._present)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -124,7 +118,7 @@ class Coordinator:
     def go(self, transport: Transport, until: int | None = None, look: Callable[[], None] = lambda: None) -> None:
         """Run rounds until the horizon (or ``until``); ``look`` is called often, and may raise to end it."""
         last = self.terms.rounds if until is None else min(until, self.terms.rounds)
-        while self._fold.round < last:
+        while self.fold.round < last:
             here = OpenRound(time.monotonic())
             while not self._complete(here):
                 look()
@@ -147,7 +141,7 @@ class Coordinator:
         for node in nodes:
             asking = self._ending.setdefault(node, Enrolling())
             if now > asking.again_at:
-                request = Request("end", self.run, "", secrets.token_hex(8), self._fold.round).sign(self._keys.identity)
+                request = Request("end", self.run, "", secrets.token_hex(8), self.fold.round).sign(self._keys.identity)
                 asking.asked.append(digest(request))
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, request)
@@ -192,16 +186,16 @@ class Coordinator:
             self._tell()
 
     def _complete(self, here: OpenRound) -> bool:
-        n, answered = self._plan.learning.learners, self._fold.answered_count
+        n, answered = self._plan.learning.learners, self.fold.answered_count
         if answered == n:
             return True
         if time.monotonic() < here.judge_at:
             return False
         here.judge_at = time.monotonic() + self._scan_s
-        seats = self._fold.seats.values()
+        seats = self.fold.seats.values()
         out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
-        out -= set(self._fold.answered)
-        absent = here.absent - out - set(self._fold.answered)
+        out -= set(self.fold.answered)
+        absent = here.absent - out - set(self.fold.answered)
         void = sum(seat.state == "void" for seat in seats)
         needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
         if n - len(out) < needed:
@@ -221,11 +215,11 @@ class Coordinator:
 
     def _stuck(self, out: set[str], needed: int) -> None:
         """Too few can take part: a run that never began ends; one that did waits, so no message can end it."""
-        n, seats = self._plan.learning.learners, self._fold.seats
+        n, seats = self._plan.learning.learners, self.fold.seats
         why = "; ".join(
             self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out)
         )
-        if self._fold.round == 0 and n - len(self._refused) < needed:
+        if self.fold.round == 0 and n - len(self._refused) < needed:
             raise ProtocolError(
                 f"{len(out)} of {n} learners cannot take part ({why})",
                 f"a round needs {needed}: repair them, then start the server again",
@@ -262,11 +256,11 @@ class Coordinator:
                 transport.send(node, request)
 
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
-        now, answered = time.monotonic(), set(self._fold.answered)
+        now, answered = time.monotonic(), set(self.fold.answered)
         for name, place in self._places.items():
             if name in answered or place.node not in self._present or name in self._refused:
                 continue
-            if not self._askable(self._fold.seats[name]):
+            if not self._askable(self.fold.seats[name]):
                 continue
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
@@ -282,9 +276,9 @@ class Coordinator:
         return self._plan.federation.patience_s + _AGAIN_S
 
     def _head(self, name: str, here: OpenRound) -> bytes:
-        seat = self._fold.seats[name]
+        seat = self.fold.seats[name]
         if not here.body:  # once a round: all learners are sent the same bytes
-            here.body = self._fold.announce(name).x.astype("<f4").tobytes()
+            here.body = self.fold.x.astype("<f4").tobytes()
             here.hashed_body = body_hash(here.body)
         asked = Request("round", self.run, name, secrets.token_hex(8), seat.round, seat.accepted, epoch=seat.epoch)
         return asked.sign_head(self._keys.identity, here.hashed_body)
@@ -352,9 +346,9 @@ class Coordinator:
                 "each learner needs keys of its own; if it moved, stop the first",
             )
         try:
-            self._fold.enrol(name, facts["epoch"], facts["round"])
+            self.fold.enrol(name, facts["epoch"], facts["round"])
         except ProtocolError as error:
-            if self._fold.seats[name].asked:
+            if self.fold.seats[name].asked:
                 self._refused[name] = f"{name}: {error.what}"
             self._ask_later(node)
             raise
@@ -371,7 +365,7 @@ class Coordinator:
     def _accept(self, node: str, reply: Reply, here: OpenRound) -> None:
         name = reply.learner
         try:
-            if not self._fold.accept(name, reply.body, reply.hashed_body):
+            if not self.fold.accept(name, reply.body, reply.hashed_body):
                 return  # the same again
         except OutOfBounds:
             here.asked.pop(name, None)
@@ -415,69 +409,66 @@ class Coordinator:
         asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
 
     def _close(self, here: OpenRound) -> None:
-        closed = self._fold.close_round()
+        closed = self.fold.close_round()
         seconds = time.monotonic() - here.began
-        self._files.close_round(self._fold, closed, seconds)
-        self._published = self._fold.round
-        self._name_dropped(closed)
-        if closed.missing:
-            without = ", ".join(closed.missing)
-            done, rounds = self._fold.round, self.terms.rounds
-            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
-        else:
-            _log.info("%d of %d rounds closed", self._fold.round, self.terms.rounds)
-        self._tell(closed, seconds)
-
-    def _name_dropped(self, closed: ClosedRound) -> None:
+        self._files.close_round(self.fold, closed, seconds)
+        self._published = self.fold.round
         for name in closed.dropped:
             _log.error(
                 "learner %s was left out of round %d and is not asked again: %s; start the server "
                 "again with --reset %s or --void %s",
                 name,
                 closed.round,
-                self._fold.seats[name].why,
+                self.fold.seats[name].why,
                 name,
                 name,
             )
+        if closed.missing:
+            without = ", ".join(closed.missing)
+            done, rounds = self.fold.round, self.terms.rounds
+            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
+        else:
+            _log.info("%d of %d rounds closed", self.fold.round, self.terms.rounds)
+        self._tell(closed, seconds)
 
     def roll_back(self, round_: int) -> None:
         """Go on from the model published after so many rounds; rounds that learners have spent stay spent."""
-        if not 0 <= round_ < self._fold.round:
+        if not 0 <= round_ < self.fold.round:
             raise InputError(
                 "--roll-back",
                 round_,
-                f"a round that is done, below {self._fold.round}",
+                f"a round that is done, below {self.fold.round}",
                 "rounds.csv in the run's folder lists them",
             )
-        self._fold.roll_back(self.models.read(round_))
-        self._files.record_operation(self._fold, "roll back", str(round_), "")
-        _log.warning("x is the model of round %d again, in round %d", round_, self._fold.round)
+        self.fold.roll_back(self.models.read(round_))
+        self._files.record_operation(self.fold, "roll back", str(round_), "")
+        _log.warning("x is the model of round %d again, in round %d", round_, self.fold.round)
 
     def void(self, learner: str, why: str = "by the operator") -> None:
         """Never ask this learner again; its weight stays 1/n."""
-        self._fold.void(self._known(learner, "--void"), why)
+        self.fold.void(self._known(learner, "--void"), why)
         self._places.pop(learner, None)
-        self._files.record_operation(self._fold, "void", learner, why)
+        self._files.record_operation(self.fold, "void", learner, why)
         _log.warning("the seat of learner %s is void", learner)
 
     def reset(self, learner: str) -> None:
         """Take this learner at its next enrolment as it is."""
-        before = self._fold.seats[self._known(learner, "--reset")]
+        before = self.fold.seats[self._known(learner, "--reset")]
         stood = f"epoch {before.epoch}, round {before.round}, {before.state} {before.why}".strip()
-        self._fold.reset(learner)
+        self.fold.reset(learner)
         self._refused.pop(learner, None)
         self._places.pop(learner, None)
         self._enrolling.clear()  # learners without a seat are asked at once
-        self._files.record_operation(self._fold, "reset", learner, stood)
+        self._files.record_operation(self.fold, "reset", learner, stood)
         _log.warning("learner %s is taken as it is at its next enrolment", learner)
 
     def _known(self, learner: str, option: str) -> str:
-        if learner not in self._fold.seats:
-            raise UnknownName(option, learner, sorted(self._fold.seats))
+        if learner not in self.fold.seats:
+            raise UnknownName(option, learner, sorted(self.fold.seats))
         return learner
 
     def _tell(self, closed: ClosedRound | None = None, seconds: float = 0.0) -> None:
-        fold, rounds = self._fold, self.terms.rounds
+        fold, rounds = self.fold, self.terms.rounds
         self._tell_at = time.monotonic() + _TELL_S
         self._watch(Standing(fold.round, rounds, fold.answered, fold.missing, closed, seconds))
 

@@ -103,7 +103,8 @@ class ModelApi:
         try:
             tag = f'"{await self._tag(round_)}-{form}"'
             headers = {"ETag": tag, "Vary": "Accept", "Cache-Control": "no-cache"}
-            if tag in _tags_in(request.headers.get("if-none-match", "")):
+            known = request.headers.get("if-none-match", "").split(",")
+            if tag in (each.strip().removeprefix("W/") for each in known):
                 return Response(status_code=304, headers=headers)
             body = await self._body(round_, form)
         except InputError as error:
@@ -166,10 +167,6 @@ def _accepted(header: str) -> str:
     named = [part.partition(";")[0].strip().lower() for part in header.split(",")]
     forms = {kind: form for form, kind in _FORMS.items()}
     return next((forms[kind] for kind in named if kind in forms), "json")
-
-
-def _tags_in(header: str) -> set[str]:
-    return {tag.strip().removeprefix("W/") for tag in header.split(",")}
 
 
 def _error(why: str, status: int = 404, headers: dict[str, str] | None = None) -> Response:

@@ -101,7 +101,12 @@ class ServerService:
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
             coordinator = Coordinator(self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved)
-            self._operate(coordinator)
+            if self.roll_back is not None:
+                coordinator.roll_back(self.roll_back)
+            for learner in self.void:
+                coordinator.void(learner)
+            for learner in self.reset:
+                coordinator.reset(learner)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.live is not None:
                 page = self.live(coordinator, metrics, self.folder)
@@ -136,14 +141,6 @@ class ServerService:
             insecure=self.insecure,
         )
         return TRANSPORTS[self.transport](setting)
-
-    def _operate(self, coordinator: Coordinator) -> None:
-        if self.roll_back is not None:
-            coordinator.roll_back(self.roll_back)
-        for learner in self.void:
-            coordinator.void(learner)
-        for learner in self.reset:
-            coordinator.reset(learner)
 
     def _publish(
         self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None, stack: ExitStack

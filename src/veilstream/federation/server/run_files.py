@@ -119,7 +119,9 @@ class RunFiles:
 
     def close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
         """Durable when it returns: the released model, and where the run stands."""
-        self._list_releases(closed)
+        with (self._folder / "releases.csv").open("a") as file:  # done again after a kill, it is listed again
+            for name, (epoch, round_, link) in sorted(closed.accepted.items()):
+                file.write(f"{closed.round},{name},{epoch},{round_},{link}\n")
         with (self._folder / "rounds.csv").open("a") as file:
             missing = " ".join(closed.missing)
             file.write(f"{closed.round},{seconds:.4f},{len(closed.accepted)},{missing}\n")
@@ -145,12 +147,6 @@ class RunFiles:
 
     def _save(self, fold: ServerFold) -> None:
         Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(self._folder)
-
-    def _list_releases(self, closed: ClosedRound) -> None:
-        """Which messages a round is made of; done again after a kill, it is listed again."""
-        with (self._folder / "releases.csv").open("a") as file:
-            for name, (epoch, round_, link) in sorted(closed.accepted.items()):
-                file.write(f"{closed.round},{name},{epoch},{round_},{link}\n")
 
     def _sum_up(self, fold: ServerFold) -> None:
         seats = fold.seats.values()

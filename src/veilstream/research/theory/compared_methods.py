@@ -1,12 +1,7 @@
 """The rows of the paper's comparison table (tab), by one interface: assumptions, rate, bound.
 
-`COMPARED_METHODS` maps a row's name to a `ComparedMethod`. Its ``rate`` is the table's expression
-with every hidden constant set to one; its ``bound`` is an inequality with constants, proved in the
-docstring of the function behind it. Both take a `TableSetting`::
-
-    {name: method.bound(setting).total for name, method in COMPARED_METHODS.items()}
-
-How to read them side by side:
+A ``rate`` is the table's expression with every hidden constant set to one; a ``bound`` is an
+inequality with constants, proved in the docstring of its function. To read them side by side:
 
 - The rows bound different things: static regret against dynamic, a mean over local models against
   one over released ones, losses that are convex against losses that satisfy asm-noncvx. Where

@@ -120,7 +120,6 @@ def _set(c: Constants, field: str, check: Callable[[str, object, str], float], w
 
 
 def _row_norms(values: object, steps: int) -> NDArray[np.float64]:
-    """A read-only float64 copy with one squared norm per step."""
     way_out = "factorization.row_norms_squared() at the horizon R·τ"
     try:
         rows = np.array(values, dtype=np.float64)

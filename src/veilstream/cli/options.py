@@ -1,4 +1,4 @@
-"""A plan on the command line: a file or a preset's name, and `--set KEY=VALUE`."""
+"""Options that several commands share: a plan with its changes, an address, logs, JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veilstream.errors import InputError
+from veilstream.federation.logs import Format, Level
 
 if TYPE_CHECKING:
     from veilstream.plans.plan import Plan
@@ -25,6 +26,17 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
+TrustCarrier = Annotated[
+    bool,
+    typer.Option(
+        "--trust-carrier", help="Let the Flower process run under the learner's own account, where it can read all."
+    ),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower keeps its own).")]
+LogLevel = Annotated[Level, typer.Option("--log-level", help="The least important lines to show on stderr.")]
+LogFormat = Annotated[Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")]
 
 
 def load_plan(path: Path, changes: list[str] | None = None) -> Plan:
@@ -47,3 +59,11 @@ def overrides_of(changes: list[str] | None) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[key.strip()] = given.strip()
     return found
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise InputError(option, text, "HOST:PORT", "try 127.0.0.1:8400")
+    return host.strip("[]"), int(port)
