@@ -71,34 +71,28 @@ _MODULES = {
     "theory": "veilstream.research.theory",
 }
 _NAMES = {
-    "Answer": "veilstream.records.admission",
-    "Budget": "veilstream.privacy",
-    "Factorization": "veilstream.mechanisms",
-    "Guarantee": "veilstream.privacy",
-    "Learner": "veilstream.deployment.learner",
-    "Participation": "veilstream.mechanisms",
-    "Plan": "veilstream.plans.plan",
-    "PrivateModel": "veilstream.deployment.private_model",
-    "PrivateSum": "veilstream.deployment.private_sum",
-    "Release": "veilstream.deployment.release",
-    "Run": "veilstream.runs.folder",
-    "Sample": "veilstream.learning.tasks",
-    "VeilstreamError": "veilstream.errors",
-    "Workload": "veilstream.mechanisms",
-    "calibrate": "veilstream.privacy",
-    "clip": "veilstream.privacy",
-    "decode": "veilstream.deployment.release",
-    "privacy_of": "veilstream.privacy",
-    "run": "veilstream.reports.reported_run",
+    "veilstream.deployment.learner": ("Learner",),
+    "veilstream.deployment.private_model": ("PrivateModel",),
+    "veilstream.deployment.private_sum": ("PrivateSum",),
+    "veilstream.deployment.release": ("Release", "decode"),
+    "veilstream.errors": ("VeilstreamError",),
+    "veilstream.learning.tasks": ("Sample",),
+    "veilstream.mechanisms": ("Factorization", "Participation", "Workload"),
+    "veilstream.plans.plan": ("Plan",),
+    "veilstream.privacy": ("Budget", "Guarantee", "calibrate", "clip", "privacy_of"),
+    "veilstream.records.admission": ("Answer",),
+    "veilstream.reports.reported_run": ("run",),
+    "veilstream.runs.folder": ("Run",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Load a room when one of its names is first asked for: `import veilstream` itself is free."""
     if name in _MODULES:
         found: Any = import_module(_MODULES[name])
-    elif name in _NAMES:
-        found = getattr(import_module(_NAMES[name]), name)
+    elif name in _MODULE_OF:
+        found = getattr(import_module(_MODULE_OF[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found

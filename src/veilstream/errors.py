@@ -64,10 +64,7 @@ class VeilstreamError(Exception):
 
 
 class InputError(VeilstreamError, ValueError):
-    """A field has a value that the rules exclude.
-
-    The message always has the same four parts: field, value, rule, way out.
-    """
+    """A field has a value that the rules exclude; the message has four parts: field, value, rule, way out."""
 
     exit_code: ClassVar[int] = 2
 
@@ -86,11 +83,7 @@ class UnknownName(InputError):
 
 
 class MissingExtra(VeilstreamError, ImportError):
-    """A package is needed and not installed.
-
-    ``extra`` is the group that brings it; None for one that veilstream itself brings, which is
-    missing only where it was not installed by pip.
-    """
+    """A package is not installed; ``extra`` is the group that brings it, None for one that veilstream itself brings."""
 
     exit_code: ClassVar[int] = 3
 

@@ -16,10 +16,9 @@ def write_file(
 ) -> None:
     """Write under another name, then move into place: readers never see half, writers never mix.
 
-    Content in pieces is written as they come, so it may be larger than memory.
-    A failure leaves what was there before, and nothing else. A kill may leave the other name; where
-    that must not pile up, ``partial`` says what it is (then there must be one writer only).
-    Only its owner can read the file, unless it is ``shared``: then the process's umask decides.
+    A failure leaves what was there before. A kill may leave the other name; where that must not pile up,
+    ``partial`` says what it is (then there must be one writer only). Only its owner can read the file, unless
+    it is ``shared``: then the process's umask decides.
     """
     data = content.encode() if isinstance(content, str) else content
     pieces = [data] if isinstance(data, bytes) else data

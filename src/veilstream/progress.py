@@ -13,11 +13,7 @@ _shown = False
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yields ``tick(n)``: n more units are done. With no total, the bar shows activity and time.
-
-    Nothing is printed, and nothing imported, before two seconds have passed or when standard
-    error is not a terminal.
-    """
+    """Yields ``tick(n)``: n more units are done. Nothing is shown before two seconds, or without a terminal."""
     global _shown
     began = time.monotonic()
     done = 0

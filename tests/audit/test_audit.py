@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 from studies.mutations.findings import both, plan_of
 
+from tests.support.simulated_audit import simulated_many_run, simulated_one_run
 from veilstream.audit import audit
 from veilstream.audit.canary import Canary, canary_runs
-from veilstream.audit.cells import count_cells, learner_cells
+from veilstream.audit.cells import learner_cells
 from veilstream.audit.checks import cell_checks, run_checks, seed_check, small_checks
 from veilstream.audit.deployed import Unkind, listen, twin_runs
 from veilstream.audit.disposable import Apart, Twin
 from veilstream.audit.federated import federation_checks, listen_to_federation
 from veilstream.audit.report import AuditReport, auditable
-from veilstream.audit.simulated import simulated_many_run, simulated_one_run
 from veilstream.audit.statistics import one_run
-from veilstream.audit.statistics.cells import cell_fit
+from veilstream.audit.statistics.cells import CellCounts, cell_fit
 from veilstream.audit.statistics.check import alarming
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.local_rounds import LocalRounds
@@ -231,7 +231,8 @@ def test_cells_are_read_from_the_bytes_of_learners():
 
 def test_any_sampler_can_be_judged():
     rng = np.random.default_rng(0)
-    seen = count_cells(lambda n: np.rint(5e4 * rng.standard_normal(n)).astype(int), 200_000, 5e4)
+    seen = CellCounts(5e4)
+    seen.add(np.rint(5e4 * rng.standard_normal(200_000)).astype(int))
     assert seen.draws == 200_000
     assert cell_fit(seen).p > 1e-6
 

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import kstest
+from scipy.special import ndtr, ndtri
+from scipy.stats import chi2, kstest
 
 from veilstream.audit.statistics import law_of
-from veilstream.audit.statistics.check import alarming
-from veilstream.audit.statistics.groups import CoordinateGroup, contribution_power, noise_power
+from veilstream.audit.statistics.check import FALSE_ALARMS, alarming
+from veilstream.audit.statistics.groups import CoordinateGroup
 
 LAW = law_of(np.eye(6) - 0.5 * np.eye(6, k=-1), std=2.0, reach=1.0, claim=1.0)
 GRID = 2.0**-14
+
+
+def noise_power(numbers: int, variance: float, *, level: float = FALSE_ALARMS / 40) -> float:
+    """Probability that noise with this share of its variance raises an alarm, up or down.
+
+    ``level`` is the alarm's for one of forty checks.
+    """
+    low, high = chi2.ppf(0.5 * level, numbers), chi2.isf(0.5 * level, numbers)
+    return float(chi2.cdf(low / variance, numbers) + chi2.sf(high / variance, numbers))
+
+
+def contribution_power(size: float, times: float, *, level: float = FALSE_ALARMS / 40) -> float:
+    """Probability that ``times`` the due contributions raise an alarm, where ‖K‖ = ``size``."""
+    shift, needed = abs(times - 1.0) * size, -float(ndtri(0.5 * level))
+    return float(ndtr(shift - needed) + ndtr(-shift - needed))
 
 
 def noise(random, numbers):

@@ -16,12 +16,12 @@ from studies.mutations.telemetry_bugs import (
     unbounded,
 )
 
+from tests.audit.test_groups import contribution_power, noise_power
 from veilstream.audit.checks import SMALL_DIM, small_checks
 from veilstream.audit.deployed import Replaced, listen, twin_runs
 from veilstream.audit.report import audit, auditable
 from veilstream.audit.statistics import one_run
 from veilstream.audit.statistics.check import alarming
-from veilstream.audit.statistics.groups import contribution_power, noise_power
 from veilstream.audit.telemetry_canary import telemetry_runs, whole_reach
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.local_rounds import LocalRounds

@@ -1,10 +1,6 @@
 """Cells of real messages: many learners of many coordinates, their bytes read and counted.
 
-Each run of a learner with d coordinates gives d independent draws of every message. The learner is
-the deployed one, with ledger, seeds and wire format; only its clients have nothing to say but their
-telemetry, which is known and taken off: what is counted is noise alone, of every coordinate.
-``draw(count) -> whole numbers`` is all that the statistics ask for, so any other sampler can be
-judged by the same function (`count_cells`).
+The learner is the deployed one. Its clients say nothing but known telemetry, which is taken off.
 """
 
 from __future__ import annotations
@@ -31,13 +27,11 @@ from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
 Integers = NDArray[np.int64]
-Draw = Callable[[int], Integers]
 
 DRAWS = 100_000_000
 """Of each message, by default: finds an error of 1.2% in every cell (η² = 1.5e-4), whatever its
 pattern; `veilstream.audit.statistics.cells.power` says how surely."""
 DIM = 1 << 20
-_CHUNK = 1 << 22
 _MOST_WORKERS = 4
 
 
@@ -68,18 +62,6 @@ def cell_std(terms: Terms, message: int) -> float:
     return float(np.sqrt(covariance[message, message])) / terms.grid.step
 
 
-def count_cells(draw: Draw, draws: int, std: float, *, tick: Callable[[int], None] = lambda _: None) -> CellCounts:
-    """Draw and count, a chunk at a time."""
-    counts = CellCounts(std)
-    left = draws
-    while left > 0:
-        cells = draw(min(left, _CHUNK))
-        counts.add(cells)
-        left -= len(cells)
-        tick(len(cells))
-    return counts
-
-
 def learner_cells(
     plan: Plan,
     terms: Terms,
@@ -91,11 +73,7 @@ def learner_cells(
     make: Callable[[Plan, Any], Learner] = in_memory,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[int, CellCounts]:
-    """Counts of some messages (from 0; the first and the tenth), at least ``draws`` of each.
-
-    Learners run in ``workers`` threads, each with a store of its own, in memory where there is
-    room: what is written is only thrown away.
-    """
+    """Counts of some messages (from 0; the first and the tenth), at least ``draws`` of each."""
     wanted = sorted({0, later_message(terms.rounds)} if messages is None else set(messages))
     if draws < 1 or not wanted or not 0 <= wanted[0] <= wanted[-1] < terms.rounds:
         raise InputError("messages", wanted, f"from 0 to {terms.rounds - 1}", "and draws > 0")

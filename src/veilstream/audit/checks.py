@@ -1,10 +1,6 @@
 """The checks of every audit, beside its bounds on μ: one hypothesis each.
 
-Cells of the first and of a later message; noise in every coordinate, and in telemetry's together;
-coordinates, epochs and steps that share noise; where seeds come from.
-
-Some is shown by repetition only: many small learners, each through two epochs. They have few
-coordinates, so that all pairs can be compared, and are several, so that there are enough rounds.
+Many small learners, each through two epochs, show what only repetition shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One run of the deployed learner, listened to: real ledger, real seeds, real bytes.
 
-The audit is server and clients at once, so it knows every gradient and can subtract it. Gradients
-are as unkind as clients can be: far too long, not a number, none at all, and pointing where the
-local model went.
+The audit is server and clients at once, so it knows every gradient and can subtract it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""Learners that exist to be audited, and cannot be deployed.
-
-`Disposable` has a store of its own in a temporary folder, which goes with it, and it cannot join a
-run. So its subclasses may change what a deployed learner must not:
-
-* `Apart` is many learners of dimension one in one.
-* `Twin` shares its draws with one other, for same-randomness differencing. The key is drawn from
-  the operating system for the pair; nobody chooses it, here either.
-
-A deployed learner is a `Learner`, whose seeds are its own affair: neither of these is a way to it.
-"""
+"""Learners that exist to be audited. Each has a temporary store, and none can join a run."""
 
 from __future__ import annotations
 
@@ -37,10 +27,7 @@ _ROOM = 4 << 30  # bytes
 
 
 class Disposable(Learner):
-    """A learner whose store is made for it and goes with it.
-
-    ``parent`` is where its folder is made, if not where temporary files are.
-    """
+    """A learner whose store is made for it, in ``parent`` if given, and goes with it."""
 
     def __init__(
         self, plan: Plan, task: Task, parent: Path | None = None, *, parts: LearnerParts | None = None
@@ -102,7 +89,7 @@ class OneByOne(LocalRounds):
 
 
 class Twin(Disposable):
-    """One of two with the same draws."""
+    """One of two with the same draws, from a key that the operating system drew for the pair."""
 
     def __init__(self, plan: Plan, task: Task, pair: bytes) -> None:
         rounds = functools.partial(_Paired, pair=pair)
@@ -115,6 +102,5 @@ class _Paired(LocalRounds):
         self._pair = pair
 
     def row(self, step: int, secret: bytes) -> Row:
-        """From the pair's key instead of the step's secret, which is there and is not used."""
         own = hashlib.sha256(self._pair + secret_name(self.epoch, step).encode()).digest()
         return Row(own, step)

@@ -1,8 +1,6 @@
 """A running federation, audited from the bytes that its server receives.
 
-Keys, coordinator, daemons, sockets, signatures and stores are the deployed ones, over the Loopback
-transport; only the clients are the audit's own, so that it knows what to subtract. A transport
-that keeps a copy of every reply stands where an eavesdropper would.
+All is as deployed, over the Loopback transport; only the clients are the audit's own.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class _Clients(AlwaysReady):
         self.known: dict[int, NDArray[np.int64]] = {}
 
     def serve(self, round_: int, observe: Observe, wanted: Callable[[], int]) -> None:
-        """τ clients, each of whom says at which step it comes."""
         for step in range(round_ * self._tau, (round_ + 1) * self._tau):
             if not wanted():
                 break
@@ -150,7 +147,12 @@ def federation_checks(
             every_coordinate(heard.residuals, law, grid=heard.grid, steps=steps),
             lags(white),
             duplicates(heard.units, law, grid=heard.grid, steps=steps),
-            _repeats(heard),
+            Check(
+                "repeats",
+                0.0 if heard.repeats_unlike else 1.0,
+                f"{heard.repeats_unlike} messages came twice, unlike",
+                "a round was answered twice, unlike",
+            ),
         ]
         checks[-5:] = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in checks[-5:]]
     rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
@@ -168,11 +170,4 @@ def _claimed(run: OneRun) -> Check:
         p,
         f"mu >= {run.mu_lower:.4g} of {run.claim:.4g}, {run.outside} of {len(run.lower)} steps off",
         "what the server received is not the noise that was claimed",
-    )
-
-
-def _repeats(heard: Transcript) -> Check:
-    p = 0.0 if heard.repeats_unlike else 1.0
-    return Check(
-        "repeats", p, f"{heard.repeats_unlike} messages came twice, unlike", "a round was answered twice, unlike"
     )

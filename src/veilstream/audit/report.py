@@ -281,7 +281,6 @@ def _on_grid(transcript: Transcript, terms: Terms) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """The same with words for what JSON has no number for."""
     if isinstance(value, dict):
         return {key: _finite(held) for key, held in value.items()}
     if isinstance(value, list | tuple):

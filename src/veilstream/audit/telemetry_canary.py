@@ -1,13 +1,8 @@
 """A canary in the whole vector: gradient and telemetry move together, as far as they may.
 
-Each run has a vector of 1 + m numbers, m metrics behind a gradient of one number. The canary's two
-neighbouring records are as far apart as clipping and the metrics' bounds let them be, in every
-coordinate at once: along that direction the runs are judged like those of `canary`. Metrics are a
-small part of that direction, so their coordinates are judged by themselves as well, all runs
-together: their noise, what clients add to them, and the cells of two messages (`CoordinateGroup`).
-
-Runs are those of a deployed learner (`ApartWithTelemetry`); what its clients should have added is
-worked out by hand.
+Each run has a vector of 1 + m numbers, m metrics behind a gradient of one number, and is judged
+along the canary's direction as in `canary`. Metrics are a small part of it, so their coordinates
+are judged by themselves as well, all runs together (`CoordinateGroup`).
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from numpy.typing import NDArray
 from veilstream.audit.cells import later_message
 from veilstream.audit.deployed import RIGHT, WRONG, TelemetryTask
 from veilstream.audit.disposable import Apart, OneByOne
-from veilstream.audit.statistics import Law, ManyRun, law_of, many_run
+from veilstream.audit.statistics import ManyRun, many_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.statistics.groups import CoordinateGroup
@@ -62,14 +57,11 @@ class ApartWithTelemetry(Apart):
 
 
 def _rounds(terms: Terms, epoch: int) -> LocalRounds:
-    """Whose vectors are made run by run."""
     return _WholeOneByOne(_ManyRuns.of_terms(terms), epoch)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ManyRuns(Terms):
-    """The same terms for ``dim`` runs, each with its own metrics."""
-
     @classmethod
     def of_terms(cls, terms: Terms) -> _ManyRuns:
         held = {field.name: getattr(terms, field.name) for field in dataclasses.fields(terms)}
@@ -77,14 +69,11 @@ class _ManyRuns(Terms):
 
     @property
     def release_dim(self) -> int:
-        """Of all runs together."""
         assert self.telemetry is not None
         return self.dim * (1 + len(self.telemetry.metrics))
 
 
 class _EachClient(ClientTelemetry):
-    """Metrics of the client that each run has, (runs, m)."""
-
     def __init__(self, task: Task, telemetry: Telemetry, clip_norm: float) -> None:
         super().__init__(task, telemetry, clip_norm)
         self._clients = cast("ManyClients", task).clients
@@ -156,14 +145,12 @@ class _WholeCanary(TelemetryTask):
         self._zeros = np.zeros(self.dim, np.float32)
 
     def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
-        """Of every run's client."""
         if float(sample.target) == _CANARY:
             gradients: Float32s = self.raw[self.which]
             return gradients
         return self._zeros
 
     def clients(self, sample: Sample) -> tuple[list[Sample | None], NDArray[np.intp]]:
-        """Wrong, or, by the coin, a canary that is right; in the first world, wrong or nobody."""
         wrong, right = (Sample(sample.features, target) for target in (WRONG, RIGHT))
         if float(sample.target) == _CANARY:
             return [wrong if self.replaced else None, right], self.which
@@ -219,7 +206,7 @@ def telemetry_runs(
     told = terms.telemetry
     if told is None:
         raise InputError("telemetry", None, "a plan with telemetry", "add [telemetry]")
-    law = _law(terms)
+    law = law_of_terms(terms, whole_reach(terms))
     # From theory: the direction in which the two worlds differ, and the point half-way.
     direction, centre = _between(terms)
     coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
@@ -267,18 +254,6 @@ def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) ->
         prefixes[r] = message.prefix.reshape(numbers, task.dim).T
     known = others[:, None] + canaries[:, None, None] * expected.canary[task.which]
     return prefixes, others, known
-
-
-def _law(terms: Terms) -> Law:
-    plain = law_of_terms(terms)
-    return law_of(
-        terms.mechanism.noising_matrix(),
-        std=terms.noise_std,
-        reach=whole_reach(terms),
-        claim=plain.claim,
-        local_steps=terms.local_steps,
-        participation=terms.guarantee.participation,
-    )
 
 
 def _between(terms: Terms) -> tuple[Floats, float]:

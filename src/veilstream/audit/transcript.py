@@ -70,8 +70,8 @@ def reach_of(terms: Terms) -> float:
     return _REACH[terms.guarantee.neighbours] * terms.guarantee.clip_norm
 
 
-def law_of_terms(terms: Terms) -> Law:
-    """What these terms say about a transcript.
+def law_of_terms(terms: Terms, reach: float | None = None) -> Law:
+    """What these terms say about a transcript, with ``reach`` for how far neighbours are apart.
 
     The claim is the (ε, δ) that people are told, through the Gaussian curve; not the sensitivity
     and noise that the program worked out for it.
@@ -80,7 +80,7 @@ def law_of_terms(terms: Terms) -> Law:
     return law_of(
         terms.mechanism.noising_matrix(),
         std=terms.noise_std,
-        reach=reach_of(terms),
+        reach=reach_of(terms) if reach is None else reach,
         claim=mu_for(promise.epsilon, promise.delta) * (1.0 + 1e-9),
         local_steps=terms.local_steps,
         participation=promise.participation,

@@ -71,16 +71,7 @@ class ClientTelemetry:
                     ) from None
 
     def values(self, begun: Hidden[Float32s], sample: Sample, raw: RawGradient) -> MetricValues:
-        """Of a client who is there; never raises.
-
-        Clients on whom a metric fails are counted, and the first is logged, by the kind of error alone.
-
-        Args:
-            begun: the model that the round began with.
-            sample: the client's record.
-            raw: its gradient, before clipping.
-
-        """
+        """Of a client who is there; never raises. Failures are counted, the first is logged."""
         x = begun.reveal().view()
         x.flags.writeable = False  # a task that wrote to it would carry data along
         values = np.zeros(len(self._each))
@@ -111,14 +102,7 @@ class ClientTelemetry:
 class ClientSteps:
     """One task's noisy steps; the task is checked before its first client.
 
-    Args:
-        task: its own NumPy gradient is used if it has one (`host_gradient`), else JAX's, compiled.
-        terms: of the deployment.
-        telemetry: what asks the task for metrics; an audit's runs ask it otherwise.
-
-    Raises:
-        InputError: for a NumPy gradient that is not pure.
-
+    Its own NumPy gradient is used if it has one (`host_gradient`), else JAX's, compiled.
     """
 
     def __init__(
@@ -203,8 +187,7 @@ def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
 def check_dim(plan: Plan, task: Task) -> None:
     """The server makes its model from the plan alone: the task that the plan names has its size.
 
-    A task of another class (an audit's, a study's, one that the plan names by its module) has a
-    size of its own, which server and learner compare when they meet.
+    An own task has a size of its own, which server and learner compare when they meet.
     """
     own = ":" in plan.learning.task
     known = isinstance(task, Logistic | LeastSquares | Ripple) and not own

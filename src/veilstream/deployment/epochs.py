@@ -65,17 +65,7 @@ DEPLOYED = LearnerParts()
 
 
 class EpochLedger:
-    """One ledger, and the epoch that runs on it. For one thread at a time.
-
-    Args:
-        plan: the run.
-        terms: what it promises; the store keeps to them.
-        store: the ledger's file.
-        witness: its second file; None for one beside it.
-        create: begin a store where there is none.
-        parts: the deployed ones, but in audits and studies.
-
-    """
+    """One ledger, and the epoch that runs on it. For one thread at a time."""
 
     local: LocalRounds
     """The epoch's rounds in memory."""
@@ -119,8 +109,6 @@ class EpochLedger:
     def epochs_left(self) -> int:
         """How many more epochs a server may lead this learner into (`federation.epochs`)."""
         return max(0, self.plan.federation.epochs - 1 - self.ledger.chain.standing.followed)
-
-    # --- writing ---------------------------------------------------------------------------------
 
     @contextmanager
     def whole_or_broken(self) -> Iterator[None]:
@@ -208,8 +196,6 @@ class EpochLedger:
         self._forgotten = self.ledger.forget()
         self.ledger.reached("epoch-closed")
 
-    # --- from epoch to epoch ---------------------------------------------------------------------
-
     def join(self, run: str, parts: LearnerParts) -> None:
         """Give this epoch to one run of the server."""
         if self._parts is not parts:
@@ -293,10 +279,7 @@ class EpochLedger:
         """The rounds of an epoch, before the first."""
         return self._parts.rounds(self.terms, epoch)
 
-    # --- after a start ---------------------------------------------------------------------------
-
     def _recover(self) -> None:
-        """Bring memory to where the ledger stands, to the bit."""
         standing = self.ledger.chain.standing
         if standing.between:
             # A store's first epoch, or one that `veilstream ledger epoch` asked for.
@@ -333,7 +316,6 @@ class EpochLedger:
                 local.apply(unpack_step(ledger.blob(f"noisy/{t}")))
 
     def _restore_noise(self, steps: int) -> None:
-        """From the last snapshot, and the secrets of the steps since."""
         local, ledger = self.local, self.ledger
         if ledger.names("snapshot"):
             local.noise.restore(ledger.blob("snapshot"))

@@ -135,8 +135,6 @@ class Learner:
         self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
 
-    # --- where it stands -------------------------------------------------------------------------
-
     @property
     def model(self) -> Float32s | None:
         """The newest model that the server has sent, read-only; None before the first."""
@@ -201,8 +199,6 @@ class Learner:
         """Whether this epoch takes nobody any more: at its horizon, or ended before it."""
         return self.local.over
 
-    # --- from epoch to epoch ---------------------------------------------------------------------
-
     @without_values
     @one_at_a_time
     def join(self, run: str, parts: LearnerParts = DEPLOYED) -> None:
@@ -263,8 +259,6 @@ class Learner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # --- a round ---------------------------------------------------------------------------------
 
     @without_values
     @one_at_a_time
@@ -510,10 +504,7 @@ class Learner:
         said = np.asarray(self.task.predict(model, features[None]))  # a batch of one
         return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
-    # --- what a round consists of ----------------------------------------------------------------
-
     def _take_group(self, group: Sequence[Offered]) -> list[Outcome]:
-        """At most as many as are stored together."""
         outcomes: list[Outcome] = []
         used: list[tuple[bytes, Sample]] = []
         self._planned = []
@@ -578,7 +569,6 @@ class Learner:
 
     @property
     def _next_step(self) -> int:
-        """The step that the next client would take, behind those of the group so far."""
         return self.local.step + len(self._planned)
 
     def _spent(self, tag: bytes) -> bool:
@@ -587,9 +577,6 @@ class Learner:
         past = [] if stored is None else [stored]
         past += [visits for planned, visits in self._planned if planned == tag]
         return spent(past, self._next_step, self.plan.participation, self.epoch) is not None
-
-
-# --- what is checked before any client is read ---------------------------------------------------
 
 
 def _checked_round(field: str, r: Any) -> int:

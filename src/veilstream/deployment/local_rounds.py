@@ -1,16 +1,8 @@
 """A learner's side of Algorithm 1, and nothing else: models and clipped gradients in, messages out.
 
-    local = LocalRounds(terms, epoch=0)
-    local.pin(x, model_sha256(x))                 z = x^r
-    noisy = local.noisy(clipped, secret)        clip -> noise, on whole numbers
-    local.apply(noisy)                          z <- z - η·noisy, prefix <- prefix + noisy
-    release = local.message()                   after τ steps
-    local.seal(release)
-
 Computing (`noisy`, `message`) and counting (`apply`, `seal`) are separate calls, so that a caller can
-write the result down in between. No clocks, files, sockets or randomness: a step's secret is
-given, used once, and not kept. `veilstream.deployment.learner` puts a ledger around this object;
-`PrivateSum`, the audit, studies and tests drive the same one.
+write the result down in between. No clocks, files, sockets or randomness: a step's secret is given,
+used once, and not kept.
 """
 
 from __future__ import annotations
@@ -46,21 +38,14 @@ _OPEN = struct.Struct("<Q")
 
 
 class NoisySum:
-    """The running sum of clipped gradients and correlated noise, in units of the grid.
-
-    ``draw`` is a study's own (`GridNoise`).
-    """
+    """The running sum of clipped gradients and correlated noise, in units of the grid."""
 
     def __init__(self, program: NoiseProgram, *, std: float, grid: Grid, dim: int, draw: Draw | None = None) -> None:
         self.grid, self.dim = grid, dim
-        self._noise = GridNoise(program, std=std, grid=grid, dim=dim, draw=draw)
+        self.noise = GridNoise(program, std=std, grid=grid, dim=dim, draw=draw)
+        """Secret."""
         self._prefix = Noised(np.zeros(dim, np.int64))
         self._rows: dict[tuple[int, bytes], Row] = {}
-
-    @property
-    def noise(self) -> GridNoise:
-        """Secret."""
-        return self._noise
 
     @property
     def prefix(self) -> Noised:
@@ -79,16 +64,16 @@ class NoisySum:
 
     def prepare(self, secrets: Sequence[bytes]) -> None:
         """Draw the noise of the next steps together, which costs less; it changes no bit of it."""
-        first = self._noise.position
+        first = self.noise.position
         rows = [self.row(step, secret) for step, secret in enumerate(secrets, first)]
         self._rows = dict(zip(enumerate(secrets, first), rows, strict=True))
-        self._noise.prepare(rows)
+        self.noise.prepare(rows)
 
     def noisy(self, gradient: ClippedGradient, secret: bytes) -> Noised:
         """The next noisy step. Its noise is used up; the sum has not moved."""
-        step = self._noise.position
+        step = self.noise.position
         row = self._rows.pop((step, secret), None) or self.row(step, secret)
-        return add_noise(gradient, self._noise.step(row))
+        return add_noise(gradient, self.noise.step(row))
 
     def add(self, noisy: Noised) -> None:
         """Count a noisy step."""
@@ -107,86 +92,47 @@ class LocalRounds(NoisySum):
             terms.mechanism.program, std=terms.noise_std, grid=terms.grid, dim=terms.release_dim, draw=draw
         )
         self.terms, self.epoch = terms, epoch
-        self._round = self._taken = 0
-        self._pinned: str | None = None
+        self.round = self.taken = 0
+        """The round that is open or comes next, and its steps that count."""
+        self.pinned: str | None = None
+        """Hash of the open round's model; None where no round is open."""
         self._ended = False
-        self._sealed: Release | None = None
-        self._sealed_model: str | None = None
-        self._model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
-        self._begun = self._model
-
-    # --- where it stands -------------------------------------------------------------------------
-
-    @property
-    def round(self) -> int:
-        """The round that is open, or is to be begun next."""
-        return self._round
-
-    @property
-    def taken(self) -> int:
-        """Steps of the open round that count."""
-        return self._taken
+        self.sealed: Release | None = None
+        """The last finished round's message."""
+        self.sealed_model: str | None = None
+        """Hash of the model that round was begun with."""
+        self.model: Hidden[Float32s] = Hidden(np.zeros(terms.dim, np.float32))
+        """z, the local model."""
+        self.begun = self.model
+        """x^r, the model that the open round began with."""
 
     @property
     def step(self) -> int:
         """The next step, over all rounds."""
-        return self._round * self.terms.local_steps + self._taken
-
-    @property
-    def model(self) -> Hidden[Float32s]:
-        """z, the local model."""
-        return self._model
-
-    @property
-    def begun(self) -> Hidden[Float32s]:
-        """x^r, the model that the open round began with."""
-        return self._begun
-
-    @property
-    def pinned(self) -> str | None:
-        """Hash of the open round's model; None where no round is open."""
-        return self._pinned
-
-    @property
-    def sealed(self) -> Release | None:
-        """The last finished round's message."""
-        return self._sealed
-
-    @property
-    def sealed_model(self) -> str | None:
-        """Hash of the model that round was begun with."""
-        return self._sealed_model
+        return self.round * self.terms.local_steps + self.taken
 
     @property
     def clients_wanted(self) -> int:
         """How many steps the open round can still take."""
-        return 0 if self._pinned is None else self.terms.local_steps - self._taken
+        return 0 if self.pinned is None else self.terms.local_steps - self.taken
 
     @property
     def horizon_reached(self) -> bool:
         """Whether every round of this epoch has been sealed."""
-        return self._round == self.terms.rounds
+        return self.round == self.terms.rounds
 
     @property
     def over(self) -> bool:
         """Whether no further round may be begun: at the horizon, or ended before it."""
         return self._ended or self.horizon_reached
 
-    # --- a round ---------------------------------------------------------------------------------
-
     def wants(self, r: int, digest: str) -> bool:
-        """Whether round r is to be pinned to this model; False where it has been, or is sealed.
-
-        Raises:
-            PrivacyError: past the horizon, or another model for a round that is open.
-            InputError: a round that does not come next.
-
-        """
-        if r == self._round - 1 and self._sealed_model == digest and self._pinned is None:
+        """Whether round r is to be pinned to this model; False where it has been, or is sealed."""
+        if r == self.round - 1 and self.sealed_model == digest and self.pinned is None:
             return False
         if self._ended and not self.horizon_reached:
             raise PrivacyError(
-                f"round {r} of an epoch that has ended after {self._round} of {self.terms.rounds} "
+                f"round {r} of an epoch that has ended after {self.round} of {self.terms.rounds} "
                 "rounds: nothing was released (new_epoch() starts a fresh mechanism with new "
                 "clients)"
             )
@@ -195,24 +141,24 @@ class LocalRounds(NoisySum):
                 f"round {r} is past the horizon of {self.terms.rounds} rounds: nothing was "
                 "released (new_epoch() starts a fresh mechanism with new clients)"
             )
-        if r != self._round:
-            begun = self._pinned is not None
+        if r != self.round:
+            begun = self.pinned is not None
             raise InputError(
                 "round",
                 r,
-                f"round {self._round}, which {'is open' if begun else 'comes next'}",
-                "finish_round first" if begun else _next_round(r < self._round),
+                f"round {self.round}, which {'is open' if begun else 'comes next'}",
+                "finish_round first" if begun else _next_round(r < self.round),
             )
-        if self._pinned is not None and self._pinned != digest:
+        if self.pinned is not None and self.pinned != digest:
             raise PrivacyError(
                 f"round {r} was begun with another model: nothing was released (a learner answers one model a round)"
             )
-        return self._pinned is None
+        return self.pinned is None
 
     def pin(self, model: Float32s, digest: str) -> None:
         """Begin the round at this model."""
-        self._pinned, self._model = digest, Hidden(model)
-        self._begun = self._model
+        self.pinned, self.model = digest, Hidden(model)
+        self.begun = self.model
 
     def clip(self, raw: RawGradient) -> ClippedGradient:
         """Onto the grid, normalised first where the terms say so; not finite becomes zero."""
@@ -223,72 +169,67 @@ class LocalRounds(NoisySum):
         return self.whole(self.clip(RawGradient(np.zeros(self.terms.dim, np.float32))), None)
 
     def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
-        """A client's gradient with its telemetry behind it, if the terms have any.
-
-        ``values`` is None for nobody.
-        """
+        """A client's gradient (``values`` None: nobody's) with its telemetry behind it, if the terms have any."""
         told = self.terms.telemetry
         return gradient if told is None else extend_on_grid(gradient, values, told, self.grid)
 
     def apply(self, noisy: Noised) -> None:
         """Move the local model by a noisy step's gradient, and the prefix by all of it."""
         method = self.terms.method
-        size = np.float32(step_size(method.local_step_size, method.step_decay, self._round))
+        size = np.float32(step_size(method.local_step_size, method.step_decay, self.round))
         value = self.grid.value(noisy[: self.terms.dim])
         radius = self.terms.projection_radius
-        self._model = Hidden(moved(self._model.reveal(), value, size, radius))
+        self.model = Hidden(moved(self.model.reveal(), value, size, radius))
         self.add(noisy)
-        self._taken += 1
+        self.taken += 1
 
     def message(self) -> Release:
         """What the round sends, once all its steps count."""
-        if self._pinned is None or self._taken != self.terms.local_steps:
+        if self.pinned is None or self.taken != self.terms.local_steps:
             raise InputError(
                 "round",
-                f"{self._taken} steps of round {self._round}",
+                f"{self.taken} steps of round {self.round}",
                 f"a round that was begun and has {self.terms.local_steps}",
                 "apply the others",
             )
-        payload = self.payload(self.epoch, self._round, self.step)
-        return Release(self.epoch, self._round, payload, hashlib.sha256(payload).hexdigest())
+        payload = self.payload(self.epoch, self.round, self.step)
+        return Release(self.epoch, self.round, payload, hashlib.sha256(payload).hexdigest())
 
     def seal(self, release: Release) -> None:
         """End the round with the message that was made of it."""
-        self._sealed, self._sealed_model = release, self._pinned
-        self._pinned, self._round, self._taken = None, self._round + 1, 0
+        self.sealed, self.sealed_model = release, self.pinned
+        self.pinned, self.round, self.taken = None, self.round + 1, 0
 
     def end(self) -> None:
         """Begin no further round; one that is open is dropped."""
-        self._ended, self._pinned, self._taken = True, None, 0
-
-    # --- going on --------------------------------------------------------------------------------
+        self._ended, self.pinned, self.taken = True, None, 0
 
     def resume(self, payload: bytes, sealed_model: str | None) -> None:
         """Stand where a round had just been sealed with this message; the noise is not restored."""
         message = decode(payload)
-        self._prefix, self._round, self._taken = message.prefix, message.round + 1, 0
-        self._sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
-        self._sealed_model, self._pinned = sealed_model, None
+        self._prefix, self.round, self.taken = message.prefix, message.round + 1, 0
+        self.sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
+        self.sealed_model, self.pinned = sealed_model, None
 
     def replay(self, secret: bytes) -> None:
         """Go over a step's noise once more, for a step whose noisy result is known."""
-        self._noise.step(self.row(self._noise.position, secret))
+        self.noise.step(self.row(self.noise.position, secret))
 
     def pack_open(self) -> bytes:
         """All that the open round's steps have come to: how many, their sum, the local model."""
-        model = self._model.reveal().astype("<f4")
+        model = self.model.reveal().astype("<f4")
         return _OPEN.pack(self.step) + self._prefix.astype("<i8").tobytes() + model.tobytes()
 
     def restore_open(self, content: bytes) -> None:
         """Stand where `pack_open` was called, if that was in the round that is open now."""
         (step,) = _OPEN.unpack_from(content)
-        taken = step - self._round * self.terms.local_steps
+        taken = step - self.round * self.terms.local_steps
         if not 0 < taken <= self.terms.local_steps:  # of an earlier round
             return
         units = np.frombuffer(content, "<i8", count=self.dim, offset=_OPEN.size)
         numbers = np.frombuffer(content, "<f4", offset=_OPEN.size + units.nbytes)
         self._prefix = Noised(units.astype(np.int64))
-        self._model, self._taken = Hidden(numbers.astype(np.float32)), taken
+        self.model, self.taken = Hidden(numbers.astype(np.float32)), taken
 
 
 def _next_round(server_is_behind: bool) -> str:

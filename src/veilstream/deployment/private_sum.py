@@ -1,12 +1,4 @@
-"""Private running sums without a learner: the one other way to release safely.
-
-    private = PrivateSum(mechanism, Budget(2.0, 1e-3), clip_norm=1.0, dim=100)
-    payload = private.add(gradient)        bytes that may leave
-    decode(payload).prefix                 the noisy sum so far, in units of the grid
-
-For experiments and your own programs. It lives in memory: when the process ends, the run is over.
-Use a `Learner` for runs that must survive crashes, retries and restored backups.
-"""
+"""Private running sums in memory, without a learner: the one other way to release safely."""
 
 from __future__ import annotations
 

@@ -28,10 +28,8 @@ _PR_SET_DUMPABLE = 4
 def no_core_dumps() -> None:
     """Have this process leave no core dump, for as long as it lives.
 
-    The limit of core files becomes zero. On Linux the process also becomes undumpable, which holds
-    where dumps go to a program instead of a file, and which keeps other processes of the same
-    account from reading its memory (``ptrace``, ``/proc/PID/mem``). Programs it starts have the
-    limit, and are dumpable again.
+    On Linux it also becomes undumpable, which holds where dumps go to a program, and keeps other
+    processes of the same account from reading its memory.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -1,8 +1,6 @@
 """One learner and its server in this process, one record at a time: for trying a model out.
 
-**Protects no one**: its noise follows from a seed. It drives the rounds that a deployed learner runs
-(`LocalRounds`, `ClientSteps`), without a ledger, and takes the server's step itself. Numbers are
-those of `veilstream run` with one learner and the same seed, but for rounding.
+**Protects no one**: its noise follows from a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class _SeededRounds(LocalRounds):
         self._key = NoiseKey.from_seed(noise_seed(seed, terms.mechanism.name))
 
     def row(self, step: int, secret: bytes) -> Row:
-        """From the seed; there is no secret."""
         return Row(self._key.secret, step)
 
 

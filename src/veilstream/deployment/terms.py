@@ -1,9 +1,6 @@
 """The terms of a deployment: what the promise and the numbers rest on, from the plan alone.
 
-Server and learner each work them out, and must get the same. `Terms.settings` has one digest over
-all of it: every key of the plan that its tables mark as `agreed`, what follows from them, the
-numbers of the noise program that runs, and the law of what is sent. The settings themselves are
-there to say in words what differs.
+Server and learner each work them out, and must get the same digest.
 """
 
 from __future__ import annotations
@@ -270,7 +267,6 @@ def _digest(settings: dict[str, Any]) -> str:
 
 
 def _deployable(plan: Plan) -> MethodPlan:
-    """The plan's one private method."""
     private = [m for m in plan.methods if m.method.private]
     if len(private) != 1:
         raise InputError(

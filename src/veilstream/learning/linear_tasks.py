@@ -80,7 +80,13 @@ class Logistic(_Scored):
 
 
 class LeastSquares(_Scored):
-    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge. Arguments as for `Logistic`."""
+    """½(a·x - y)² + ridge/2·‖x‖². With ‖a‖ <= 1: smooth with L = 1 + ridge.
+
+    Args:
+        dim: parameters, and numbers of one client's features.
+        ridge: weight of the squared norm in the loss.
+
+    """
 
     def score_loss(self, score: Any, target: Any) -> Any:
         """½(score - y)²."""

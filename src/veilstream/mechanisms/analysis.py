@@ -68,19 +68,10 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
 
 
 def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -> tuple[Floats, float]:
-    """Inner products of columns of C whose entries below ``width`` diagonals are rounding.
+    """Inner products of columns of C, cut off after ``width`` entries, below which there is rounding.
 
-    Columns are cut off after ``width`` entries, so that those ``width`` apart are orthogonal.
-
-    Args:
-        program: what runs.
-        width: how many entries of a column count.
-        distances: of the columns that are multiplied, each below ``width``.
-
-    Returns:
-        Row i holds ⟨c_j, c_{j-d}⟩ of the columns as cut off, with d the i-th distance, for every
-        j (zero where j < d); and the largest norm of what was cut off, of any column.
-
+    Row i holds ⟨c_j, c_{j-d}⟩, with d the i-th of ``distances`` (each below ``width``), for every j
+    (zero where j < d); beside them the largest norm of what was cut off, of any column.
     """
     k, T, length = program.state_size, program.horizon, program.block_length
     following = -(-(width + length - 1) // length)  # blocks that a column's entries reach into
@@ -115,11 +106,7 @@ def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -
 
 
 def toeplitz_column(program: NoiseProgram) -> tuple[Floats, float] | None:
-    """First column of C where one block repeats, and how far the others are from it, shifted.
-
-    Blocks are products of one step up to float32 rounding, so columns are alike but for that; those
-    of one place in a block are the same. None for programs of another kind.
-    """
+    """First column of C where one block repeats, and how far the others are from it, shifted, by float32 rounding."""
     length = program.block_length
     if program.row_scale is not None or np.unique(program.matrix_of_block[:-1]).size > 1:
         return None
@@ -164,10 +151,7 @@ def row_norms_squared(program: NoiseProgram) -> Floats:
 
 
 def system_variances(program: NoiseProgram, system: LinearSystem) -> Floats:
-    """Variance of every coordinate of a linear system that the increments drive, (T, n).
-
-    `row_norms_squared` is this for the running sum. It costs O(T·(k + n)²).
-    """
+    """Variance of every coordinate of a linear system that the increments drive, (T, n), in O(T·(k + n)²)."""
     k, n = program.state_size, system.order
     variances = np.empty((program.horizon, n))
     covariance = np.zeros((k + n, k + n))  # of [S; q]

@@ -86,10 +86,7 @@ def _banded(T: int, b: int, part: Participation, normalise: bool | None) -> Fact
 
 
 def _bandwidths(T: int, part: Participation) -> list[int]:
-    """Numbers of bands worth trying.
-
-    Up to the separation more are better, since they cost no sensitivity; beyond it they may be.
-    """
+    """Numbers of bands worth trying: up to the separation more cost no sensitivity; beyond it they may."""
     apart = part.min_separation
     most = min(_MOST_BANDS, T)
     return [min(apart, most), *sorted({min(apart * 2**i, most) for i in range(1, 7)} - {apart})]
@@ -176,11 +173,7 @@ def _tune_banded(T: int, b: int) -> Floats:
 
 
 def _tune_overlapping(T: int, b: int, part: Participation) -> Floats:
-    """c_0 = 1 and the falling c_i that minimise sensitivity²·mean‖b_s‖² for people who return.
-
-    c_i = c_{i-1}·σ(u_i): whatever u is, coefficients are positive and fall, so that the left-most
-    pattern is the worst.
-    """
+    """c_0 = 1 and the falling c_i = c_{i-1}·σ(u_i) that minimise sensitivity²·mean‖b_s‖² for people who return."""
 
     def coefficients(u: Floats) -> tuple[Floats, Floats]:
         ratio = 1.0 / (1.0 + np.exp(-np.clip(u, -30.0, 30.0)))

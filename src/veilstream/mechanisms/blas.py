@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """A context in which NumPy's and SciPy's BLAS use one thread.
-
-    Raises:
-        MissingExtra: threadpoolctl is not installed.
-
-    """
+    """A context in which NumPy's and SciPy's BLAS use one thread; `MissingExtra` without threadpoolctl."""
     limit: AbstractContextManager[object] = blas_controller().limit(limits=1, user_api="blas")
     return limit
 

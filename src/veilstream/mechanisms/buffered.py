@@ -179,10 +179,7 @@ def _last_row(T: int, rate: Floats, decay: Floats, weight: Floats) -> _Slopes:
 
 
 def _mean_row(workload: Workload) -> RowError:
-    """Weighted mean of ‖w_s·N‖² over all rows of the workload.
-
-    For N with the kernel ν it is νᵀMν, M_ij = Σ_s H_{s+i,s+j} for the workload's H = Σ WᵀUW.
-    """
+    """Weighted mean of ‖w_s·N‖² over the workload's rows: νᵀMν, M_ij = Σ_s H_{s+i,s+j}, for H = Σ WᵀUW."""
     system = workload.system()
     M = system.gram() / system.total_weight
     T = len(M)
@@ -204,10 +201,7 @@ def _mean_row(workload: Workload) -> RowError:
 
 
 def _log_error(parameters: Floats, objective: _Objective) -> tuple[float, Floats]:
-    """Log of an error at sensitivity one, of the plain Toeplitz matrix, and its gradient.
-
-    ``parameters`` are the logs of the rates -ln λ and of the weights w.
-    """
+    """Log of an error at sensitivity one, and its gradient by the logs of the rates -ln λ and of the weights w."""
     k = len(parameters) // 2
     with np.errstate(over="ignore"):
         rate, weight = np.exp(parameters[:k]), np.exp(parameters[k:])
@@ -256,7 +250,6 @@ def _truncated(T: int, k: int) -> Floats:
 
 
 def _tune(T: int, k: int, objective: _Objective, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
-    """Multistart minimisation."""
     from scipy.optimize import minimize
 
     if T == 1:

@@ -1,17 +1,10 @@
 """A factorization A = B·C of the prefix sums: what it costs in noise and what it costs in error.
 
-Error and sensitivity trade against each other, so errors are stated at sensitivity one: the
-variance of a prefix sum's noise when the noise is scaled to the privacy of a unit sensitivity.
-All are squared, per coordinate.
+Errors are stated at sensitivity one: the variance of a prefix sum's noise when the noise is scaled
+to the privacy of a unit sensitivity. All are squared, per coordinate.
 
-To add a mechanism, write down its steps (or its matrix C) and wrap them::
-
-    def sliding_average(horizon: int) -> Factorization:
-        C = ...                                  # any lower-triangular, invertible C
-        return from_strategy_matrix("sliding_average", C)
-
-Sensitivity, errors, noise, calibration and the conformance suite follow. docs/new-mechanism.md
-does it in twenty lines.
+To add a mechanism, wrap its steps, or its matrix C with `from_strategy_matrix`: sensitivity, errors,
+noise, calibration and the conformance suite follow (docs/new-mechanism.md).
 """
 
 from __future__ import annotations
@@ -41,7 +34,6 @@ from veilstream.mechanisms.steps import Steps, VaryingSteps
 
 if TYPE_CHECKING:
     from veilstream.mechanisms.stream import NoiseStream
-
 
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
@@ -203,10 +195,7 @@ class Factorization:
 
 
 def normalised(factorization: Factorization, name: str) -> Factorization:
-    """The same factorization with every column of C scaled to norm one.
-
-    C·diag(1/‖c_j‖) has N = diag(‖c_j‖)·C⁻¹: one factor per increment.
-    """
+    """The same factorization with unit columns: C·diag(1/‖c_j‖) has N = diag(‖c_j‖)·C⁻¹, a factor per increment."""
     scale = np.sqrt(factorization.column_norms_squared()).astype(np.float32)
     scale.setflags(write=False)
     result = Factorization(name, factorization.horizon, factorization.steps, row_scale=scale)

@@ -87,10 +87,7 @@ class FineNormals:
             yield slice(first, first + len(part))
 
     def rows(self, rows: Sequence[Row], std: float) -> Floats:
-        """Draws of several rows, one below the other: the same bits as `tiles` one by one.
-
-        For dimensions of at most half a tile, where single rows are too short to be quick.
-        """
+        """Draws of several rows of at most half a tile, one below the other: the same bits as `tiles` one by one."""
         out = np.empty((len(rows), self._dim))
         at_once = TILE // (2 * ((self._dim + 1) // 2))
         for first in range(0, len(rows), at_once):
@@ -183,7 +180,6 @@ def _within(row: Row, first: int, pair: int) -> tuple[Row, int]:
 
 
 def _joined(words: NDArray[np.uint64] | NDArray[np.int64], high: NDArray[np.uint32], low: NDArray[np.uint32]) -> None:
-    """64-bit words of two halves."""
     halves = words.view("<u4")
     halves[1::2] = high
     halves[::2] = low

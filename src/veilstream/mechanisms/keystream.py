@@ -5,9 +5,6 @@ half of the 128-bit counter block is the step (with a stream number in its top b
 counts cipher blocks. Rows can be read in any order and in any blocking and always give the same
 bits. A row has three streams: the words of float32 draws, 32 more bits for each of those words,
 and further bits for single draws that need them (`veilstream.mechanisms.fine_normals`).
-
-One class serves simulation (the secret comes from a seed) and deployment (a secret of its own for
-every step, from the operating system).
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from veilstream.errors import InputError, MissingExtra
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-
 RowOpener = Callable[[int], "CipherContext"]
 
 KEY_BYTES = 32
@@ -41,10 +37,9 @@ def noise_seed(seed: int, mechanism: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """A 256-bit key of a noise stream; its repr shows nothing.
+    """A 256-bit key of a noise stream; its repr shows nothing. Whoever chose the seed or the bytes knows it.
 
-    Anyone who chose the seed or the bytes knows the key. Nothing that leaves a learner is made with
-    one: a release draws a fresh secret for every step
+    Nothing that leaves a learner is made with one: a release draws a fresh secret for every step
     (`veilstream.privacy.grid_noise`).
     """
 

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-
 Float32s = NDArray[np.float32]
 
 TILE = 32768
@@ -59,10 +58,7 @@ class NormalTiles:
         self._views: dict[int, _Views] = {}
 
     def fill(self, row: CipherContext, out: Float32s, std: float = 1.0) -> None:
-        """Write the row's next ``len(out)`` <= TILE normals into contiguous ``out``.
-
-        ``std`` must be in [1e-15, 1e15]; it enters with the radius, rounded up.
-        """
+        """Write the row's next normals into contiguous ``out``, at most `TILE`; ``std`` is in [1e-15, 1e15]."""
         pairs = (len(out) + 1) // 2
         views = self._views.get(pairs)
         if views is None:
@@ -100,10 +96,7 @@ _ZEROS = memoryview(bytes(4 * (2 * _PAIRS + _RESERVE_WORDS) + _PAIRS))
 
 
 class _Views:
-    """A tile's parts of the scratch space, cut once per tile size.
-
-    In the keystream: ``pairs`` radius words, ``pairs`` angle words, the reserve, ``pairs`` bytes.
-    """
+    """A tile's keystream, cut once per size: radius words, angle words, reserve, and a byte a pair."""
 
     def __init__(self, scratch: memoryview, radius: Float32s, spare: Float32s, pairs: int) -> None:
         used = tile_bytes(pairs)

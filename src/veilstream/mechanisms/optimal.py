@@ -45,11 +45,7 @@ class OptimalFactorization(Factorization):
 
 
 class WorkloadOptimum(OptimalFactorization):
-    """`optimal` for a workload: least noise in what is published.
-
-    `mean_error` and `max_error` are still those of prefix sums; `workload.error(mechanism)` is
-    that of what is published.
-    """
+    """`optimal` for a workload: least noise in what is published, which is `workload.error(mechanism)`."""
 
     workload: Workload
 

@@ -120,7 +120,6 @@ def chains_of(u: Floats, v: Floats) -> BackwardChains:
 
 
 def _diagonal(u: Floats, v: Floats) -> Floats:
-    """Diag X."""
     chains = chains_of(u, v)
     power = chains.weights**2
     T = len(v)
@@ -169,10 +168,7 @@ def solve(
     tolerance: float = 1e-9,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Optimum:
-    """Certified optimum; ``problem(T)`` is the same at another horizon.
-
-    The solution at half the horizon is the start; shorter horizons are multiples of ``multiple_of``.
-    """
+    """Certified optimum of ``problem(T)``, started from that of half the horizon, a multiple of ``multiple_of``."""
     v = np.ones(1)
     horizons = [horizon]
     while horizons[-1] > 16 * multiple_of:

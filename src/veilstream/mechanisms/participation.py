@@ -177,11 +177,7 @@ def left_most_sum(c: Floats, part: Participation) -> Floats:
 
 
 def long_toeplitz_sensitivity(c: Floats, rounding: float, part: Participation) -> float | None:
-    """The same from a first column alone: where no matrix fits.
-
-    ``rounding`` bounds how far any column is from the first one, shifted. None where C does not
-    fall, or is not Toeplitz but for rounding.
-    """
+    """The same from a first column alone; ``rounding`` bounds how far any other is from it. None if C does not fall."""
     ideal = np.minimum.accumulate(np.maximum(c, 0.0))
     rounding += float(np.linalg.norm(c - ideal))
     if rounding > _SAME * np.linalg.norm(c):
@@ -198,15 +194,10 @@ def _rounded_up(total: Floats, rounding: float) -> float:
 def banded_sensitivity(
     norms: Floats, products: dict[int, Floats], beyond: float, width: int, part: Participation
 ) -> Sensitivity:
-    """The maximum over all patterns where columns ``width`` or more apart are orthogonal.
+    """The maximum over all patterns where columns ``width`` <= 2b or more apart are orthogonal.
 
-    Args:
-        norms: ‖c_j‖² of the columns as cut off after ``width`` entries.
-        products: ⟨c_j, c_{j-d}⟩ of the same, for every distance d from b up to ``width``.
-        beyond: the largest norm of what was cut off; k times that is added.
-        width: at most 2b, so that a visit meets none but its neighbours.
-        part: k and b.
-
+    ``norms`` and ``products`` (⟨c_j, c_{j-d}⟩ for d from b up to ``width``) are of columns cut off after
+    ``width`` entries; k times ``beyond``, the largest norm of what was cut off, is added.
     """
     k, b = part.times, part.min_separation
     apart = max(width, b)

@@ -85,11 +85,7 @@ class NoiseProgram:
 
 
 def advance(matrix: Any, state_and_noise: Any, matmul: Any = np.matmul, **options: Any) -> Any:
-    """Block step, written once: [W; S'] = M · [S; Z].
-
-    ``state_and_noise`` is (k + L, d) and the result (L + k, d). ``matmul`` is NumPy's or JAX's;
-    it must multiply in full float32, since the matrix is the mechanism.
-    """
+    """Block step, written once: [W; S'] = M · [S; Z]. ``matmul`` must multiply in full float32."""
     return matmul(matrix, state_and_noise, **options)
 
 

@@ -18,24 +18,10 @@ from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
 from veilstream.registry import Registry
 
+_BUILT_IN = (independent, tree, tree_online, tree_full, optimal, toeplitz, toeplitz_normalised, buffered, banded)
+
 MECHANISMS: Registry[Callable[..., Factorization]] = Registry(
-    "veilstream.mechanisms",
-    "mechanism",
-    {
-        function.__name__: function
-        for function in (
-            independent,
-            tree,
-            tree_online,
-            tree_full,
-            optimal,
-            toeplitz,
-            toeplitz_normalised,
-            buffered,
-            banded,
-        )
-    },
-    callable,
+    "veilstream.mechanisms", "mechanism", {function.__name__: function for function in _BUILT_IN}, callable
 )
 
 
@@ -60,13 +46,9 @@ def made_for_published() -> tuple[str, ...]:
 
 
 def build_for(name: str, workload: Workload, participation: Participation) -> Factorization:
-    """The mechanism of this name, made for what is published.
+    """The mechanism of this name, made for what is published; `InputError` where it cannot be.
 
     `buffered` and `banded` are tuned for people who return too; `banded` for nothing else.
-
-    Raises:
-        InputError: for a mechanism that cannot be made for it.
-
     """
     options: dict[str, Any] = {}
     if takes(name, "workload"):

@@ -1,10 +1,7 @@
-"""Solutions that took long to find, one file per recipe in the user's cache directory.
+"""Solutions that took long to find, one file per recipe in the user's cache directory, or `VEILSTREAM_CACHE`.
 
-Files are written whole, so concurrent writers of one recipe do no harm. Loading checks digest,
-recipe and shapes, and rebuilds a file that fails, with a notice. Privacy does not rest on these
-files: sensitivity is always computed from the program that runs.
-
-`VEILSTREAM_CACHE` names another directory. Deleting the directory is always safe.
+Files are written whole. Loading checks digest, recipe and shapes, and rebuilds a file that fails, with
+a notice. Privacy does not rest on them: sensitivity is computed from the program that runs.
 """
 
 from __future__ import annotations

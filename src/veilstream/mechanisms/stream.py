@@ -1,10 +1,7 @@
-"""A noise stream for simulation: a program, a key and a position in time.
+"""A noise stream for simulation: a program, a key and a position in time; memory does not depend on the horizon.
 
 Its increments are float32, which hides no one (see `normals`); `veilstream.privacy.grid_noise`
 makes the noise of what leaves a learner, from the same program.
-
-This is the only mutable thing in the room. It holds k state vectors and one block of increments;
-everything else is scratch of fixed size, so memory does not depend on the horizon.
 """
 
 from __future__ import annotations
@@ -59,10 +56,7 @@ class NoiseStream(Iterator[Float32s]):
         return self._taken
 
     def next_block(self) -> Float32s:
-        """All increments left of the current block, else the next block, as (steps, dim).
-
-        The array is reused: it is valid until the stream is next called.
-        """
+        """All increments left of the current block, else the next block, (steps, dim); valid until the next call."""
         if self._ready == 0:
             self._compute_block()
         _, length = self.program.span(self._next_block - 1)

@@ -71,18 +71,15 @@ def toeplitz_normalised(horizon: int, *, workload: Workload | None = None) -> Fa
 
 
 def exponential_sum(decays: Floats, weights: Floats) -> ConstantSteps:
-    """Steps of N with the kernel 1, -Σ w, -Σ w·λ, -Σ w·λ², ...
-
-    States are scaled to a long-run variance of one (of the horizon-free recurrence).
-    """
+    """Steps of N with the kernel 1, -Σ w, -Σ w·λ, -Σ w·λ², ...; states have a long-run variance of one."""
     scale = np.sqrt(-np.expm1(2.0 * np.log(np.maximum(decays, 1e-300))))
     return ConstantSteps(np.diag(decays), scale, -weights / scale, 1.0)
 
 
 def relaxation(horizon: int, tolerance: float, order: int | None = None) -> tuple[Floats, Floats]:
-    """Decays λ and weights w with Σ w·λ^(j-1) = c_j for j < horizon, as few as suffice.
+    """As few decays λ and weights w as suffice for Σ w·λ^(j-1) = c_j, j < horizon, or exactly ``order`` of them.
 
-    ``tolerance`` is relative to the largest Hankel singular value; ``order`` fixes the number.
+    ``tolerance`` is relative to the largest Hankel singular value.
     """
     if horizon == 1:
         return np.zeros(0), np.zeros(0)

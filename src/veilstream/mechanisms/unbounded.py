@@ -135,10 +135,6 @@ class StationaryFactorization(Factorization):
         """Variance of the noise in a sum of so many steps, at noise one; O(k²) at any time.
 
         With weights w and decays λ of N, the sum's kernel is 1 - Σ w·(1 - λ^j)/(1 - λ).
-
-        Raises:
-            InputError: for a number that is not a whole number from 0.
-
         """
         if steps != 0:
             positive_integer("steps", steps, "of the sum, try 1000; of none it is 0")
@@ -151,10 +147,7 @@ class StationaryFactorization(Factorization):
         return float(terms @ total @ terms)
 
     def until(self, horizon: int) -> Factorization:
-        """The first steps of it, as a mechanism with an end.
-
-        Its noise is the same; its sensitivity, over so many steps, is at most the endless one.
-        """
+        """The same noise with an end; its sensitivity, over so many steps, is at most the endless one."""
         length = min(self.program.block_length, checked_horizon(horizon))
         return Factorization("stationary", horizon, self.steps).with_block_length(length)
 
@@ -201,15 +194,7 @@ class StationaryFactorization(Factorization):
         )
 
     def published_error(self, forgetting: float) -> float:
-        """Variance at sensitivity one of what is published, in the limit that it never exceeds.
-
-        Args:
-            forgetting: ρ a step, of the server; what the mechanism was made for, or another.
-
-        Raises:
-            InputError: for a ρ outside (0, 1): sums that forget nothing have no limit.
-
-        """
+        """Limit, never exceeded, of the published variance at sensitivity one, of a server that forgets ρ a step."""
         forgetting = _checked_rate(forgetting, "in (0, 1): what forgets nothing has no limit")
         from scipy.linalg import solve_discrete_lyapunov
 
@@ -268,16 +253,7 @@ def doubling(horizon: int, *, first: int = 64, growth: int = 2, buffers: int = 5
 
 
 def without_end(forgetting: float, horizon: int) -> Factorization:
-    """The noise of a plan with unbounded rounds: what runs, and what `veilstream plan` measures.
-
-    Args:
-        forgetting: ρ of a step, in (0, 1].
-        horizon: steps that are looked at, for noise in epochs; stationary noise has no such number.
-
-    Returns:
-        `stationary` where the server forgets, else `doubling`.
-
-    """
+    """The noise of a plan with unbounded rounds: `stationary` where the server forgets, else `doubling`."""
     return stationary(forgetting) if forgetting < 1.0 else doubling(horizon)
 
 
@@ -293,7 +269,6 @@ def _scale(epoch: Factorization) -> NDArray[np.float32]:
 
 
 def _widened(steps: ConstantSteps, k: int) -> ConstantSteps:
-    """The same with state vectors that stay zero."""
     more = k - len(steps.entry)
     return ConstantSteps(
         np.pad(steps.transition, (0, more)), np.pad(steps.entry, (0, more)), np.pad(steps.output, (0, more)), steps.feed

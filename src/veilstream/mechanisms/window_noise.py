@@ -32,12 +32,7 @@ class WindowNoise:
         self._known: dict[tuple[int, int], float] = {}
 
     def variance(self, first: int, end: int) -> float:
-        """Of the sum of the steps ``first``, ..., ``end`` - 1.
-
-        Raises:
-            InputError: for steps that the mechanism does not have.
-
-        """
+        """Of the sum of the steps ``first``, ..., ``end`` - 1; `InputError` for steps that do not exist."""
         if not 0 <= first <= end <= self._program.horizon:
             raise InputError(
                 "steps", (first, end), f"0 <= first <= end <= {self._program.horizon}", "steps that the mechanism has"

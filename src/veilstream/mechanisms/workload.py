@@ -47,11 +47,7 @@ def published_blend(power: float | None, newest: float | None, round_: Any) -> A
 
 @dataclass(frozen=True, eq=False)
 class PublishedError:
-    """Noise in models, at sensitivity one and step size one, per coordinate.
-
-    Variances, but for `std`. At noise V and step size η the standard deviation in a model is
-    η·V / sensitivity times `std`.
-    """
+    """Noise in models, per coordinate: variances, but for `std`, at sensitivity one and step size one."""
 
     variance: Floats  # Of every published model, in order: one a round
     unpublished: Floats  # Of the models that gradients are taken at, one a step: x as if the round ended there

@@ -85,10 +85,7 @@ class WorkloadProblem:
         return _Posterior(weights, decay, fresh)
 
     def _outputs(self, t: int, root: Floats, fresh: Floats) -> tuple[Floats, Floats]:
-        """What the rows of step t do: R after them, and how ζ is drawn in.
-
-        What each of them adds to ζ goes into a column of ``fresh``.
-        """
+        """R after the rows of step t, and how ζ is drawn in; a column of ``fresh`` takes what each row adds to ζ."""
         m, _, n = root.shape
         shrink = np.broadcast_to(np.eye(n), (m, n, n))
         R = root

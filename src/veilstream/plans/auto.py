@@ -110,10 +110,7 @@ class AutoChoice:
 
 
 def with_defaults(plan: Plan, method: MethodPlan) -> MethodPlan:
-    """The method with averaging, and noise made for what is published, unless it says otherwise.
-
-    Beyond `BUFFERED_LIMIT` steps buffered noise stays made for running sums.
-    """
+    """The method with averaging, and noise made for what is published (up to `BUFFERED_LIMIT`) by default."""
     changes: dict[str, Any] = {}
     if method.averaging is None and method.newest_weight is None:
         changes["averaging"] = AVERAGING

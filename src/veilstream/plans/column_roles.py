@@ -60,10 +60,7 @@ class Roles:
 
 
 def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Roles:
-    """Guess each role of columns in the order of the file.
-
-    Only in a single file may a column say at which learner a record is.
-    """
+    """Guess each role; only in a single file may a column say at which learner a record is."""
     remarks: list[str] = []
     names = list(columns)
     label = _called(_LABELS, names)

@@ -53,13 +53,10 @@ class Setting:
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     participation: Participation = ONCE
     accounting: Accounting = Accounting.EXACT
-    telemetry: Telemetry | None = None
-    """What clients contribute beside their gradients: its price is in every row's noise."""
+    telemetry: Telemetry | None = None  # its price is in every row's noise
     workload: Workload | None = None  # what is published, if not the latest model at every round's end
     step_size: float | None = None  # η·η_g, to state noise in the model itself
-    unbounded: bool = False
-    """Whether nobody knows when it ends: only noise that goes on is then compared, and `horizon`
-    is where it is looked at."""
+    unbounded: bool = False  # only noise that goes on is then compared, and looked at at `horizon`
     mechanism: str | None = None  # the plan's own: compared at any horizon
 
     @classmethod
@@ -115,11 +112,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One mechanism in a setting.
-
-    Errors are standard deviations per coordinate of the noise in the learners' averaged prefix
-    sums, in units of the gradients.
-    """
+    """One mechanism in a setting; errors are standard deviations per coordinate in the averaged prefix sums."""
 
     mechanism: str
     objective: str | None  # "published" where it is made for what is published, and for people who return; else None
@@ -156,11 +149,8 @@ class Comparison:
     rows: tuple[Row, ...]
     reason: str
     left_out: tuple[str, ...]
-    offers: Mapping[str, float]
-    """What else could be published from the same messages, as a plan writes it, and its `error_published`."""
-    without_end: Mapping[str, float]
-    """Ways to go on without knowing the end: noise in what is published at the last round, over the
-    most that a run has which knew it."""
+    offers: Mapping[str, float]  # `error_published` of what else could be published from the same messages
+    without_end: Mapping[str, float]  # noise at the last round without a known end, over the most with one
 
     @property
     def model_reach(self) -> float | None:
@@ -274,10 +264,7 @@ def _offers(setting: Setting, chosen: Row) -> dict[str, float]:
 
 
 def _without_end(setting: Setting) -> dict[str, float]:
-    """Horizons that are too long, epochs of doubling length and, with forgetting, stationary noise.
-
-    All at the last round, beside the most that buffered noise has which was made for it.
-    """
+    """Noise at the last round without a known end, over the most that buffered noise made for it has."""
     w, part = setting.published, setting.participation
 
     def at_the_end(mechanism: Factorization) -> float:

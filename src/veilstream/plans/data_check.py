@@ -36,8 +36,7 @@ class DataCheck:
     unused_columns: list[str]
     needed: int  # records that the plan's horizon needs at each learner
     per_round: int
-    learned: dict[str, int] = field(default_factory=dict)
-    """Records that a simulation learns from at each learner, without held-out people."""
+    learned: dict[str, int] = field(default_factory=dict)  # by learner, without held-out people
     run_refuses: str | None = None  # what `veilstream run` would say of these files
     notes: list[str] = field(default_factory=list)
 

@@ -29,8 +29,7 @@ from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
 from veilstream.privacy.telemetry import Telemetry
 
-_WINDOW_STEPS = 1000
-"""Of a learner, that an estimate of telemetry averages over where the plan does not say."""
+_WINDOW_STEPS = 1000  # of a learner, that an estimate of telemetry averages over by default
 
 
 class Plan(PlanTable):
@@ -60,7 +59,7 @@ class Plan(PlanTable):
         for index, method in enumerate(self.methods):
             where = f"methods[{index}]"
             for method_rule in METHOD_RULES:
-                method_rule.check(self, method, where)
+                method_rule.check(self, method, f"{where}.")
             if method.method.adds_noise:
                 self.budget_of(method, where)
             self.check_visits(method, where)
@@ -92,8 +91,7 @@ class Plan(PlanTable):
     def check_visits(self, plan: MethodPlan, where: str = "methods") -> None:
         """Refuse a promise to people who return whose separation is not in the method's own steps.
 
-        Visits are kept apart in the plan's steps. A method with other steps may have two of them in
-        one step, or closer together than its noise was calibrated for.
+        Otherwise two visits may lie in one step, or closer together than the noise was calibrated for.
         """
         own = self.learning.local_steps, self.learning.clients_per_step
         steps, clients = self.steps_and_clients(plan)

@@ -66,10 +66,7 @@ class Prepared:
 
     @cached_property
     def round_end_noise(self) -> NDArray[np.float64] | None:
-        """Standard deviation, a coordinate, of the noise in one learner's sum after each round.
-
-        None without noise.
-        """
+        """Standard deviation, a coordinate, of the noise in one learner's sum after each round; None without noise."""
         f = self.factorization
         if f is None:
             return None
@@ -80,11 +77,10 @@ class Prepared:
 
 
 def main_method(prepared: Sequence[Prepared]) -> int:
-    """Index of the method that a run recommends.
+    """Index of the method that a run recommends; the first where none protects anyone.
 
-    Of the methods that share the first private one's budget and accounting, those of the paper
-    ("ours", "auto") before baselines, the `recommended` one by the noise in sums at round ends. The
-    first method where none protects anyone.
+    Of the methods with the first private one's budget and accounting, the paper's own before baselines, the
+    `recommended` one by the noise in sums at round ends.
     """
     private = [i for i, each in enumerate(prepared) if each.guarantee]
     if not private:
@@ -101,10 +97,7 @@ T = TypeVar("T")
 
 
 def recommended(choices: Sequence[T], noise: Callable[[T], float], state: Callable[[T], int]) -> T:
-    """Of those with the least noise, or within 2% of it, the first with the smallest state.
-
-    Every mechanism makes its noise from one fresh draw a step; the state sets the rest of its cost.
-    """
+    """Of those with the least noise, or within 2% of it, the first with the smallest state."""
     least = min(map(noise, choices))
     return min((each for each in choices if noise(each) <= _CLOSE * least), key=state)
 
@@ -140,10 +133,7 @@ def warn_of_kept_noise(plan: Plan, method: MethodPlan) -> None:
 
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
-    """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps.
-
-    Averaging c clients in a step divides what one of them can move by c.
-    """
+    """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps."""
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
         method = with_defaults(plan, method)

@@ -24,40 +24,21 @@ Text = str | Callable[..., str]  # words of an error, or a function that makes t
 
 
 @dataclass(frozen=True)
-class PlanRule:
-    """A rule between keys of different tables."""
+class Rule:
+    """A rule between keys of different tables, or between a key of a method and the rest of the plan."""
 
-    key: str  # dotted; the one that is blamed
-    broken: Callable[[Plan], object]  # true, in Python's sense, where the rule does not hold
+    key: str  # dotted, or a method's; the one that is blamed
+    broken: Callable[..., object]  # of the plan (and the method): true, in Python's sense, where it does not hold
     expected: Text
     way_out: Text
     shown: Callable[[Plan], Any] | None = None  # the value that an error shows, if not the key's own
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, method: MethodPlan | None = None, where: str = "") -> None:
         """Raise `PlanError` where it is broken."""
-        if self.broken(plan):
-            value = self.shown(plan) if self.shown else reduce(getattr, self.key.split("."), plan)
-            raise PlanError(self.key, value, _said(self.expected, plan), _said(self.way_out, plan))
-
-
-@dataclass(frozen=True)
-class MethodRule:
-    """A rule between a key of a method and the rest of the plan."""
-
-    key: str
-    broken: Callable[[Plan, MethodPlan], object]
-    expected: Text
-    way_out: Text
-
-    def check(self, plan: Plan, method: MethodPlan, where: str) -> None:
-        """Raise `PlanError` where it is broken."""
-        if self.broken(plan, method):
-            raise PlanError(
-                f"{where}.{self.key}",
-                getattr(method, self.key),
-                _said(self.expected, plan, method),
-                _said(self.way_out, plan, method),
-            )
+        parts = (plan,) if method is None else (plan, method)
+        if self.broken(*parts):
+            value = self.shown(plan) if self.shown else reduce(getattr, self.key.split("."), parts[-1])
+            raise PlanError(where + self.key, value, _said(self.expected, *parts), _said(self.way_out, *parts))
 
 
 def _said(text: Text, *parts: Plan | MethodPlan) -> str:
@@ -90,26 +71,26 @@ def _metrics(plan: Plan) -> list[str]:
 _ATTEND = "remove data.missing, data.late and data.leaving"
 
 PLAN_RULES = (
-    PlanRule(
+    Rule(
         "methods.name",
         lambda plan: len({m.name for m in plan.methods}) < len(plan.methods),
         "a name of its own for each",
         "rename one",
         shown=lambda plan: [m.name for m in plan.methods],
     ),
-    PlanRule(
+    Rule(
         "data.kind",
         lambda plan: plan.data.kind not in (*_data_of_task(plan), "custom"),
         lambda plan: f'{_quoted(_data_of_task(plan))} or "custom" for task = "{plan.learning.task}"',
         lambda plan: f'kind = "{_data_of_task(plan)[0]}", or another task',
     ),
-    PlanRule(
+    Rule(
         "run.noise",
         lambda plan: plan.data.partial_attendance and plan.run.noise == "device",
         '"host" where learners miss rounds: each has noise at a pace of its own',
         f'noise = "host"; or {_ATTEND}',
     ),
-    PlanRule(
+    Rule(
         "privacy.min_separation",
         lambda plan: (
             plan.data.partial_attendance and plan.participation.times > 1 and plan.participation.min_separation > 1
@@ -118,32 +99,32 @@ PLAN_RULES = (
         "taken fewer steps between two visits than the run has",
         f"min_separation = 1 (more noise); or {_ATTEND}",
     ),
-    PlanRule(
+    Rule(
         "learning.ridge",
         lambda plan: plan.learning.ridge and not _takes_ridge(plan),
         lambda plan: f"0 for {plan.learning.task}",
         "remove it",
     ),
-    PlanRule(
+    Rule(
         "learning.learners",
         lambda plan: (plan.data.kind, plan.data.split) == ("mnist", "paper") and plan.learning.learners != 10,
         "10 for the paper's split by digit",
         'learners = 10, or data.split = "even", "dirichlet" or "writers"',
     ),
-    PlanRule(
+    Rule(
         "federation.min_clients",
         lambda plan: plan.federation.min_clients > plan.learning.local_steps,
         lambda plan: f"at most learning.local_steps = {plan.learning.local_steps}, a round's clients",
         lambda plan: f"min_clients = {plan.learning.local_steps}",
     ),
-    PlanRule(
+    Rule(
         "telemetry.metrics",
         lambda plan: "accuracy" in _metrics(plan) and _predicts_a_number(plan),
         lambda plan: f"no accuracy where {plan.learning.task} predicts a number",
         'metrics = ["loss"], with a loss_cap',
         shown=_metrics,
     ),
-    PlanRule(
+    Rule(
         "telemetry.metrics",
         lambda plan: "clipped" in _metrics(plan) and any(m.method.normalises for m in plan.methods),
         "no clipped beside a method that normalises gradients: none is ever clipped",
@@ -153,8 +134,8 @@ PLAN_RULES = (
 )
 
 
-def _without_noise(key: str) -> MethodRule:
-    return MethodRule(
+def _without_noise(key: str) -> Rule:
+    return Rule(
         key,
         lambda plan, method: not method.method.adds_noise and getattr(method, key) is not None,
         lambda plan, method: f"nothing: {method.kind} adds no noise and protects no one",
@@ -162,9 +143,9 @@ def _without_noise(key: str) -> MethodRule:
     )
 
 
-def _chosen(key: str) -> MethodRule:
+def _chosen(key: str) -> Rule:
     """A number beside one that is chosen would be tuned on someone's data."""
-    return MethodRule(
+    return Rule(
         key,
         lambda plan, method: method.method.chooses_steps and method.given(key),
         "nothing: auto takes it from public facts",
@@ -188,7 +169,7 @@ _NAME_AN_END = "remove it; or learning.unbounded = false, with the rounds that t
 
 METHOD_RULES = (
     *(_without_noise(key) for key in ("epsilon", "delta", "accounting", "mechanism")),
-    MethodRule(
+    Rule(
         "mechanism",
         lambda plan, method: (
             method.method.fixed_mechanism and method.mechanism not in (None, method.method.default_mechanism)
@@ -197,25 +178,25 @@ METHOD_RULES = (
         'kind = "ours" takes any',
     ),
     *(_chosen(key) for key in ("step_size", "server_step_size", "clip_norm")),
-    MethodRule(
+    Rule(
         "kind",
         lambda plan, method: method.method.chooses_steps and plan.learning.unbounded,
         "a run with an end: auto's step depends on it",
         'rounds that you will not reach, or kind = "ours" with a step_size',
     ),
-    MethodRule(
+    Rule(
         "objective",
         lambda plan, method: method.objective is not None and method.mechanism_name not in _made_for(method),
         lambda plan, method: f"only with mechanism = {', '.join(_made_for(method))}",
         "remove it",
     ),
-    MethodRule(
+    Rule(
         "clients_per_step",
         lambda plan, method: method.clients_per_step and _clients_of_round(plan) % method.clients_per_step,
         lambda plan, method: f"a divisor of {_clients_of_round(plan)}, the clients that a learner meets in a round",
         lambda plan, method: f"clients_per_step = {math.gcd(_clients_of_round(plan), method.clients_per_step or 1)}",
     ),
-    MethodRule(
+    Rule(
         "objective",
         lambda plan, method: (
             method.objective == "published"
@@ -228,7 +209,7 @@ METHOD_RULES = (
         ),
         "remove it, or take optimal or buffered",
     ),
-    MethodRule(
+    Rule(
         "mechanism",
         lambda plan, method: (
             plan.learning.unbounded and method.mechanism not in (None, _endless(method), "independent")
@@ -236,13 +217,13 @@ METHOD_RULES = (
         lambda plan, method: f"nothing, or {_endless(method)}, for unbounded rounds: this one needs an end",
         _NAME_AN_END,
     ),
-    MethodRule(
+    Rule(
         "objective",
         lambda plan, method: plan.learning.unbounded and method.objective is not None,
         "nothing beside unbounded rounds: their noise is made for forgetting, or for epochs of doubling length",
         _NAME_AN_END,
     ),
-    MethodRule(
+    Rule(
         "kind",
         lambda plan, method: (
             method.method.one_machine and (plan.learning.learners, plan.learning.local_steps) != (1, 1)

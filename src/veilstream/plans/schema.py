@@ -96,10 +96,9 @@ def agreed(*, default: Any = MISSING, **rule: Any) -> Any:
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(value, agreed))
 class Table:
-    """Subclasses are frozen dataclasses that check what they are made from.
+    """Subclasses are frozen dataclasses that check what they are made from; inner tables may be mappings.
 
-    Inner tables may be given as mappings. Unknown keys, at any depth, are refused before anything
-    else: a misspelt key is also a missing one, and the misspelling is the news.
+    Unknown keys, at any depth, are refused before anything else: a misspelt key is also a missing one.
     """
 
     refusal: ClassVar[type[InputError]] = InputError  # what is raised

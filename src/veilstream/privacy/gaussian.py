@@ -143,7 +143,6 @@ def mu_for(epsilon: float, delta: float) -> float:
     target = math.log1p(-delta) if near_one else math.log(delta)
 
     def excess(log_mu: float) -> float:
-        """Rises with μ; zero at the answer."""
         mu = math.exp(log_mu)
         if near_one:
             return target - _log_complement(epsilon, mu)

@@ -68,10 +68,7 @@ sums of such."""
 
 
 def clip_onto_grid(raw: RawGradient, grid: Grid, gamma: float | None = None) -> ClippedGradient:
-    """Clip (normalised first where there is a ``gamma``) and round towards zero.
-
-    What is not finite becomes zero.
-    """
+    """Clip (normalised first where there is a ``gamma``) and round towards zero; not finite becomes zero."""
     return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma)))
 
 
@@ -80,12 +77,7 @@ def extend_on_grid(
 ) -> ClippedGradient:
     """The client's whole vector: its gradient, and its metrics' coordinates rounded towards zero.
 
-    ``values`` None is a step without a client, whose coordinates are zero. A coordinate that
-    exceeds half the width is a defect, and is refused: the sensitivity rests on it.
-
-    Raises:
-        PrivacyError: for such a coordinate; nothing is released.
-
+    ``values`` None is nobody. A coordinate beyond half the width is a `PrivacyError`.
     """
     count = len(telemetry.metrics)
     if values is None:

@@ -136,21 +136,14 @@ class GridNoise:
         return moved
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Draw for the steps that come next, together: short rows cost less so.
-
-        Each row is then used by its own step, if it is given the same one; the draws are the same
-        to the bit. Long rows are drawn in their steps, and so are a study's own draws.
-        """
+        """Draw short rows of the next steps together, which costs less; the draws are the same to the bit."""
         if len(rows) < 2 or self._dim > _PIECE or self._own_draw is not None:
             return
         drawn = self._normals.rows(rows, self._scale)
         self._drawn = {id(row): (row, draws) for row, draws in zip(rows, drawn, strict=True)}
 
     def _block(self) -> tuple[float, Floats]:
-        """The step's matrix as [S'; c] = M·[S; z]: the increment last, without its fresh draw.
-
-        And that draw's own factor.
-        """
+        """The step's matrix as [S'; c] = M·[S; z], and the fresh draw's own factor."""
         matrix = self._program.matrix(self._position)
         moved = np.empty(matrix.shape)
         moved[:-1], moved[-1] = matrix[1:], matrix[0]
@@ -222,8 +215,6 @@ class GridNoise:
     def __reduce__(self) -> NoReturn:
         raise TypeError("noise cannot be copied: it would be used twice")
 
-    # --- keeping it ------------------------------------------------------------------------------
-
     def snapshot(self) -> bytes:
         """Everything, between two steps. Secret."""
         if self._broken:
@@ -252,5 +243,4 @@ def _shown(values: Floats) -> Floats:
 
 
 def _largest(values: Floats) -> float:
-    """Of absolute values; NaN where there is one."""
     return max(float(values.max()), -float(values.min()))

@@ -18,11 +18,8 @@ from veilstream.privacy.telemetry import Telemetry
 
 
 class _Choice(enum.StrEnum):
-    """A choice that plans and command lines make by name."""
-
     @classmethod
     def of(cls, value: Self | str) -> Self:
-        """From itself or its name."""
         if isinstance(value, cls):
             return value
         names = [member.value for member in cls]
@@ -202,12 +199,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Guarantee:
-        """The guarantee that `as_dict` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: for anything else.
-
-        """
+        """The guarantee that `as_dict` gave; `KeyError`, `TypeError` or `ValueError` for anything else."""
         told = plain.get("telemetry")
         return cls(
             epsilon=float(plain["epsilon"]),

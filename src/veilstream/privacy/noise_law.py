@@ -122,18 +122,7 @@ def calibrate_release(
     accounting: Accounting | str = Accounting.EXACT,
     telemetry: Telemetry | None = None,
 ) -> ReleaseNoise:
-    """Least noise that keeps the budget for what is really sent, arithmetic included.
-
-    Args:
-        budget: the promise for the whole horizon.
-        mechanism: any factorization; it is run step by step.
-        clip_norm: bound on every gradient's norm.
-        dim: coordinates of a gradient; the charge for arithmetic grows with them and with those of
-            telemetry.
-        neighbours: as for `calibrate`.
-        participation: as for `calibrate`.
-        accounting: as for `calibrate`.
-        telemetry: as for `calibrate`.
+    """Least noise that keeps the budget for what is really sent, arithmetic included (see `calibrate`).
 
     Raises:
         InputError: for a δ that draws of finite length cannot keep, or a run so long and wide that

@@ -61,12 +61,7 @@ class Telemetry:
         object.__setattr__(self, "loss_cap", loss_cap)
 
     def release_norm(self, clip_norm: float) -> float:
-        """R: the largest norm of a client's vector, rounded up.
-
-        Raises:
-            InputError: for a norm beyond floating point.
-
-        """
+        """R: the largest norm of a client's vector, rounded up."""
         norm = math.hypot(float(clip_norm), *[0.5 * self.width] * len(self.metrics)) * _ROUND_UP
         if not math.isfinite(norm):
             raise InputError(
@@ -78,14 +73,7 @@ class Telemetry:
         return norm
 
     def on_grid(self, step: float) -> Telemetry:
-        """With the width that coordinates have once they are rounded towards zero to a grid.
-
-        What divides sums of such coordinates: w itself would find all estimates nearer to half-way.
-
-        Raises:
-            InputError: where nothing is left of a coordinate.
-
-        """
+        """With the width that coordinates have once they are rounded towards zero to a grid."""
         units = math.trunc(0.5 * self.width / step)
         if units < 1:
             raise InputError(

@@ -15,10 +15,7 @@ class BaselinesRight(NamedTuple):
 
 @dataclass
 class LabelBaselines:
-    """The most frequent label so far (majority; the first of equals), and the last label (no change).
-
-    Before the first label, neither predicts any.
-    """
+    """The most frequent label so far (majority; the first of equals), and the last label (no change)."""
 
     counts: dict[str, int] = field(default_factory=dict)
     last: str | None = None

@@ -16,7 +16,6 @@ LONGEST_NAME = 1024
 NAME_RULE = (
     f"a text of 1 to {LONGEST_NAME} characters without control characters, not white space alone, or a whole number"
 )
-"""What a client's name must be, for errors."""
 
 _EXACT = 2.0**53  # above it, a float does not tell neighbouring whole numbers apart
 

@@ -19,8 +19,7 @@ from veilstream.records.cells import with_decimal_point
 from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, Label, RecordSchema, RefusedRecord
 
-AS_IT_IS = Label("target", None, low=-1e6, high=1e6, counts=True)
-"""The label where the plan says no more: a number, shown as it is."""
+AS_IT_IS = Label("target", None, low=-1e6, high=1e6, counts=True)  # where the plan says no more
 
 _LARGEST = 1e6
 

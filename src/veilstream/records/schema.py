@@ -27,8 +27,7 @@ Missing = Literal["refuse", "zero", "flag"]
 Outside = Literal["clamp", "refuse"]
 Unknown = Literal["other", "zero", "refuse"]
 
-EACH_ROW = "#row"
-"""As the name of the client's column: every row is another person."""
+EACH_ROW = "#row"  # as the name of the client's column: every row is another person
 
 REASONS = {
     "no column": "the column is not there",
@@ -45,7 +44,6 @@ REASONS = {
     "other learner": "the record names another learner",
     "not repeatable": "data.encode gave two answers for one row; it must depend on the row alone",
 }
-"""Why a record is refused, and what that means."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +263,7 @@ class RecordSchema:
     interactions: tuple[tuple[str, str], ...] = ()  # products of the numbers of two features
     bias: bool = True  # a feature that is always 1
     norm: float = 1.0  # features have at most this norm
-    fit: Literal["scale", "clip"] = "scale"
-    """Divide all by the largest norm (`scale`, linear), or only those that are longer (`clip`)."""
+    fit: Literal["scale", "clip"] = "scale"  # divide all by the largest norm (linear), or only longer ones
     learner: str | None = None  # column that says at whose learner a record is; None for one file each
     time: str | None = None  # column that orders records; None for the order of the file
 

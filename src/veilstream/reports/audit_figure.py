@@ -60,11 +60,7 @@ def _draw_trade_off(axes: Any, report: AuditReport) -> None:
             label=f"bound at {many.confidence:.0%} (mu >= {many.mu_lower:.3f})",
         )
     axes.plot([0, 1], [1, 0], ":", color="0.6", label="knows nothing")
-    axes.set_xlabel("false-alarm rate")
-    axes.set_ylabel("miss rate")
-    axes.set_title("Telling the canary's two records apart", fontsize="small")
-    axes.legend(fontsize="x-small")
-    axes.grid(visible=True, alpha=0.2)
+    _label(axes, "false-alarm rate", "miss rate", "Telling the canary's two records apart")
 
 
 def _draw_privacy_curve(axes: Any, report: AuditReport) -> None:
@@ -82,11 +78,7 @@ def _draw_privacy_curve(axes: Any, report: AuditReport) -> None:
     axes.plot(report.many.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions")
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(delta * 1e-3, 1e-12))
-    axes.set_xlabel("ε")
-    axes.set_ylabel("δ(ε)")
-    axes.set_title("Privacy curve, claimed and measured", fontsize="small")
-    axes.legend(fontsize="x-small")
-    axes.grid(visible=True, alpha=0.2)
+    _label(axes, "ε", "δ(ε)", "Privacy curve, claimed and measured")
 
 
 def _draw_steps(axes: Any, run: OneRun) -> None:
@@ -104,9 +96,14 @@ def _draw_steps(axes: Any, run: OneRun) -> None:
     if run.expected is not None:
         axes.plot(steps, run.expected, color=_MEASURED, linewidth=1, label="expected in messages")
     axes.axhline(run.claim, color=_CLAIMED, label="promised")
-    axes.set_xlabel("step at which the client comes")
-    axes.set_ylabel("d' = μ of that client")
-    axes.set_title(f"One run, {run.coordinates:,} coordinates", fontsize="small")
     axes.margins(y=0.25)
-    axes.legend(fontsize="x-small", loc="upper right")
+    title = f"One run, {run.coordinates:,} coordinates"
+    _label(axes, "step at which the client comes", "d' = μ of that client", title, loc="upper right")
+
+
+def _label(axes: Any, x: str, y: str, title: str, **legend: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize="small")
+    axes.legend(fontsize="x-small", **legend)
     axes.grid(visible=True, alpha=0.2)

@@ -59,10 +59,7 @@ def thinned(points: int, most: int) -> NDArray[np.intp]:
 
 
 def window_means(values: Floats, most: int) -> tuple[NDArray[np.intp], Floats]:
-    """Means over at most so many windows of the last axis, and how many points end each.
-
-    NaN does not count; the mean of a window of NaN alone is NaN.
-    """
+    """Means over at most so many windows of the last axis, NaN aside, and how many points end each."""
     points = values.shape[-1]
     ends = np.unique(np.rint(np.linspace(0, points, min(points, most) + 1)).astype(np.intp))
     there = np.isfinite(values)

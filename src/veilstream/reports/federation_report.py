@@ -18,7 +18,7 @@ from veilstream.reports.telemetry import latest_estimate, telemetry_charts
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedRound, read_rounds
 
-ROUND_CHARTS = {
+ROUND_CHARTS = {  # by id: title, axis, text, and the names of its columns
     "answered": ("Learners that answered", "learners", "In each round.", {"answered": "Learners that answered"}),
     "seconds": (
         "Duration of a round",
@@ -33,7 +33,6 @@ ROUND_CHARTS = {
         {"sent": "to learners", "received": "from learners"},
     ),
 }
-"""By id: title, axis, text, and the names of its columns."""
 
 
 def write_federation_report(run: Run) -> Path:

@@ -29,7 +29,6 @@ from veilstream.reports.page_kit import (
 )
 
 _LINES = {"model": "model", "majority": "majority", "mean": "mean", "no_change": "no change"}
-"""Figures of a score, and their names."""
 _STATES = {
     "open": "Takes callers’ records now",
     "waiting": "Takes no caller’s record now",

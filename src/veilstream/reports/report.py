@@ -34,7 +34,6 @@ FIGURES = {
     "dynamic_regret": "dynamic regret",
     "static_regret": "static regret",
 }
-"""Final figures of a method, by the names that people read."""
 
 
 def write_report(run: Run) -> Path:

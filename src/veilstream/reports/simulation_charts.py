@@ -101,10 +101,7 @@ def noise_charts(run: Run) -> list[Chart]:
 
 
 def printed_bound(guarantee: Guarantee, learners: int) -> float:
-    """Largest standard deviation by the norms that eq-bc-logR prints, at a guarantee's budget.
-
-    The paper prints ‖c‖² <= log2(T) + 1 and ‖b‖² <= log2(T); the noise multiplier is the guarantee's.
-    """
+    """Largest standard deviation by the printed ‖c‖² <= log2(T) + 1, ‖b‖² <= log2(T) (eq-bc-logR)."""
     row = math.log2(guarantee.horizon)
     one_step = guarantee.neighbours.reach * guarantee.clip_norm / guarantee.clients_per_step
     multiplier = guarantee.noise_std / guarantee.sensitivity

@@ -168,10 +168,7 @@ def _check_folder(run: Run, head: RunHead) -> None:
 
 
 def _heads(run: Run, head: RunHead) -> list[str]:
-    """Each learner's last accepted message, by its hash-chain link.
-
-    They are in the checkpoint; the list of releases must have them too.
-    """
+    """Each learner's last accepted message, by its hash-chain link, in checkpoint and list of releases."""
     listed = _listed_releases(run.path / "releases.csv")
     lines = [f"{head.round:,} rounds are done."]
     for seat in sorted(head.seats, key=lambda seat: seat.name):

@@ -148,7 +148,6 @@ def _round_problems(plan: Plan, seed: int) -> Iterator[tuple[Floats, Floats]]:
 
 
 def _clients(plan: Plan) -> int:
-    """Clients of all learners in a round."""
     return plan.learning.learners * plan.learning.local_steps * plan.learning.clients_per_step
 
 

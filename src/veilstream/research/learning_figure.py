@@ -50,10 +50,9 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
 
 
 def draw_panel(run: Run, path: Path) -> Path:
-    """Draw one panel for a page or a paper; the file's ending gives the format.
+    """One panel for a page or a paper: held-out accuracy, or the average loss where nothing is classified.
 
-    Held-out accuracy over rounds, or the average loss where nothing is classified, of the methods
-    that share the recommended one's budget and of those without noise.
+    Shown are the methods that share the recommended one's budget and those without noise.
     """
     summary = run.summary
     names = next(n for n in _panels(summary).values() if summary["main_method"] in n)
@@ -200,7 +199,6 @@ def draw_curves(axes: Any, rounds: Any, values: dict[str, Any], names: list[str]
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str, style: dict[str, Any]) -> None:
-    """Mean over seeds, and one standard deviation around it."""
     mean, std = values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
     axes.plot(rounds, mean, linewidth=1.4, label=label, **style)
     axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)

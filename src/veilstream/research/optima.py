@@ -57,11 +57,7 @@ class RoundOptimum:
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptimum:
-    """The best single model for a whole stream: fields as in `RoundOptimum`, for one problem.
-
-    Over a stream ``attained`` is False unless proved: without a proof the value is still the
-    infimum to the tolerance, and the data is quasi-separable or too near to tell apart from it.
-    """
+    """The best single model for a whole stream, as `RoundOptimum`; ``attained`` is False unless proved."""
 
     value: float
     minimiser: Array
@@ -123,11 +119,7 @@ def logistic_optimum(
 
 
 def least_squares_optimum(features: ArrayLike, targets: ArrayLike, ridge: float = 0.0) -> RoundOptimum:
-    """Minimise mean_i ½(a_i·x - y_i)² + ridge/2 ‖x‖² for P problems at once.
-
-    ``features`` (P, N, d), ``targets`` (P, N). A minimiser always exists; where many do, the one
-    of least norm is given.
-    """
+    """Minimise mean_i ½(a_i·x - y_i)² + ridge/2 ‖x‖² for P problems at once: the minimiser of least norm."""
     a, y = np.asarray(features), np.asarray(targets)
     count, samples, dim = a.shape
     value, minimiser, gradient_norm = np.zeros(count), np.zeros((count, dim)), np.zeros(count)

@@ -32,10 +32,7 @@ def average_regret(losses: ArrayLike, comparator_losses: ArrayLike) -> Floats:
 
 
 def path_variation(round_minimisers: Floats, offline_minimiser: Floats) -> tuple[float, str]:
-    """C_R = Σ_r ‖x_r* - x*‖² (lem-u, coro) of minimisers (R, d) and (d,); NaN, with the reason, if one does not exist.
-
-    A row of NaN marks a minimiser that does not exist, as in `RoundOptimum`.
-    """
+    """C_R = Σ_r ‖x_r* - x*‖² (lem-u, coro) of minimisers (R, d) and (d,); NaN, with the reason, where one is NaN."""
     missing = np.flatnonzero(np.isnan(round_minimisers).any(axis=1))
     reasons = []
     if missing.size:

@@ -1,8 +1,4 @@
-"""Table and figure of `veilstream reproduce streams`, from run folders alone.
-
-Prequential: each record is predicted before it is learned from. A column for each budget, beside
-baselines that do not learn, or stop learning early.
-"""
+"""Table and figure of `veilstream reproduce streams`, from run folders alone: prequential, by budget."""
 
 from __future__ import annotations
 

@@ -39,10 +39,7 @@ T = TypeVar("T")
 
 
 def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
-    """Keys that differ and change a run's numbers, with both values.
-
-    Memory changes no number, and regret may be dropped from a run that was started with it.
-    """
+    """Keys that differ and change a run's numbers, with both values; regret may be dropped."""
     free = {"run.memory_mib"} | (set() if asked.run.regret else {"run.regret"})
     before, now = flat_keys(stored), flat_keys(asked)
     return [
@@ -120,10 +117,7 @@ def _stored_plan(path: Path) -> Plan:
 
 
 def check_folder(path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()) -> None:
-    """Refuse a folder that holds another run or other files; or this run, unless it is resumed.
-
-    Files named in ``besides`` may be there.
-    """
+    """Refuse a folder with another run or files other than ``besides``; or with this run, unless it is resumed."""
     stored = path / "plan.toml"
     if stored.exists():
         check_version(path)
@@ -188,9 +182,6 @@ class Run:
     Args:
         path: the folder.
 
-    Raises:
-        InputError: for a folder without a plan.toml or of another version, and later for files that are damaged.
-
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -249,8 +240,7 @@ class Run:
     def is_federation(self) -> bool:
         """Whether this is a server's run, under whose promise real clients may have been.
 
-        Its checkpoint says so; in a copy without it, a summary that names the run. A simulation's
-        summary says that it is none, whatever lies beside it. No name in a plan plays a part.
+        Its checkpoint says so; in a copy without it, a summary that names the run. No name in a plan plays a part.
         """
         begun = (self.path / SERVER_CHECKPOINT).exists()
         if not self.finished:
@@ -280,9 +270,6 @@ class Run:
         Returns:
             The parameters, float32.
 
-        Raises:
-            InputError: for a method or seed that was not run, or a run that keeps no models.
-
         """
         summary = self.simulation
         method = summary.main.name if method is None else method
@@ -307,9 +294,6 @@ class Run:
 
         Args:
             column: "loss", "prequential_accuracy", "noise", "distance" or "optimum".
-
-        Raises:
-            InputError: for a column that the run did not write.
 
         """
         return self._column("history.csv", column, self.simulation.rounds)

@@ -51,8 +51,7 @@ class SimulationSummary:
     data: str
     methods: Mapping[str, MethodSummary]
     main: MethodSummary  # the recommended method
-    comparators: Sequence[str] | None
-    """Remarks on the optima that regret is measured against; None where there is no regret."""
+    comparators: Sequence[str] | None  # remarks on the optima of regret; None where there is none
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> SimulationSummary:

@@ -26,10 +26,7 @@ Float32s = NDArray[np.float32]
 
 
 def damaged(path: Path, line: int, rule: str, why: object) -> InputError:
-    """The error for a file of a run folder that is not as it was written.
-
-    It names the file, the line (0: the whole file) and the rule, never the file's content.
-    """
+    """The error for a damaged file of a run folder, without its content; line 0 is the whole file."""
     where = f"{path}, line {line}" if line else str(path)
     return InputError("run", where, rule, f"{why}; restore the file, --resume an unfinished run, or run it again")
 
@@ -179,10 +176,7 @@ class ListedRounds(NamedTuple):
 
 
 def read_rounds(folder: Path) -> ListedRounds:
-    """Rounds as a server closed them; if a kill made it list one twice, the last line counts.
-
-    A line that is cut short or damaged is left out and counted. Without a file there are no rounds.
-    """
+    """Rounds as a server closed them, the last line of each; damaged lines are left out and counted."""
     path = folder / "rounds.csv"
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -211,10 +205,7 @@ def _listed(line: str) -> ListedRound | None:
 
 
 def keep_whole_lines(path: Path, header: str) -> bool:
-    """Cut off an incomplete last line, which a kill during a write leaves; whether there was one.
-
-    Its round is done again. A table without a whole line gets its header again.
-    """
+    """Cut off an incomplete last line, which a kill during a write leaves; whether the file was changed."""
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if content and whole == content:

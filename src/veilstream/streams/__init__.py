@@ -38,29 +38,16 @@ __all__ = [
 ]
 
 _LATER = {
-    "ClientsMet": "veilstream.streams.pool",
-    "DRIFTS": "veilstream.streams.synthetic",
-    "DirichletSplit": "veilstream.streams.splits",
-    "EvenSplit": "veilstream.streams.splits",
-    "ClientSource": "veilstream.streams.intake",
-    "IteratorSource": "veilstream.streams.iterator_source",
-    "LiveSource": "veilstream.streams.waiting_source",
-    "Offered": "veilstream.streams.intake",
-    "SourceBookmark": "veilstream.streams.intake",
-    "MNIST_SPLITS": "veilstream.streams.mnist",
-    "PaperSplit": "veilstream.streams.splits",
-    "PoolStream": "veilstream.streams.pool",
-    "RippleStream": "veilstream.streams.synthetic",
-    "Split": "veilstream.streams.splits",
-    "Stream": "veilstream.streams.pool",
-    "SyntheticStream": "veilstream.streams.synthetic",
-    "TableSource": "veilstream.streams.table_source",
-    "WriterSplit": "veilstream.streams.splits",
-    "load_mnist": "veilstream.streams.mnist",
-    "mnist_stream": "veilstream.streams.mnist",
+    "intake": ("ClientSource", "Offered", "SourceBookmark"),
+    "iterator_source": ("IteratorSource",),
+    "mnist": ("MNIST_SPLITS", "load_mnist", "mnist_stream"),
+    "pool": ("ClientsMet", "PoolStream", "Stream"),
+    "splits": ("DirichletSplit", "EvenSplit", "PaperSplit", "Split", "WriterSplit"),
+    "synthetic": ("DRIFTS", "RippleStream", "SyntheticStream"),
+    "table_source": ("TableSource",),
+    "waiting_source": ("LiveSource",),
 }
-
-__getattr__ = names_from(__name__, _LATER)
+__getattr__ = names_from(__name__, {name: f"{__name__}.{room}" for room, names in _LATER.items() for name in names})
 
 
 def __dir__() -> list[str]:

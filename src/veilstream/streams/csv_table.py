@@ -17,8 +17,7 @@ from veilstream.streams.table import Cells, Table, check_names
 from veilstream.wording import counted
 
 _DELIMITERS = ",;\t|"
-_SEPARATOR_LINE = re.compile(r'"?sep=([,;\t|])"?')
-"""A first line by which Excel is told the delimiter; no record and no header."""
+_SEPARATOR_LINE = re.compile(r'"?sep=([,;\t|])"?')  # a first line that tells Excel the delimiter
 _AROUND_NAMES = " \t\r\n\ufeff\u200b"
 _NAMED = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")

@@ -80,11 +80,7 @@ def covertype_tables(content: bytes, records: int = COVERTYPE_RECORDS) -> Tables
 
 
 def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
-    """New York's flights by carrier, evenly spread over the year, halves as above.
-
-    Columns are those known when a ticket is sold, not when and how late the flight left. A flight that did
-    not arrive is left out.
-    """
+    """New York's flights by carrier, over the year: columns known when a ticket is sold, of flights that arrived."""
     reader = csv.reader(io.StringIO(content.decode(), newline=""))
     header = next(reader)
     delay, carrier = header.index("arr_delay"), header.index("carrier")
@@ -109,10 +105,9 @@ def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
 
 
 def health_tables(content: bytes, people: int = HEALTH_PEOPLE) -> Tables:
-    """RAND's Health Insurance Experiment by site: whole people in one part or the other.
+    """RAND's Health Insurance Experiment by site, a record for a person's year: whole people in one part or the other.
 
-    One record is one person's year. The years are in order; within a year the file does not say
-    when, so people come in an order that a hash of their number gives, the same every year.
+    The file does not say when in a year, so people come in an order by a hash of their number, the same every year.
     """
     names = {
         "coins": "coinsurance",

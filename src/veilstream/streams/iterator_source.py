@@ -42,8 +42,7 @@ class IteratorSource(WaitingSource):
         super().__init__(patience_s, read_ahead)
         self.name = name
         self._make, self._consumed = make, 0
-        self.admission: Admission | None = None
-        """What the task takes, where it is known: other records are counted and not offered."""
+        self.admission: Admission | None = None  # other records are counted and not offered
         self.not_admitted = 0
         self._thread: threading.Thread | None = None
 

@@ -43,9 +43,6 @@ def load_mnist(directory: Path | None = None) -> Mnist:
     Returns:
         Images and labels, for training and for testing.
 
-    Raises:
-        InputError: files are missing or not intact.
-
     """
     place = dataset_directory("mnist") if directory is None else Path(directory)
     contents, problems = read_kept("mnist", place)
@@ -89,9 +86,6 @@ def mnist_stream(
 
     Returns:
         A stream of clients, each with one image, and of those held out.
-
-    Raises:
-        UnknownName: for another split.
 
     """
     way: Split

@@ -112,10 +112,7 @@ class PoolStream:
         return places.reshape(self.learners, count, self.per_round).swapaxes(0, 1).copy()
 
     def round(self, seed: int, round_: int) -> Sample:
-        """The round's clients: features (n, per_round, ...), targets and present (n, per_round).
-
-        A place without a client has zero features, target 0 and present 0.
-        """
+        """The round's clients; a place without one has zero features, target 0 and present 0."""
         chosen = self.indices(seed, round_, 1)[0]
         absent = chosen < 0
         features, targets = self.features[chosen], self.targets[chosen]  # -1 takes the last row

@@ -37,11 +37,7 @@ class EvenSplit:
 
 @dataclass(frozen=True)
 class PaperSplit:
-    """The paper's: half of the pool evenly at random, of the rest all of class l to learner l.
-
-    Learners and classes count from 0 here. With MNIST and ten learners, pools have between about
-    5,700 and 6,400 clients.
-    """
+    """The paper's: half of the pool evenly at random, of the rest all of class l (from 0) to learner l."""
 
     def __call__(self, labels: Array, learners: int, rng: np.random.Generator) -> list[Int32s]:
         """Halve a shuffled pool, deal one half evenly and the other by class."""
@@ -65,11 +61,7 @@ class PaperSplit:
 
 @dataclass(frozen=True)
 class DirichletSplit:
-    """Each class is shared out in proportions from a symmetric Dirichlet distribution.
-
-    A small ``alpha`` gives most of a class to few learners; a large one approaches `EvenSplit`.
-    Pools differ in size, and one may be empty.
-    """
+    """Each class is shared out in proportions from a symmetric Dirichlet distribution; a pool may be empty."""
 
     alpha: float = 0.5
 
@@ -92,11 +84,9 @@ class DirichletSplit:
 
 @dataclass(frozen=True, eq=False)
 class WriterSplit:
-    """All that one person wrote goes to one learner, and learners get about equally much.
+    """All that one person wrote goes to one learner; pools differ by at most what one person wrote.
 
-    Writers come in random order and each goes to the learner that has least so far, so pools
-    differ by at most what one person wrote. A client is still one image: this makes learners
-    differ as people do, and does not make the person the unit that is protected.
+    A client is still one image: this does not make the person the unit that is protected.
     """
 
     writers: Array = field(repr=False)

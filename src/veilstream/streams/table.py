@@ -129,10 +129,7 @@ class Table(ABC):
 
 
 def check_names(name: str, columns: tuple[str, ...]) -> None:
-    """Refuse a header that cannot be used.
-
-    Errors give places and no names: without a header these would be a person's cells.
-    """
+    """Refuse an unusable header by places, not names: without a header these would be a person's cells."""
     twice = {column for column, count in Counter(columns).items() if column and count > 1}
     if twice:
         places = [str(i + 1) for i, column in enumerate(columns) if column in twice]

@@ -29,8 +29,7 @@ class RowCounts:
 
     rows: int = 0
     refused: Counter[Refusal] = field(default_factory=Counter)
-    clamped: Counter[str] = field(default_factory=Counter)
-    """Numbers that were moved to the end of their range, by column."""
+    clamped: Counter[str] = field(default_factory=Counter)  # moved to the end of their range, by column
     other_learners: int = 0
     not_again: int = 0  # of people who may not take the next step, passed between rounds
 
@@ -72,11 +71,7 @@ class TableSource:
     Args:
         table: where rows come from; rows that are appended later are read later.
         schema: what a record is.
-        learner: this learner's name; rows with another name in the schema's column of learners are
-            skipped and counted.
-
-    Raises:
-        InputError: the table lacks the schema's columns.
+        learner: this learner's name; rows with another name in the schema's column of learners are skipped.
 
     """
 
@@ -126,8 +121,7 @@ class TableSource:
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
         """Whether enough people wait who can be taken; reads ahead, uses nothing.
 
-        Rows at the front that are of no use (refused, of another learner, of people who may not take
-        the next step) are passed, as they would be if they were offered at this step.
+        Useless rows at the front are passed, as they would be if they were offered at this step.
         """
 
         def usable(item: _Item) -> bool:
@@ -192,9 +186,8 @@ class TableSource:
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:
     """Refuse a table with rows that were read under another name; whether an undetected copy is possible.
 
-    With several visits per person its records would count as further visits. What rows say is
-    compared (`veilstream.streams.table`): a copy with other newlines, delimiters or order of columns
-    is found, also behind new rows. A copy in which rows were changed is not.
+    Records of a copy would count as further visits. A copy is found by what its rows say, also behind new rows; one
+    in which rows were changed is not.
     """
     stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
     own = stands.pop(table.name, None)
@@ -217,10 +210,7 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
 
 
 class _SeenBefore:
-    """Finds rows that were read under other names, by the digest of each bookmark.
-
-    They are found as a whole, in any order among themselves, behind any number of other rows.
-    """
+    """Finds all rows of a bookmark, in any order, behind any number of other rows, by its digest."""
 
     def __init__(self, bookmarks: Mapping[str, Bookmark], begins: int) -> None:
         """``begins`` is the digest of this table before the first row that is looked at."""
@@ -241,11 +231,7 @@ class _SeenBefore:
 
 
 def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
-    """How many of this learner's rows come after a later one, and how many have a time; reads all.
-
-    A deployed learner takes rows in the order of the file, since more may be appended; a simulation
-    sorts them.
-    """
+    """How many of this learner's rows come after a later one, and how many have a time; reads all."""
     if schema.time is None or schema.time not in (table.columns or (schema.time,)):
         return 0, 0
     order, rows = TimeOrder(), 0

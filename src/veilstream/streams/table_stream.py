@@ -26,8 +26,7 @@ from veilstream.streams.tables import check_columns
 from veilstream.wording import counted
 
 _HELD_OUT_OF = 1 << 20
-Tables = Sequence[tuple[str, Table]]
-"""Pairs of a learner's name and its table; the name counts where the schema has no column of learners."""
+Tables = Sequence[tuple[str, Table]]  # by learner, where the schema has no column of learners
 
 
 @dataclass
@@ -45,8 +44,7 @@ class TableReport:
     returning: int = 0  # people with more than one record
     most_visits: int = 0
     unordered: int = 0  # rows whose time is before that of the row above; a simulation sorts them
-    learned: dict[str, int] = field(default_factory=dict)
-    """Records that a simulation learns from at each learner, without held-out people."""
+    learned: dict[str, int] = field(default_factory=dict)  # by learner, without held-out people
     notices: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -228,11 +226,7 @@ def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
 def rows_to_learn_from(
     tables: Tables, schema: RecordSchema, held_out_share: float
 ) -> dict[str, list[dict[str, object]]]:
-    """Cells of the records that `table_stream` learns from, by learner, in their order.
-
-    For writing tables: without held-out people, refused rows and the column of learners, and with a
-    decimal point in every number.
-    """
+    """Cells of the records that `table_stream` learns from, by learner, in order, with decimal points."""
     found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
     for learner, table in tables:
         for number, cells in table.rows():

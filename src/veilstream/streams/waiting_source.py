@@ -27,8 +27,7 @@ class WaitingRecord:
 
     def __init__(self, offered: Offered, answered: Callable[[Answer | None], None] = lambda _: None) -> None:
         self.offered = offered
-        self.answered = answered
-        """Called once: with the answer when the record is stored, or with None if it was not taken."""
+        self.answered = answered  # called once, when the record is stored; with None if it was not taken
 
 
 class WaitingSource:

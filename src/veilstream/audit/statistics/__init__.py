@@ -1,7 +1,4 @@
-"""How much privacy the messages really give: statistics of what was sent, and nothing else.
-
-Pure functions of transcripts. Who makes the transcripts: `veilstream.audit`.
-"""
+"""How much privacy the messages really give: pure functions of transcripts."""
 
 from veilstream.audit.statistics.check import CONFIDENCE, FALSE_ALARMS
 from veilstream.audit.statistics.differencing import Differencing, difference

@@ -116,12 +116,6 @@ class CellCounts:
         index += half + 1
         self.counts += np.bincount(index, minlength=len(self.counts))
 
-    def merge(self, other: CellCounts) -> None:
-        """Add what was counted elsewhere, under the same law."""
-        if other.law != self.law:
-            raise InputError("std", other.law.std, f"{self.law.std}", "counts of one law add up")
-        self.counts += other.counts
-
 
 @dataclass(frozen=True)
 class Scale:

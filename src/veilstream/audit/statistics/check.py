@@ -1,10 +1,7 @@
 """A check: one hypothesis that correct code fulfils, and how well what was seen agrees with it.
 
-Two levels are kept apart. Figures are lower bounds at `CONFIDENCE`: one audit of correct code in a
-hundred reports a bound above the truth. An *alarm* is another matter, since an audit that cries
-wolf is switched off: all tests of one audit together raise one with probability at most
-`FALSE_ALARMS` if the code is correct. A bound above the claim at the first level alone is therefore
-not yet an alarm.
+Figures are lower bounds at `CONFIDENCE`. All tests of one audit of correct code together raise an
+*alarm* with probability at most `FALSE_ALARMS`, so a bound above the claim is not yet an alarm.
 """
 
 from __future__ import annotations

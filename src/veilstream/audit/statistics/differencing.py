@@ -1,10 +1,7 @@
 """Same randomness, neighbouring data: transcripts differ by what theory predicts, or by a leak.
 
-With the same noise in both worlds, Y - A_R·G is the same noise prefix twice. G is what the audit
-works out from the raw gradients on its own (`clipped_by_hand`), not what the learner says it used.
-On the grid the two residuals agree but for the last bits of clipping: at most `ROUNDING` units for
-each step at which the worlds differ. How many messages there are and how long they are may not
-depend on the data at all.
+With the same noise in both worlds, Y - A_R·G is the same noise prefix twice, up to `ROUNDING` units
+for each step at which the worlds differ. The audit works G out on its own (`clipped_by_hand`).
 """
 
 from __future__ import annotations

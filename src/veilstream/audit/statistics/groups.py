@@ -21,11 +21,10 @@ from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 from scipy.stats import chi2, norm
 
 from veilstream.audit.statistics.cells import CellCounts, CellLaw, cell_fit
-from veilstream.audit.statistics.check import FALSE_ALARMS, Check
+from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import whitened
 from veilstream.audit.statistics.law import Law
 
@@ -105,18 +104,3 @@ class CoordinateGroup:
             words = f"NOT LOOKED AT: their standard deviation is {std:.3g} units of the grid"
             checks.append(Check(f"cells of {self._name}, message {message + 1}", 1.0, words, ""))
         return checks
-
-
-def noise_power(numbers: int, variance: float, *, level: float = FALSE_ALARMS / 40) -> float:
-    """Probability that noise with this share of its variance raises an alarm, up or down.
-
-    ``level`` is the alarm's for one of forty checks.
-    """
-    low, high = chi2.ppf(0.5 * level, numbers), chi2.isf(0.5 * level, numbers)
-    return float(chi2.cdf(low / variance, numbers) + chi2.sf(high / variance, numbers))
-
-
-def contribution_power(size: float, times: float, *, level: float = FALSE_ALARMS / 40) -> float:
-    """Probability that ``times`` the due contributions raise an alarm, where ‖K‖ = ``size``."""
-    shift, needed = abs(times - 1.0) * size, -float(ndtri(0.5 * level))
-    return float(ndtr(shift - needed) + ndtr(-shift - needed))

@@ -1,10 +1,7 @@
 """Old records, packed: a million of them are read, hashed and searched as a thousand segments.
 
-A *segment* is a run of records, a line each: kind, hash, and body, with tabs between; compressed
-(zlib), which halves what every opening reads and hashes. It is packed when the record after it is
-written, in one transaction with it, from rows whose links were checked once more; that record's
-body commits to it (`veilstream.deployment.ledger.chain`), so a segment is as firmly in the chain as
-each of its records.
+A segment is compressed lines of kind, hash and body. It is packed in one transaction with the next
+record, whose body commits to it (`chain`).
 """
 
 from __future__ import annotations

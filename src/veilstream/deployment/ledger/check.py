@@ -1,12 +1,7 @@
 """Is a store what was written? Once at every opening, and record by record on demand.
 
-*Opening* finds every change of any table, and any order in which SQLite would search wrongly, at
-the speed of C: SQLite's integrity check; the unpacked records, link by link; a hash of every
-segment, of every blob and of the key of tags; the sum of all visits. Records of segments are not
-parsed again: a segment's hash is in the chain.
-
-*Verifying* takes every record of all time in turn, and compares every summary with what the records
-before it say, and every visit with its record. Neither keeps more in memory than a segment.
+Opening parses unpacked records and hashes the rest; verifying takes every record of all time.
+Neither keeps more in memory than a segment.
 """
 
 from __future__ import annotations
@@ -90,7 +85,6 @@ def _take(chain: Chain, row: Row, path: Path) -> Record:
 
 
 def _check_beside(db: Any, chain: Chain, path: Path) -> None:
-    """What lies beside the records that are not packed: segments, blobs and visits."""
     if archive_digest(db) != chain.archive:
         raise damaged(path, "records that were packed")
     blobs = {name: digest(content) for name, content in db.execute("SELECT * FROM blobs")}
@@ -101,7 +95,7 @@ def _check_beside(db: Any, chain: Chain, path: Path) -> None:
 
 
 def _all_rows(db: Any) -> Iterator[tuple[Row, str]]:
-    """Every record; the first of a segment, and of the tail, with what stands for those before."""
+    """The first record of a segment, and of the tail, comes with what stands for those before."""
     archive = NOTHING_PACKED
     for first, content in segments(db):
         for row in unpack(first, content):

@@ -109,7 +109,6 @@ class _Comparison:
         self._problem: LedgerError | None = None
 
     def next(self, expected: Entry) -> None:
-        """The chain's next entry."""
         if self._problem is not None:
             return
         try:
@@ -124,7 +123,6 @@ class _Comparison:
             self._disagree(entry)
 
     def finish(self, holder: str | None) -> None:
-        """Raise what was found."""
         if self._problem is None and (more := next(self._found, None)) is not None:
             self._disagree(more)
         if self._problem is not None:
@@ -193,15 +191,10 @@ class PersonsPart:
 
 
 def part_of_person(store: Path, client: object) -> PersonsPart:
-    """Look one person up by their tag, the only way to ask: the ledger holds keyed hashes of tags.
-
-    Args:
-        store: the learner's ledger; a learner may be writing to it.
-        client: the tag, in any spelling that the learner takes.
+    """Look one person up by their tag, in any spelling; a learner may be writing to the store.
 
     Raises:
         InputError: for what is no tag; the error does not show it.
-        LedgerError: for a store that cannot be read.
 
     """
     tag = checked_tag(client)

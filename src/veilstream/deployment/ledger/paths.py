@@ -1,9 +1,6 @@
 """The files of a ledger: where they are, and what the file system must not do to them.
 
-A store, its log (``-wal``, ``-shm``), its lock and its witness are plain files. A symbolic link in
-the place of one is refused, and so is a second name of a store or witness: two names would lead to
-one store, each with its own lock, or a learner to a file that someone else chose. (Links among the
-directories above are followed.)
+Links in the place of a file, and second names of it, are refused: two names would have two locks.
 """
 
 from __future__ import annotations
@@ -101,7 +98,6 @@ def _device(path: Path) -> int:
 
 
 def _shut(path: Path) -> str:
-    """Close a file to other accounts; returns the result in words."""
     with contextlib.suppress(OSError):
         path.chmod(0o600)
     if path.stat().st_mode & _OTHERS:

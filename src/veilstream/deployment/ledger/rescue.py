@@ -1,11 +1,7 @@
 """Repairs that keep the promise.
 
-* A lost witness is written anew from the newest store: the store knows everything it knew.
-* A lost store is begun anew from the witness. Its noise is gone, so its epoch is over; who took
-  part in it is known to the witness, under the same key, and is left out for ever.
-* An epoch can be given up: its secrets are destroyed, and the next learner begins a new one.
-
-With both lost, nobody knows who took part: such a learner may only begin again with other clients.
+A lost witness is written anew from the newest store. A lost store is begun anew from the witness,
+which knows who took part. With both lost, a learner may only begin again with other clients.
 """
 
 from __future__ import annotations

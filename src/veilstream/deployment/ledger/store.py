@@ -1,17 +1,9 @@
 """The ledger: one SQLite file in which nothing is forgotten and nothing can be changed unseen.
 
-Facts are records in a hash chain (`veilstream.deployment.ledger.chain`). Writes are one transaction
-each, durable (WAL, synchronous=FULL) when they return, then witnessed
-(`veilstream.deployment.ledger.witness`). Opening a ledger checks the chain and everything that
-hangs on it (`veilstream.deployment.ledger.check`), and compares it with the witness. Clients are
-known by keyed hashes of their tags.
-
-A store is created only on request: a disk that is not mounted must not look like a learner's first
-day. Before every write the ledger checks that its path still leads to the same store, with the head
-of the chain that this process wrote, and that the witness is as it was left.
-
-A ledger has one writer, and one failure: after a write that did not return, nobody knows what the
-disk holds, so the ledger refuses everything until it is opened anew.
+Facts are records in a hash chain (`chain`). Writes are one transaction each, durable when they
+return, then witnessed (`witness`). Opening checks everything (`check`); before every write the
+ledger checks that store and witness are as this process left them. After a write that did not
+return, nobody knows what the disk holds, so the ledger refuses everything until opened anew.
 """
 
 from __future__ import annotations
@@ -111,8 +103,6 @@ class Ledger:
         except BaseException:
             self.close()
             raise
-
-    # --- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
         if identity(self.path) is None:
@@ -219,8 +209,6 @@ class Ledger:
     def _entries_from(self, number: int) -> Iterator[Entry]:
         for record in self.records(number):
             yield from entries_of(self._db, record)
-
-    # --- writing ---------------------------------------------------------------------------------
 
     def write(
         self,
@@ -342,8 +330,6 @@ class Ledger:
                 f"an earlier write to {self.path} failed: nothing was released "
                 "(repair the disk, then start the learner again)"
             )
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def blob(self, name: str) -> bytes:
         """What was kept under this name."""

@@ -128,10 +128,7 @@ class Witness:
         return self._beyond or self._last
 
     def reached(self) -> tuple[int, int]:
-        """The record of the last entry before anything torn, and how many entries of it there are.
-
-        (0, 0) where there is none.
-        """
+        """The record of the last entry before anything torn, and how many entries it has; else (0, 0)."""
         if self._last is None:
             return 0, 0
         found, place = 0, self._end
@@ -147,12 +144,7 @@ class Witness:
         return self._last.number, found
 
     def check_torn(self, lacking: int) -> None:
-        """Raise `LedgerError` unless a long torn end is of what the store has, and this file lacks.
-
-        Args:
-            lacking: how many entries of the store's newest records are not here.
-
-        """
+        """Raise `LedgerError` if the torn end is longer than the ``lacking`` entries that the store has."""
         if self._torn > max(_TORN_WITH_CONTENT, lacking):
             raise self._damaged(f"in its last {self._torn} entries")
 
@@ -294,7 +286,6 @@ def entries_of(db: Any, record: Record) -> Iterator[Entry]:
 
 
 def _packed(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """Entries as they stand in the file, many at once."""
     rest = iter(entries)
     while piece := b"".join(entry.pack() for entry in itertools.islice(rest, _AT_ONCE)):
         yield piece

@@ -104,10 +104,16 @@ class DictLogistic(_OnDicts, Logistic):
     """Logistic regression on records, for labels True/False or +1/-1.
 
     Without ridge, the gradient of a record has norm at most ``feature_norm``: a clip norm of that
-    size changes nothing. Arguments and errors as for `DictEncoder`, and
+    size changes nothing.
 
     Args:
+        dim: columns of a vector, the constant included.
+        feature_norm: largest norm of a vector; None leaves it as it is.
+        salt: public text that decides which names share a column.
         ridge: weight of the squared norm in the loss.
+
+    Raises:
+        InputError: for a value that the rules exclude.
 
     """
 
@@ -134,6 +140,16 @@ class DictRegression(_OnDicts, LeastSquares):
 
     Scaling a record to ``feature_norm`` scales what a linear model says about it: choose the norm,
     and public units, so that typical records are not scaled.
+
+    Args:
+        dim: columns of a vector, the constant included.
+        feature_norm: largest norm of a vector; None leaves it as it is.
+        salt: public text that decides which names share a column.
+        ridge: weight of the squared norm in the loss.
+
+    Raises:
+        InputError: for a value that the rules exclude.
+
     """
 
     def __init__(self, dim: int, *, feature_norm: float | None = 1.0, salt: str = "", ridge: float = 0.0) -> None:

@@ -9,8 +9,6 @@
   var state = null, drawn = {}, hiddenNames = new Set(), curves = new Map(), style = {}, selected = {};
   var THEMES = ["auto", "light", "dark"];
 
-  // --- small helpers -------------------------------------------------------------------------
-
   function el(tag, attributes) {
     var node = document.createElement(tag);
     Object.keys(attributes || {}).forEach(function (key) {
@@ -31,8 +29,6 @@
     else if (old) old.remove();
   }
 
-  // --- theme -----------------------------------------------------------------------------------
-
   function remembered() { try { return localStorage.getItem("veilstream-theme") || "auto"; } catch (_) { return "auto"; } }
   var wanted = remembered(), printing = false;
   var system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -51,8 +47,6 @@
     try { localStorage.setItem("veilstream-theme", wanted); } catch (_) { /* a page from disk may not keep it */ }
     applyTheme();
   }
-
-  // --- sections --------------------------------------------------------------------------------
 
   var SECTIONS = {
     opening: function () {
@@ -174,8 +168,6 @@
     else byHand();
   }
 
-  // --- legend ----------------------------------------------------------------------------------
-
   function legend() {
     var box = el("fieldset", { class: "legend", id: "legend" }, el("legend", { class: "hidden", text: "Methods shown in the charts" }));
     [null].concat(groups()).forEach(function (group) {
@@ -216,8 +208,6 @@
     document.querySelectorAll(".chip").forEach(function (button) { button.setAttribute("aria-pressed", String(!hiddenNames.has(button.dataset.method))); });
     redrawCharts();
   }
-
-  // --- charts ----------------------------------------------------------------------------------
 
   function chartSection(id, title, tabbed) {
     var list = state.charts[id] || [];
@@ -322,8 +312,6 @@
     document.querySelectorAll(".chip").forEach(function (button) { button.querySelector("path").setAttribute("stroke", charts.colour(style[button.dataset.method])); });
   }
 
-  // --- state -----------------------------------------------------------------------------------
-
   function render(next) {
     state = next;
     curves.clear(); hiddenNames.clear();
@@ -393,8 +381,6 @@
     var slider = document.querySelector("#chart-" + CSS.escape(chart.id) + " input");
     if (slider) { slider.max = String(chart.x.length - 1); slider.value = slider.max; }
   }
-
-  // --- begin -----------------------------------------------------------------------------------
 
   window.veilstream = { render: render, update: update, get state() { return state; } };
   document.getElementById("theme").addEventListener("click", nextTheme);

@@ -165,15 +165,9 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
     """Regret against the best fixed model, for strongly convex losses: the proof of coro.
 
     ``constants.mu`` is the modulus of strong convexity; α and σ play no part. The proof stops at
-    O(); the constants that it carries are::
-
-        initial      ‖x⁰ - x*‖²/(Rη̃)
-        drift        (η̃ + θ + 1/(2μ))·2L²η²·2τ²B_g²
-        noise        η̃²·‖B_R‖_F²·dV²/(θRτ²) + (η̃ + θ + 1/(2μ))·2L²η²·8·max‖b‖²·d·V_i²
-        environment  2L²·(η̃ + 3θ/2)·C_R/R
-
-    if η̃ + 3θ/2 <= 1/(4L) (eqtheta with α = 1). θ trades noise against the environment; the
-    proof takes θ = η̃·ln(Rτ).
+    O(); it carries the terms of `dynamic_regret_bound_strongly_convex`, but 2L²·(η̃ + 3θ/2)·C_R/R for
+    the environment, if η̃ + 3θ/2 <= 1/(4L) (eqtheta with α = 1). θ trades noise against the
+    environment; the proof takes θ = η̃·ln(Rτ).
 
     Corrected: the telescoped distances are printed with the wrong sign. η̃ <= 1/(10L·ln(Rτ)) gives
     eqtheta only if ln(Rτ) >= 1, so the default here is θ = η̃·max(1, ln(Rτ)). And a round's
@@ -185,7 +179,7 @@ def static_regret_bound(constants: Constants, theta: float | None = None) -> Bou
         theta: θ; η̃·max(1, ln(Rτ)) where it is left out.
 
     Returns:
-        The bound, term by term, and whether the proof's condition on the step size holds.
+        As for `dynamic_regret_bound`.
 
     """
     c, eta_tilde = constants, constants.effective_step_size

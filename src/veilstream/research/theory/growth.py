@@ -17,7 +17,7 @@ class GrowthConstants(NamedTuple):
 
 
 def quasi_strong_convexity(modulus: float) -> GrowthConstants:
-    """Quasi strongly convex losses satisfy asm-noncvx as they are: α = 1, μ the modulus.
+    """Quasi strongly convex losses satisfy asm-noncvx as they are: α = 1, μ the modulus μ_QSC.
 
     Args:
         modulus: μ_QSC.

@@ -1,8 +1,8 @@
-"""The closed forms that the paper prints for the norms of B and C, beside what is true.
+"""The closed forms that the paper prints for the norms of B and C, beside what is true, for T = R·τ steps.
 
 For comparison alone: whatever promises privacy computes its norms from the noise that runs.
 
-eq-bc-logR, for the tree: ‖c‖² <= log2(T) + 1 and ‖b‖² <= log2(T), T = R·τ. A prefix sum m uses as
+eq-bc-logR, for the tree: ‖c‖² <= log2(T) + 1 and ‖b‖² <= log2(T). A prefix sum m uses as
 many nodes as m has binary ones. The largest number of ones up to T is floor(log2(T + 1)), reached
 at m = 2^k - 1; it is more than log2(T) exactly when T itself is 2^k - 1. Step 1 lies in the nodes
 that end at 1, 2, 4, ...: floor(log2 T) + 1 of them when nodes that end after T are left out, and
@@ -33,7 +33,7 @@ class SquaredNorms(NamedTuple):
 
 
 def largest_norms(factorization: Factorization) -> SquaredNorms:
-    """What a factorization really has, computed from its noise program.
+    """The largest squared norms that a factorization really has, computed from its noise program.
 
     Args:
         factorization: any mechanism at its horizon.
@@ -49,6 +49,8 @@ def largest_norms(factorization: Factorization) -> SquaredNorms:
 def tree_norms(horizon: int, *, padded: bool = False) -> SquaredNorms:
     """What holds for the tree instead of eq-bc-logR, with equality.
 
+    ``padded`` adds the nodes that end after T, as eq-bc draws them; `mechanisms.tree` has none.
+
     Args:
         horizon: number of steps T = R·τ.
         padded: with the nodes that end after T, as eq-bc draws them; `mechanisms.tree` has none.
@@ -63,10 +65,7 @@ def tree_norms(horizon: int, *, padded: bool = False) -> SquaredNorms:
 
 
 def tree_norms_as_printed(horizon: int) -> SquaredNorms:
-    """eq-bc-logR: log2(T) + 1 and log2(T).
-
-    Too small for the tree's rows at every T = 2^k - 1; too small for the columns of the padded tree
-    at every T that is not a power of two.
+    """eq-bc-logR: log2(T) + 1 and log2(T), each too small for some T (see the top of this file).
 
     Args:
         horizon: number of steps T = R·τ.

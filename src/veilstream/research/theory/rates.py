@@ -108,7 +108,6 @@ def _local_share(c: Constants) -> float:
 
 
 def _rate(c: Constants, *, noise: float, privacy: float, environment: float) -> RegretTerms:
-    """The four terms; start and drift are the same in all rates."""
     eta_tilde = c.effective_step_size
     return RegretTerms(
         initial=1 / (c.rounds * eta_tilde),
@@ -190,11 +189,11 @@ def step_size_scaling(*, rounds: int, local_steps: int, statement: Statement = "
 
 
 def correlated_beats_independent(*, rounds: int, local_steps: int, learners: int, server_step_size: float) -> float:
-    """The η̃ up to which thm-up is below lem-u-IID: τ/((1 + n/η_g²)·(ln Rτ)²).
+    """The η̃ up to which thm-up is below lem-u-IID: τ/((1 + n/η_g²)·(ln Rτ)²); infinite for a single step.
 
     Sufficient, not necessary, and a comparison of two O() with every constant set to one. Report
     it; never choose a mechanism or a step by it: in the paper's own logistic regression it says
-    0.0028, where 0.4 works. Infinite for a single step.
+    0.0028, where 0.4 works.
 
     Args:
         rounds: R.
@@ -215,12 +214,11 @@ def correlated_beats_independent(*, rounds: int, local_steps: int, learners: int
 
 
 def drift_exceeds_noise(constants: Constants, *, epsilon: float, delta: float) -> float:
-    """The τ from which thm-up's drift term is above its noise term, at fixed η·η_g and Rτ.
+    """The τ, not rounded, from which thm-up's drift term is above its noise term, at fixed η·η_g and Rτ.
 
-    "τ should not be taken too large": at fixed η·η_g the drift term τ²η²B_g² grows with τ and the
-    noise term does not depend on it. They meet at τ = ln(Rτ)·sqrt((n + η_g²)·d·ln(1/δ)/n)/ε,
-    whatever η and B_g are. As every rate it says nothing about size: docs/reproduction.md has what
-    was measured.
+    The drift term τ²η²B_g² grows with τ and the noise term does not depend on it. They meet at
+    τ = ln(Rτ)·sqrt((n + η_g²)·d·ln(1/δ)/n)/ε, whatever η and B_g are. As every rate it says nothing
+    about size: docs/reproduction.md has what was measured.
 
     Args:
         constants: of the losses and the run.

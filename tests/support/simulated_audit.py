@@ -1,9 +1,7 @@
 """The simulation engine, listened to: what its learners release, under seeded noise.
 
 One learner, so that the server's model tells its releases: with x⁰ = 0, x^{r} = -η·η_g·(sum of all
-noisy steps). All seeds run at once; the coordinates of all seeds are the columns of one audit, or,
-with dimension one, each seed is a run with a canary. Noise is reproducible here and protects no
-one: what is audited is that it is the noise of the deployed mechanism.
+noisy steps). Each seed's coordinates are columns of one audit, or runs with a canary if d = 1.
 """
 
 from __future__ import annotations
@@ -40,25 +38,20 @@ class _Given(FromLoss):
         self.dim, self.features_shape = dim, (dim,)
 
     def loss(self, params: Array, sample: Sample) -> Array:
-        """Whatever has these gradients."""
         value: Array = sample.features @ params
         return value
 
     def gradient(self, params: Array, sample: Sample) -> Array:
-        """``features``, and ``target`` times the sign of the model."""
         import jax.numpy as jnp
 
         return sample.features + sample.target * jnp.sign(params)
 
     def predict(self, params: Array, features: Array) -> Array:
-        """Nothing of interest."""
         return features @ params
 
 
 @dataclasses.dataclass(frozen=True)
 class _Clients:
-    """Gradients of (seeds, T, d), the same in every round's order."""
-
     gradients: NDArray[np.float32]
     loud: float
     local_steps: int
@@ -66,13 +59,11 @@ class _Clients:
     provenance: str = "an audit's own clients"
 
     def round(self, seed: int, round_: int) -> Sample:
-        """One learner's clients of a round."""
         here = slice(round_ * self.local_steps, (round_ + 1) * self.local_steps)
         features = self.gradients[seed - self.first_seed, here][None]
         return Sample(features, np.full(features.shape[:2], self.loud, np.float32))
 
     def held_out(self, seed: int, count: int, round_: int) -> Sample:
-        """None are looked at."""
         d = self.gradients.shape[-1]
         return Sample(np.zeros((1, d), np.float32), np.zeros(1, np.float32))
 
@@ -132,7 +123,6 @@ def _law(plan: Plan) -> Law:
 
 
 def _alone(plan: Plan) -> Plan:
-    """One learner that publishes each model as it is."""
     method = dataclasses.replace(
         Terms.of(plan, 1).method, averaging=None, newest_weight=None, step_decay=0.0, forgetting=1.0
     )
