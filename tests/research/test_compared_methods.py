@@ -93,25 +93,21 @@ def test_gao_needs_a_diameter():
         COMPARED_METHODS["gao2018"].bound(dataclasses.replace(setting_of(), diameter=None))
 
 
-def quiet(R, tau=1, *, step=0.3, server=1.0, slope=2.0, start=0.0, **changes):
-    """No noise, one dimension, gradients of size ``slope``."""
-    return TableSetting(
-        constants=some_constants(
-            rounds=R,
-            local_steps=tau,
-            step_size=step,
-            server_step_size=server,
-            dim=1,
-            learners=1,
-            gradient_bound=slope,
-            initial_distance_squared=start**2,
-            noise_std=0.0,
-            row_norms_squared=None,
-        ),
-        epsilon=1.0,
-        delta=1e-3,
-        **changes,
+def quiet(R, tau=1, *, step=0.3, server=1.0, slope=2.0, start=0.0, learners=1, std=0.0, rows=None, **changes):
+    """One dimension, gradients of size ``slope``; no noise unless it is given."""
+    constants = some_constants(
+        rounds=R,
+        local_steps=tau,
+        step_size=step,
+        server_step_size=server,
+        dim=1,
+        learners=learners,
+        gradient_bound=slope,
+        initial_distance_squared=start**2,
+        noise_std=std,
+        row_norms_squared=rows,
     )
+    return TableSetting(constants=constants, epsilon=1.0, delta=1e-3, **changes)
 
 
 @pytest.mark.parametrize("R", [1, 2, 17])
@@ -183,22 +179,7 @@ def correlated_run(seed, mechanism, *, std=None, start=None, spread=None):
     for r in range(R):
         regret += B * (abs(x - theta[r]) - abs(best - theta[r]))
         x = x - eta * (B * np.sign(x - theta[r]) + (noise[r + 1] - noise[r]) / tau)
-    setting = TableSetting(
-        constants=some_constants(
-            rounds=R,
-            local_steps=tau,
-            step_size=eta / tau,
-            server_step_size=1.0,
-            dim=1,
-            learners=1,
-            gradient_bound=B,
-            initial_distance_squared=(begin - best) ** 2,
-            noise_std=std,
-            row_norms_squared=(decoder**2).sum(1),
-        ),
-        epsilon=1.0,
-        delta=1e-3,
-    )
+    setting = quiet(R, tau, step=eta / tau, slope=B, start=begin - best, std=std, rows=(decoder**2).sum(1))
     return setting, regret / R, abs(noise[:-1]).mean(), decoder
 
 
@@ -240,19 +221,8 @@ def test_independent_descent_stays_below_its_bound_by_exact_moments(seed):
         regret += h / 2 * ((m - t) ** 2 + v - (best - t) ** 2)
         slope = max(slope, h**2 * ((m - t) ** 2 + v))
         m, v = m - eta * h * (m - t), (1 - eta * h) ** 2 * v + eta**2 * std**2 / (n * tau**2)
-    c = some_constants(
-        rounds=R,
-        local_steps=tau,
-        learners=n,
-        dim=1,
-        step_size=eta / tau,
-        server_step_size=1.0,
-        gradient_bound=math.sqrt(slope),
-        initial_distance_squared=(begin - best) ** 2,
-        noise_std=std,
-        row_norms_squared=None,
-    )
-    bound = COMPARED_METHODS["liu2023"].bound(TableSetting(constants=c, epsilon=1, delta=1e-3))
+    setting = quiet(R, tau, step=eta / tau, slope=math.sqrt(slope), start=begin - best, learners=n, std=std)
+    bound = COMPARED_METHODS["liu2023"].bound(setting)
     assert regret / R <= bound.total * (1 + 1e-12)
 
 
@@ -264,19 +234,7 @@ def test_the_noise_of_independent_descent_is_needed():
         regret += h / 2 * v / R
         v = (1 - eta * h) ** 2 * v + eta**2 * s**2
     assert regret == pytest.approx(eta * s**2 / (2 * (2 - eta * h)), rel=0.01)
-    c = some_constants(
-        rounds=R,
-        local_steps=1,
-        learners=1,
-        dim=1,
-        step_size=eta,
-        server_step_size=1.0,
-        gradient_bound=h * math.sqrt(v),
-        initial_distance_squared=0.0,
-        noise_std=s,
-        row_norms_squared=None,
-    )
-    bound = COMPARED_METHODS["liu2023"].bound(TableSetting(constants=c, epsilon=1, delta=1e-3))
+    bound = COMPARED_METHODS["liu2023"].bound(quiet(R, step=eta, slope=h * math.sqrt(v), std=s))
     assert bound.drift < regret / 50
     assert regret <= bound.total
 

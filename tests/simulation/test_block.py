@@ -79,6 +79,18 @@ def run_own(plan: Plan, stream: PoolStream, **options) -> Simulation:
     return simulate(plan, seeds=(0,), task=Logistic(DIM), stream=stream, **options)
 
 
+def round_by_round(plan: Plan, stream: PoolStream):
+    """The simulation in blocks of one round, and the published models of all methods after each."""
+    prepared = [prepare(plan, m) for m in plan.methods]
+    simulation = Simulation(plan, prepared, (0,), task=Logistic(DIM), stream=stream, block_rounds=1)
+    x = []
+    while not simulation.done:
+        simulation.advance()
+        x.append(simulation.models()[:, 0])
+    simulation.close()
+    return simulation, x
+
+
 @pytest.mark.parametrize(
     ("tau", "clients", "shares", "noise"),
     [
@@ -99,20 +111,7 @@ def test_absent_clients_have_gradient_zero_and_keep_their_noise(tau, clients, sh
 
 
 def test_when_everyone_has_been_met_only_noise_moves_the_model():
-    plan = own_plan([TREE, FREE])
-    simulation = Simulation(
-        plan,
-        [prepare(plan, m) for m in plan.methods],
-        (0,),
-        task=Logistic(DIM),
-        stream=pool((2, 1, 2), 1),
-        block_rounds=1,
-    )
-    x = []
-    while not simulation.done:
-        simulation.advance()
-        x.append(simulation.models()[:, 0])
-    simulation.close()
+    _, x = round_by_round(own_plan([TREE, FREE]), pool((2, 1, 2), 1))
     moved = np.linalg.norm(np.diff(x, axis=0), axis=-1)  # (rounds 1 to 5, methods)
     assert moved[0, 1] > 1e-3
     assert (moved[1:, 1] == 0.0).all()
@@ -189,14 +188,7 @@ def test_a_method_may_average_a_rounds_clients_in_fewer_steps_than_others():
     assert ours.noise_std == other.noise_std
     assert ours.guarantee == other.guarantee
     stream = pool((24, 24, 24), 4)
-    found = {}
-    for name, plan in (("mixed", mixed), ("alone", alone)):
-        prepared = [prepare(plan, m) for m in plan.methods]
-        simulation = Simulation(plan, prepared, (0,), task=Logistic(DIM), stream=stream)
-        while not simulation.done:
-            simulation.advance()
-        simulation.close()
-        found[name] = simulation.models()
+    found = {name: run_own(plan, stream).models() for name, plan in (("mixed", mixed), ("alone", alone))}
     np.testing.assert_allclose(found["mixed"][1], found["alone"][0], atol=1e-6)
     assert np.abs(found["mixed"][1] - found["mixed"][0]).max() > 1e-3
 
@@ -212,15 +204,8 @@ def test_published_models_are_polynomial_averages_of_the_trained_ones(power):
     plain, averaged = TREE, TREE | {"name": "averaged", "averaging": power}
     plan = own_plan([plain, averaged, FREE])
     stream = pool((6, 6, 6), 1)
-    simulation = Simulation(
-        plan, [prepare(plan, m) for m in plan.methods], (0,), task=Logistic(DIM), stream=stream, block_rounds=1
-    )
-    x, published = [], []
-    while not simulation.done:
-        simulation.advance()
-        x.append(simulation.models()[0, 0].astype(float))
-        published.append(simulation.models()[1, 0])
-    simulation.close()
+    simulation, models = round_by_round(plan, stream)
+    x, published = [m[0].astype(float) for m in models], [m[1] for m in models]
     for K in range(1, ROUNDS + 1):
         k = np.arange(1, K + 1)
         weights = np.exp(gammaln(k + power) - gammaln(k))
@@ -261,19 +246,8 @@ def test_distance_is_to_the_same_method_without_noise():
     slow = FREE | {"name": "slow", "step_size": 0.03}
     narrow = TREE | {"name": "narrow", "clip_norm": 0.05}
     plan = own_plan([slow, TREE, FREE, narrow])
-    simulation = Simulation(
-        plan,
-        [prepare(plan, m) for m in plan.methods],
-        (0,),
-        task=Logistic(DIM),
-        stream=pool((6, 6, 6), 1),
-        block_rounds=1,
-    )
-    x = [simulation.models()[:, 0]]
-    while not simulation.done:
-        simulation.advance()
-        x.append(simulation.models()[:, 0])
-    simulation.close()
+    simulation, models = round_by_round(plan, pool((6, 6, 6), 1))
+    x = [np.zeros((4, DIM)), *models]
     measured = simulation.history["distance"][:, 0]
     apart = [np.linalg.norm(models[1] - models[2]) for models in x[:-1]]
     np.testing.assert_allclose(measured[1], apart, atol=1e-5)

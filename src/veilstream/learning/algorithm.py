@@ -22,7 +22,6 @@ from veilstream.privacy.traced_clipping import clip_traced
 if TYPE_CHECKING:
     from jax import Array
 
-
 LARGE = 10_000  # Parameters from which on a step is worth more than the overhead of a compiled loop
 
 

@@ -28,7 +28,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-
 _SIDE = 28
 _SHAPES = ((9, 32), (32,), (288, 32), (32,), (800, 64), (64,), (64, 10), (10,))
 _ENDS = tuple(int(end) for end in np.cumsum([0, *(np.prod(shape) for shape in _SHAPES)]))

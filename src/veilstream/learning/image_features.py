@@ -28,7 +28,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-
 _SIDE, _CELL, _CHANNELS, _CLASSES = 28, 4, 8, 10
 _CELLS = _SIDE // _CELL
 _BIAS = 0.3

@@ -67,10 +67,8 @@ def __dir__() -> list[str]:
 class Task(Protocol):
     """A loss and what follows from it: what every task has. See `DetailedTask` for the rest."""
 
-    dim: int
-    """Parameters of a model, as one flat vector."""
-    classifies: bool
-    """Whether predictions are labels, right or wrong."""
+    dim: int  # Parameters of a model, as one flat vector
+    classifies: bool  # Whether predictions are labels, right or wrong
 
     def init(self, seed: int = 0) -> Array:
         """x⁰: public, independent of any data; drawn from the seed where it is drawn at all."""
@@ -88,15 +86,13 @@ class Task(Protocol):
 class DetailedTask(Task, Protocol):
     """What a task may have besides. Every member is optional; `TaskDetails` fills in the others."""
 
-    features_shape: tuple[int, ...]
-    """Shape of one client's features. Left out: that of `example`, if there is one."""
+    features_shape: tuple[int, ...]  # Shape of one client's features. Left out: that of `example`, if there is one.
     labels: tuple[float, ...] | None
     """Targets that the loss is written for; records with others are refused. Left out: any."""
     example: Sample | None
     """A made-up record, never a client's. A task that has one takes features of its size in any
     shape."""
-    workspace: int
-    """Floats that one client's gradient needs while it is computed. Left out: twice `dim`."""
+    workspace: int  # Floats that one client's gradient needs while it is computed. Left out: twice `dim`.
 
     def host_gradient(self, params: Floats, sample: Sample) -> Floats:
         """`gradient` in NumPy, for a deployed learner. Left out: `gradient`, compiled by JAX."""

@@ -25,7 +25,6 @@ from veilstream.mechanisms.normals import TILE, tile_bytes
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-
 WORDS = 6  # Words that a draw can have: then |z| <= √(2·384·ln 2) = 23, and a draw is cut off with probability 2^-384
 FURTHER_BLOCKS = 256  # Blocks of the row's third stream that belong to one pair; each is a word for u and one for t
 _DIGITS = 140

@@ -35,7 +35,6 @@ from veilstream.mechanisms.steps import Steps, VaryingSteps
 if TYPE_CHECKING:
     from veilstream.mechanisms.stream import NoiseStream
 
-
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 

@@ -22,7 +22,6 @@ from veilstream.errors import InputError, MissingExtra
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-
 RowOpener = Callable[[int], "CipherContext"]
 
 KEY_BYTES = 32

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-
 Float32s = NDArray[np.float32]
 
 TILE = 32768

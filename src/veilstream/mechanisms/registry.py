@@ -18,24 +18,10 @@ from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
 from veilstream.registry import Registry
 
+_BUILT_IN = (independent, tree, tree_online, tree_full, optimal, toeplitz, toeplitz_normalised, buffered, banded)
+
 MECHANISMS: Registry[Callable[..., Factorization]] = Registry(
-    "veilstream.mechanisms",
-    "mechanism",
-    {
-        function.__name__: function
-        for function in (
-            independent,
-            tree,
-            tree_online,
-            tree_full,
-            optimal,
-            toeplitz,
-            toeplitz_normalised,
-            buffered,
-            banded,
-        )
-    },
-    callable,
+    "veilstream.mechanisms", "mechanism", {function.__name__: function for function in _BUILT_IN}, callable
 )
 
 

@@ -16,7 +16,6 @@ from veilstream.privacy.telemetry import Telemetry
 if TYPE_CHECKING:
     from jax import Array
 
-
 METRICS = ("loss", "accuracy", "noise", "distance")
 """Per round: prequential loss and accuracy, on the round's clients, of the model that was published
 before it (x^r, or the average where a method publishes one); norm of the noise in the averaged

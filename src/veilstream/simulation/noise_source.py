@@ -29,7 +29,6 @@ from veilstream.simulation.attendance import Attendance
 if TYPE_CHECKING:
     from jax import Array
 
-
 Float32s = NDArray[np.float32]
 NoisePlace = Literal["host", "device"]
 

@@ -20,7 +20,6 @@ from veilstream.learning.tasks import FromLoss, Sample
 if TYPE_CHECKING:
     from jax import Array
 
-
 MIXING = (
     "if one client's gradient depended on other clients' samples, the clip norm would not bound "
     "what one client can move; use group or layer normalisation instead of batch normalisation"

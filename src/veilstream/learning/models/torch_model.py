@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
     from jax import Array
 
-
 _one_at_a_time = threading.Lock()
 
 

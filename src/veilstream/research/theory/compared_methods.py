@@ -84,12 +84,8 @@ class TableSetting:
 class ComparedMethod:
     """A row of the table."""
 
-    work: str  # Citation key in the paper
-    federated: bool
     noise: str | None  # "correlated", "independent", or None where nothing is private
     regret: str  # "dynamic" or "static"
-    convex: bool  # Whether losses must be convex
-    local_updates: bool
     assumptions: tuple[str, ...]
     rate: Callable[[TableSetting], RegretTerms] = field(repr=False)  # The table's expression, hidden constants one
     bound: Callable[[TableSetting], Bound] = field(repr=False)  # An inequality with its constants, proved here
@@ -218,35 +214,23 @@ _OURS = (
 _CONVEX = "every client's loss is convex, with gradients of norm at most B_g"
 
 COMPARED_METHODS: dict[str, ComparedMethod] = {
-    "ours, correlated": ComparedMethod(
-        work="thm-up",
-        federated=True,
+    "ours, correlated": ComparedMethod(  # thm-up
         noise="correlated",
         regret="dynamic",
-        convex=False,
-        local_updates=True,
         assumptions=_OURS,
         rate=lambda s: main_theorem_rate(s.constants, epsilon=s.epsilon, delta=s.delta),
         bound=lambda s: dynamic_regret_bound(s.constants),
     ),
-    "ours, independent": ComparedMethod(
-        work="lem-u-IID",
-        federated=True,
+    "ours, independent": ComparedMethod(  # lem-u-IID
         noise="independent",
         regret="dynamic",
-        convex=False,
-        local_updates=True,
         assumptions=_OURS,
         rate=lambda s: independent_noise_rate(s.constants, epsilon=s.epsilon, delta=s.delta),
         bound=lambda s: dynamic_regret_bound_independent(s.with_independent_noise),
     ),
     "liu2023": ComparedMethod(
-        work="liu2023differentially",
-        federated=True,
         noise="independent",
         regret="static",
-        convex=True,
-        local_updates=False,
         assumptions=(
             _CONVEX,
             "learners are fully connected",
@@ -257,34 +241,22 @@ COMPARED_METHODS: dict[str, ComparedMethod] = {
         bound=mini_batch_bound,
     ),
     "denisov2022": ComparedMethod(
-        work="denisov2022improved",
-        federated=False,
         noise="correlated",
         regret="static",
-        convex=True,
-        local_updates=False,
         assumptions=(_CONVEX, "one machine that sees the n·τ gradients of a round at x^r and the averaged noise"),
         rate=_correlated_mini_batch_rate,
         bound=correlated_mini_batch_bound,
     ),
     "cdc2021": ComparedMethod(
-        work="cdc2021online",
-        federated=True,
         noise=None,
         regret="static",
-        convex=True,
-        local_updates=True,
         assumptions=(_CONVEX, "regret of the local models, not of the released ones"),
         rate=_local_updates_rate,
         bound=local_updates_bound,
     ),
     "gao2018": ComparedMethod(
-        work="gao2018online",
-        federated=False,
         noise=None,
         regret="dynamic",
-        convex=False,
-        local_updates=False,
         assumptions=(
             "weakly pseudo-convex losses with constant K, a domain of finite diameter",
             "normalised gradients: the step is a length",

@@ -18,35 +18,22 @@ STEP_SLACK = 1.0 + 1e-12  # Forgives the last bits when a step size sits exactly
 class Constants:
     """What the bounds depend on: the losses, the run and its noise."""
 
-    smoothness: float
-    """L: Lipschitz constant of every client's gradient (asm-smooth)."""
+    smoothness: float  # L: Lipschitz constant of every client's gradient (asm-smooth)
     regularity: float
     """σ: how far the projection onto the optima moves with the point, squared (asm-regular);
     0 for a single optimum, 1 for a convex set of them."""
-    alpha: float
-    """α: how much of the loss a step towards the nearest optimum gains (asm-noncvx)."""
-    mu: float
-    """μ: the quadratic part of the same assumption; the modulus when losses are strongly convex."""
-    gradient_bound: float
-    """B_g: largest norm of a client's gradient (asm-Bg)."""
-    dim: int
-    """d: number of parameters."""
-    learners: int
-    """n."""
-    local_steps: int
-    """τ: steps in a round."""
-    rounds: int
-    """R."""
-    step_size: float
-    """η: of the local steps."""
-    server_step_size: float
-    """η_g."""
-    path_variation: float
-    """C_R: squared distances from each round's optimum to the overall one, summed over rounds."""
-    initial_distance_squared: float
-    """E‖x⁰ - x*‖² to the nearest overall optimum."""
-    noise_std: float = 0.0
-    """V_i: what one learner adds; the V of the bounds is V_i/√n."""
+    alpha: float  # α: how much of the loss a step towards the nearest optimum gains (asm-noncvx)
+    mu: float  # μ: the quadratic part of the same assumption; the modulus when losses are strongly convex
+    gradient_bound: float  # B_g: largest norm of a client's gradient (asm-Bg)
+    dim: int  # d: number of parameters
+    learners: int  # n
+    local_steps: int  # τ: steps in a round
+    rounds: int  # R
+    step_size: float  # η: of the local steps
+    server_step_size: float  # η_g
+    path_variation: float  # C_R: squared distances from each round's optimum to the overall one, summed over rounds
+    initial_distance_squared: float  # E‖x⁰ - x*‖² to the nearest overall optimum
+    noise_std: float = 0.0  # V_i: what one learner adds; the V of the bounds is V_i/√n
     row_norms_squared: NDArray[np.float64] | None = None
     """‖b_s‖² of the R·τ rows of B, as `Factorization.row_norms_squared` computes them.
     None when there is no noise, or when it is independent."""
