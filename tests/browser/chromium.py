@@ -35,7 +35,7 @@ def cannot(why: str) -> None:
 
 
 @contextmanager
-def chromium(profile: Path, *, dark: bool = False, width: int = 1280) -> Iterator[Any]:
+def chromium(profile: Path) -> Iterator[Any]:
     """A browser with a profile of its own; its log and its requests are kept."""
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next((found for name in names if (found := shutil.which(name))), None)
@@ -49,10 +49,8 @@ def chromium(profile: Path, *, dark: bool = False, width: int = 1280) -> Iterato
         cannot("selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},1000"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,1000"):
         options.add_argument(flag)
-    if dark:
-        options.add_argument("--force-dark-mode")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     running = webdriver.Chrome(options=options, service=Service(driver))
     try:

@@ -74,6 +74,26 @@ class Page:
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
         )
 
+    def nearest(self, chart: str, name: str) -> str:
+        """The read-out at the right edge, at a height where a curve of this name is nearest."""
+        for share in (0.02 + 0.04 * i for i in range(25)):
+            self.point_at(f"{chart} .u-over", 0.999, share)
+            text = self.find(f"{chart} .readout .each").text
+            if text.startswith(f"{name}, every seed"):
+                return str(text)
+        raise AssertionError(f"no height is nearest to {name}")
+
+    def serious(self, axe: str, passes: int = 8) -> list[tuple[str, list[str]]]:
+        """What axe finds, by rule; more rules than ``passes`` must hold."""
+        self.run(axe)
+        found = self.browser.execute_async_script("axe.run().then(arguments[0])")
+        assert len(found["passes"]) > passes
+        return [
+            (rule["id"], [node["html"][:200] for node in rule["nodes"]])
+            for rule in found["violations"]
+            if rule["impact"] in ("serious", "critical")
+        ]
+
     def errors(self) -> list[str]:
         """What the console complained of, since `open`."""
         return [entry["message"] for entry in self.browser.get_log("browser")]

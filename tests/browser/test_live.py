@@ -62,17 +62,6 @@ def complaints(page) -> list[str]:
     return [m for m in page.errors() if not ("/live/events" in m and "net::ERR_" in m)]
 
 
-def serious(page, axe: str) -> list[tuple[str, list[str]]]:
-    page.run(axe)
-    found = page.browser.execute_async_script("axe.run().then(arguments[0])")
-    assert len(found["passes"]) > 8
-    return [
-        (rule["id"], [node["html"][:200] for node in rule["nodes"]])
-        for rule in found["violations"]
-        if rule["impact"] in ("serious", "critical")
-    ]
-
-
 def test_rounds_tick_in_without_a_reload_or_a_foreign_request(page, federation):
     page.open_url(federation.url)
     page.run("window.sameDocument = true")
@@ -120,7 +109,7 @@ def test_axe_themes_and_phones(page, federation, axe, scheme, width):
     until(lambda: round_of(page) >= 2)
     assert page.run("return document.documentElement.dataset.theme") == scheme
     assert page.run("return document.documentElement.scrollWidth") <= width
-    assert serious(page, axe) == []
+    assert page.serious(axe) == []
     assert page.errors() == []
 
 
@@ -211,10 +200,10 @@ def test_a_learners_page_and_its_question_about_a_person(page, axe, tmp_path):
         here.fill_round("Ann", "Bob")
         page.open_url(page_link(("127.0.0.1", here.port), TOKEN))
         assert "Ledger" in page.texts("h2")
-        assert serious(page, axe) == []
+        assert page.serious(axe) == []
         page.leave_by("#links a")
         assert page.find("h1").text == "Was this person used?"
-        assert serious(page, axe) == []
+        assert page.serious(axe) == []
 
         def ask(client: str, token: str) -> str:
             page.find("#client").send_keys(client)

@@ -89,13 +89,7 @@ def test_pointing_at_a_curve_shows_every_seeds_value(report, run, expected):
     over = f"{PLOT} .u-over"
     top = report.run("const c = document.querySelector(arguments[0]).getBoundingClientRect().height; return c", over)
     assert top > 100
-    for share in np.linspace(0.02, 0.98, 25):
-        report.point_at(over, 0.999, share)
-        text = report.find("#chart-held-out .readout .each").text
-        if text.startswith("tree, every seed"):
-            break
-    else:
-        pytest.fail("no height is nearest to tree")
+    text = report.nearest("#chart-held-out", "tree")
     assert report.find("#chart-held-out output").text == "round 12"
     found = [float(v) for v in re.findall(r"#\d+ ([\d.]+)", text)]
     # A curve has 65,534 levels, and four decimals are shown.
@@ -180,15 +174,7 @@ def test_nothing_is_wider_than_the_screen(page, run, width):
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
 def test_axe_finds_no_serious_violation(page, run, axe, scheme, width):
     page.open(run.path / "report.html", scheme=scheme, width=width)
-    page.run(axe)
-    found = page.browser.execute_async_script("axe.run().then(arguments[0])")
-    assert len(found["passes"]) > 15
-    serious = [
-        (rule["id"], [node["html"][:200] for node in rule["nodes"]])
-        for rule in found["violations"]
-        if rule["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    assert page.serious(axe, passes=15) == []
 
 
 def test_on_paper_it_is_light_and_without_controls(page, run):
@@ -313,13 +299,7 @@ def test_a_simulations_telemetry_has_a_curve_a_method_and_every_seed(page, run, 
     assert len(methods) == 2
     assert len(page.all(f"{chart} .readout b")) == 2
     page.run("document.querySelector(arguments[0]).scrollIntoView()", chart)
-    for share in np.linspace(0.02, 0.98, 25):
-        page.point_at(f"{chart} .u-over", 0.999, share)
-        text = page.find(f"{chart} .readout .each").text
-        if text.startswith("tree, every seed"):
-            break
-    else:
-        pytest.fail("no height is nearest to tree")
+    text = page.nearest(chart, "tree")
     assert page.find(f"{chart} output").text == "round 12"
     found = [float(v) for v in re.findall(r"#\d+ ([\d.]+)", text)]
     base = 0.5 + 0.2 * methods.index("tree")

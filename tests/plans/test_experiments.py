@@ -27,9 +27,6 @@ ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted(path.stem for path in (ROOT / "experiments").glob("*.toml"))
 
 
-# --- plans -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_plan_loads_and_its_methods_can_be_prepared(name):
     small: dict[str, object] = {"learning.rounds": 12}
@@ -98,9 +95,6 @@ def test_plans_are_found_by_name_or_by_path(tmp_path, monkeypatch):
         figure_of("beyon")
 
 
-# --- figures -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figures_plans_are_valid_in_full_and_in_small(name):
     full = dict(figure_of(name).plans({}, smoke=False))
@@ -148,9 +142,6 @@ def test_figures_of_clip_norms_and_of_what_goes_beyond_are_drawn(tmp_path):
         assert [p.name for p in paths] == [f"{name}.png", f"{name}.svg"]
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         assert "NOT PRIVATE" in paths[1].read_text()
-
-
-# --- through the command line, with the real data ----------------------------------------------
 
 
 def cnn_smoke(out: Path, *more: str) -> subprocess.Popen[str]:

@@ -151,8 +151,6 @@ def test_code_is_part_of_the_terms(module, tmp_path):
     assert list(differences(before, Terms.of(plan, 3).settings)) == ["records"]
 
 
-# --- features of one's own -----------------------------------------------------------------------
-
 ENCODER = """
 import random
 import numpy as np

@@ -95,9 +95,6 @@ def test_a_hash_in_the_plan_pins_the_model(file):
         plan_of(str(file), start_sha256="abc")
 
 
-# --- a simulation --------------------------------------------------------------------------------
-
-
 def test_a_simulation_starts_there_and_a_later_one_from_its_folder(file, tmp_path):
     """The step size is next to nothing, so a model stays where it started."""
     run = vs.run(plan_of(str(file)), tmp_path / "one")
@@ -138,9 +135,6 @@ def test_a_kept_model_that_was_changed_is_refused(file, tmp_path):
     (tmp_path / "start.f32").write_bytes(np.zeros(DIM, "<f4").tobytes())
     with pytest.raises(InputError, match=r"start\.f32.*do not agree"):
         kept_start(tmp_path)
-
-
-# --- a server's models ---------------------------------------------------------------------------
 
 
 class Page(BaseHTTPRequestHandler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def federation(tmp_path_factory):
     return folder
 
 
+@contextmanager
+def restored(path):
+    """The file's content; it is put back afterwards."""
+    before = path.read_bytes()
+    try:
+        yield before
+    finally:
+        path.write_bytes(before)
+
+
 def damages(content: bytes, table: bool) -> dict[str, bytes]:
     """The same file, damaged in ways that disks, kills and editors know."""
     size = len(content)
@@ -76,8 +87,7 @@ def try_all(folder, uses) -> int:
     """Every damage of every table and JSON file; how many were refused."""
     refused = 0
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.json")]):
-        before = path.read_bytes()
-        try:
+        with restored(path) as before:
             for damage, content in damages(before, path.suffix == ".csv").items():
                 path.write_bytes(content)
                 for name, use in uses.items():
@@ -90,8 +100,6 @@ def try_all(folder, uses) -> int:
                         refused += 1
                         assert path.name in said, case
                         assert re.search(r"restore|again|remove", said), case
-        finally:
-            path.write_bytes(before)
     for use in uses.values():
         use(Run(folder))
     return refused
@@ -115,9 +123,8 @@ def test_no_damage_of_a_federations_folder_ends_in_a_traceback(federation):
 
 def test_a_history_that_was_cut_is_named_with_its_line(simulation):
     path = simulation / "history.csv"
-    before = path.read_text()
-    lines = before.splitlines(keepends=True)
-    try:
+    with restored(path) as before:
+        lines = before.decode().splitlines(keepends=True)
         path.write_text("".join(lines[:7]) + lines[7][: lines[7].rindex(",")])
         for use in (write_report, tracked_runs):
             with pytest.raises(InputError, match=r"history\.csv, line 8.*restore the file"):
@@ -125,33 +132,24 @@ def test_a_history_that_was_cut_is_named_with_its_line(simulation):
         path.write_text("".join(lines[:-3]))
         with pytest.raises(InputError, match="rows for every seed"):
             write_report(Run(simulation))
-    finally:
-        path.write_text(before)
 
 
 @pytest.mark.parametrize("name", ["history.csv", "accuracy.csv"])
 def test_figures_of_a_damaged_folder_are_refused_alike(simulation, tmp_path, name):
     pytest.importorskip("matplotlib")
-    path = simulation / name
-    before = path.read_bytes()
-    try:
-        path.write_bytes(before[: len(before) // 2])
+    with restored(simulation / name) as before:
+        (simulation / name).write_bytes(before[: len(before) // 2])
         with pytest.raises(InputError, match=re.escape(name)):
             draw_run(Run(simulation), name="figure")
         if name == "accuracy.csv":
             with pytest.raises(InputError, match=re.escape(name)):
                 draw_panel(Run(simulation), tmp_path / "panel.svg")
-    finally:
-        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("end", [-2, -20, -60])
 def test_no_statement_is_signed_over_half_a_hash(federation, end):
     path = federation / "releases.csv"
-    before = path.read_text()
-    try:
-        path.write_text(before[:end])
+    with restored(path) as before:
+        path.write_bytes(before[:end])
         with pytest.raises(InputError, match=r"releases\.csv, line"):
             make_statement(Run(federation), KEYS)
-    finally:
-        path.write_text(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -139,16 +140,14 @@ def test_telemetry_stands_in_the_promise_with_its_width_and_its_norm():
 
 
 def test_an_incomplete_run_says_so(run, tmp_path):
-    for path in run.path.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     summary = json.loads((tmp_path / "summary.json").read_text()) | {"complete": False}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert any("Not complete" in text for text in report_state(vs.Run(tmp_path))["notices"])
 
 
 def test_telemetry_and_audit_are_shown_where_they_are(run, tmp_path):
-    for path in run.path.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     assert report_state(run)["audit"] is None
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit/audit.json").write_text(AUDIT)
@@ -165,8 +164,7 @@ def test_telemetry_and_audit_are_shown_where_they_are(run, tmp_path):
 
 def test_a_simulations_telemetry_keeps_methods_and_seeds_apart(run, tmp_path):
     """Two methods, two seeds, of which one has no estimate in the first window."""
-    for path in run.path.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     rows = [
         "method,seed,round,metric,estimate,low,high,window,steps,sampling,average",
         *(
@@ -249,9 +247,7 @@ def test_a_name_that_looks_like_a_place_of_the_template_stays_a_name(run, place)
 
 def test_runs_side_by_side(run, tmp_path):
     folder = tmp_path / "out"
-    folder.mkdir()
-    for path in run.path.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(run.path, folder)
     compared = compared_runs([run, vs.Run(folder)])
     assert len({each.name for each in compared}) == 2  # told apart by the folders above
     state = comparison_state(compared)

@@ -25,33 +25,15 @@ def rows(table):
 
 
 def text(header, lines):
-    return "\n".join([",".join(header), *(",".join(map(str, line)) for line in lines), ""]).encode()
+    return "\n".join([header, *(",".join(map(str, line)) for line in lines), ""]).encode()
 
 
 def elec(count=40):
-    header = [*(f"feat_{i}" for i in range(1, 7)), "target"]
+    header = "feat_1,feat_2,feat_3,feat_4,feat_5,feat_6,target"
     return text(header, [[*(f"0.{i:03d}{j}" for j in range(6)), i % 3 % 2] for i in range(count)])
 
 
-RAND = (
-    "site",
-    "year",
-    "zper",
-    "binexp",
-    "coins",
-    "idp",
-    "xage",
-    "female",
-    "educdec",
-    "income",
-    "num",
-    "disea",
-    "physlm",
-    "mhi",
-    "hlthg",
-    "hlthf",
-    "hlthp",
-)
+RAND = "site,year,zper,binexp,coins,idp,xage,female,educdec,income,num,disea,physlm,mhi,hlthg,hlthf,hlthp"
 
 
 def rand_hie(people=12, years=3, sites=6):
@@ -68,25 +50,8 @@ def rand_hie(people=12, years=3, sites=6):
 
 
 FLIGHTS = (
-    "year",
-    "month",
-    "day",
-    "dep_time",
-    "sched_dep_time",
-    "dep_delay",
-    "arr_time",
-    "sched_arr_time",
-    "arr_delay",
-    "carrier",
-    "flight",
-    "tailnum",
-    "origin",
-    "dest",
-    "air_time",
-    "distance",
-    "hour",
-    "minute",
-    "time_hour",
+    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,"
+    "carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
 )
 
 
@@ -95,19 +60,10 @@ def flight(day, delay, carrier="UA", number=1):
 
 
 COVERTYPE = (
-    "Elevation",
-    "Aspect",
-    "Slope",
-    "Horizontal_Distance_To_Hydrology",
-    "Vertical_Distance_To_Hydrology",
-    "Horizontal_Distance_To_Roadways",
-    "Hillshade_9am",
-    "Hillshade_Noon",
-    "Hillshade_3pm",
-    "Horizontal_Distance_To_Fire_Points",
-    *(f"Wilderness_Area{i}" for i in range(1, 5)),
-    *(f"Soil_Type{i}" for i in range(1, 41)),
-    "Cover_Type",
+    "Elevation,Aspect,Slope,Horizontal_Distance_To_Hydrology,Vertical_Distance_To_Hydrology,"
+    "Horizontal_Distance_To_Roadways,Hillshade_9am,Hillshade_Noon,Hillshade_3pm,Horizontal_Distance_To_Fire_Points,"
+    + "".join([f"Wilderness_Area{i}," for i in range(1, 5)] + [f"Soil_Type{i}," for i in range(1, 41)])
+    + "Cover_Type"
 )
 
 
@@ -125,9 +81,6 @@ def plots(count):
             for i in range(count)
         ],
     )
-
-
-# What tables are made.
 
 
 def test_electricity_keeps_its_order_and_parts_share_no_record():
@@ -179,9 +132,6 @@ def test_no_person_is_in_both_parts_and_visits_are_far_apart():
             order = [row["person"] for row in found if row["site"] == site]
             assert order[:5] == order[5:10] == order[10:15]
     assert not people["reported"] & people["tuning"]
-
-
-# What is fetched.
 
 
 @pytest.fixture
@@ -262,9 +212,6 @@ def test_every_data_set_says_where_it_comes_from():
         assert name == "mnist" or [file.name for file in data.kept] == ["reported.csv", "tuning.csv"]
     with pytest.raises(UnknownName, match="electricity"):
         get_dataset("electricty")
-
-
-# People who return.
 
 
 def health_plan(**changes):

@@ -95,9 +95,6 @@ def test_unpacking_takes_no_more_memory_than_the_file_should():
         tracemalloc.stop()
 
 
-# Mirrors.
-
-
 @contextmanager
 def web(answers):
     """A local server; ``answers`` maps a path to bytes, a status code, or (bytes, Content-Length)."""
@@ -172,9 +169,6 @@ def test_without_pooch_mirrors_say_what_to_install(monkeypatch):
     got = from_all(mirror("https://somewhere/"), given())
     assert len(got.failed) == 1
     assert "pip install 'veilstream[mnist]'" in got.failed[0]
-
-
-# Packages.
 
 
 def wheel(path, members, extra=()):
