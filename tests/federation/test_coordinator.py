@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -48,16 +49,25 @@ def test_a_run_ends_with_the_model_that_the_ledgers_imply(world):
         assert (status.round, status.clients, status.ended) == (6, 12, True)
 
 
-class Losing:
-    """A transport that loses requests and replies, and delivers some twice."""
+class Tampering:
+    """A transport that changes what passes."""
+
+    def __init__(self, inner, change=None) -> None:
+        self._inner, self._change = inner, change
+        self.nodes, self.send, self.close = inner.nodes, inner.send, inner.close
+
+    def receive(self, timeout_s):
+        return [(node, self._change(node, what)) for node, what in self._inner.receive(timeout_s)]
+
+
+class Losing(Tampering):
+    """It loses requests and replies, and delivers some twice."""
 
     def __init__(self, inner, seed: int) -> None:
-        self._inner, self._rng = inner, np.random.default_rng(seed)
+        super().__init__(inner)
+        self._rng, self.send = np.random.default_rng(seed), self._send
 
-    def nodes(self):
-        return self._inner.nodes()
-
-    def send(self, node, head, body=b""):
+    def _send(self, node, head, body=b""):
         for _ in range(int(self._rng.choice([0, 1, 1, 2]))):
             self._inner.send(node, head, body)
 
@@ -66,9 +76,6 @@ class Losing:
         for node, what in self._inner.receive(timeout_s):
             out += [(node, what)] * int(self._rng.choice([0, 1, 1, 2]))
         return out
-
-    def close(self):
-        self._inner.close()
 
 
 def test_lost_and_doubled_messages_change_nothing(tmp_path, monkeypatch):
@@ -95,21 +102,24 @@ def test_a_server_that_is_started_again_goes_on_to_the_same_numbers(tmp_path, mo
     np.testing.assert_array_equal(models[0], models[1])
 
 
+@contextmanager
+def killed_at_save(monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("veilstream.federation.server.checkpoint.Position.save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 def test_a_server_killed_before_its_checkpoint_loses_only_the_round_in_flight(world, monkeypatch):
     world.start_all()
     coordinator = world.coordinator()
     coordinator.go(world.transport(), 2)
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("veilstream.federation.server.checkpoint.Position.save", killed)
-        with pytest.raises(Killed):
-            coordinator.go(world.transport(), 3)
+    with killed_at_save(monkeypatch):
+        coordinator.go(world.transport(), 3)
     again = world.coordinator()
     assert again.round == 2
     again.go(world.transport())
@@ -231,25 +241,14 @@ def test_slow_enrolments_are_still_answers(tmp_path, monkeypatch):
     """Replies that take longer than the server waits before it asks again."""
     monkeypatch.setattr("veilstream.federation.server.coordinator._AGAIN_S", 0.05)
 
-    class Slow:
-        def __init__(self, inner):
-            self._inner, self._late = inner, []
-
-        def nodes(self):
-            return self._inner.nodes()
-
-        def send(self, node, head, body=b""):
-            self._inner.send(node, head, body)
+    class Slow(Tampering):
+        _late = ()
 
         def receive(self, timeout_s):
             now = time.monotonic()
-            self._late += [(now + 0.3, what) for what in self._inner.receive(timeout_s)]
-            due = [what for when, what in self._late if when <= now]
-            self._late = [late for late in self._late if late[0] > now]
-            return due
-
-        def close(self):
-            self._inner.close()
+            late = [*self._late, *((now + 0.3, what) for what in self._inner.receive(timeout_s))]
+            self._late = [each for each in late if each[0] > now]
+            return [what for when, what in late if when <= now]
 
     with World(tmp_path, plan_of(rounds=2)).start_all() as world:
         world.coordinator().go(Slow(world.transport()))
@@ -272,13 +271,8 @@ def test_a_reply_of_another_version_does_not_end_the_server(tmp_path):
 
 
 def test_a_server_killed_while_it_begins_may_begin_again(world, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("veilstream.federation.server.checkpoint.Position.save", killed)
-        with pytest.raises(KeyboardInterrupt):
-            world.coordinator()
+    with killed_at_save(monkeypatch):
+        world.coordinator()
     (world.root / "run/.partial-x").write_text("left by a kill")
     assert world.coordinator().round == 0
 
@@ -334,18 +328,17 @@ def test_another_plan_is_refused_at_enrolment_with_both_values(world, key, chang
     assert time.monotonic() - began < 10
 
 
-def test_another_step_size_is_refused_at_enrolment(world):
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"step_size": 0.7}, r"step_size: server 0\.1, learner 0\.7"),
+        ({"mechanism": "tree"}, "mechanism: server 'buffered'"),
+    ],
+)
+def test_another_method_is_refused_at_enrolment(world, method, said):
     for name in world.names:
-        world.start(name, plan=plan_of(method={"step_size": 0.7}))
-    with pytest.raises(ProtocolError, match=r"step_size: server 0\.1, learner 0\.7"):
-        world.coordinator().go(world.transport())
-
-
-def test_another_mechanism_is_refused_at_enrolment(world):
-    other = plan_of(method={"mechanism": "tree"})
-    for name in world.names:
-        world.start(name, plan=other)
-    with pytest.raises(ProtocolError, match="mechanism: server 'buffered'"):
+        world.start(name, plan=plan_of(method=method))
+    with pytest.raises(ProtocolError, match=said):
         world.coordinator().go(world.transport())
 
 
@@ -410,25 +403,6 @@ def test_settings_with_one_digest_are_the_same_and_every_setting_is_in_it():
         found = differences(settings, other)
         assert found, change
         assert "digest" not in found, change
-
-
-class Tampering:
-    """A transport that changes what passes."""
-
-    def __init__(self, inner, change) -> None:
-        self._inner, self._change = inner, change
-
-    def nodes(self):
-        return self._inner.nodes()
-
-    def send(self, node, head, body=b""):
-        self._inner.send(node, head, body)
-
-    def receive(self, timeout_s):
-        return [(node, self._change(node, what)) for node, what in self._inner.receive(timeout_s)]
-
-    def close(self):
-        self._inner.close()
 
 
 def test_an_unknown_learner_and_a_forged_one_are_refused(tmp_path):

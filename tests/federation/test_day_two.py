@@ -249,7 +249,7 @@ def test_a_next_run_goes_on_after_a_restart_and_begins_only_after_a_finished_one
     model = np.arange(DIM, dtype=np.float32)
     for r in range(4):
         run.models.write(r, model)
-    summary = {"run": run.run, "rounds": 3, "learners": {}}
+    summary = {"run": run.run, "rounds": 3, "learners": {}, "guarantee": run.terms.guarantee.as_dict()}
     (first / "summary.json").write_text(json.dumps(summary))
     opening = open_run(first, plan, Plain(), next_run=True)
     np.testing.assert_array_equal(opening.x0, model)

@@ -88,6 +88,16 @@ class Served:
         status, _, answer = self.ask("POST", path, data, headers)
         return status, json.loads(answer)
 
+    def calls(self, *bodies) -> tuple[list[threading.Thread], list[tuple[int, dict]]]:
+        """Callers who observe at the same time, not started; and what they are told."""
+        told: list[tuple[int, dict]] = []
+        return [threading.Thread(target=lambda b=b: told.append(self.post("/observe", b))) for b in bodies], told
+
+    def raw(self, line: str, **headers) -> bytes:
+        """A request's head as it goes over the wire."""
+        fields = {"Host": f"127.0.0.1:{self.port}", **headers}
+        return (line + " HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items()) + "\r\n").encode()
+
     def close(self) -> None:
         self.source.close()  # an open round would be waited for
         self.api.close()
@@ -123,17 +133,8 @@ def test_without_the_token_nothing_is_answered_and_no_step_is_used(tmp_path):
     with served(tmp_path) as here:
         here.fill_round("known", "u")
         here.open_round()
-        wrong = [
-            None,
-            "",
-            "Bearer",
-            "Bearer ",
-            f"Bearer {TOKEN[:-1]}",
-            f"Bearer {TOKEN}x",
-            f"Basic {TOKEN}",
-            TOKEN,
-            "Bearer é",
-        ]
+        wrong = [None, "", "Bearer", "Bearer ", "Bearer é", TOKEN]
+        wrong += [f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}"]
         answers = set()
         for shown in wrong:
             for path, body in (
@@ -262,8 +263,7 @@ def test_a_list_of_which_all_is_refused_is_no_success(tmp_path):
 def test_records_wait_across_rounds_and_none_is_taken_twice_or_told_so_early(tmp_path):
     """Five people before any round, two a round: the answer comes with the last one's round."""
     with served(tmp_path, taken_within_s=20.0) as here:
-        told: list[tuple[int, dict]] = []
-        calling = threading.Thread(target=lambda: told.append(here.post("/observe", rows("a", "b", "c", "d", "e"))))
+        (calling,), told = here.calls(rows("a", "b", "c", "d", "e"))
         calling.start()
         wait_for(lambda: here.source.waiting == 5)
         for r in range(2):
@@ -288,7 +288,7 @@ def test_what_no_round_took_in_time_is_not_used_and_may_come_again(tmp_path):
 
 def test_a_full_queue_is_429_and_nothing_of_the_request_waits(tmp_path):
     with served(tmp_path, capacity=4, taken_within_s=20.0) as here:
-        calling = threading.Thread(target=lambda: here.post("/observe", rows("a", "b", "c")))
+        (calling,), _ = here.calls(rows("a", "b", "c"))
         calling.start()
         wait_for(lambda: here.source.waiting == 3)
         body = json.dumps(rows("d", "e")).encode()
@@ -302,10 +302,7 @@ def test_a_full_queue_is_429_and_nothing_of_the_request_waits(tmp_path):
 
 def test_who_waits_when_the_epoch_ends_is_told_so(tmp_path):
     with served(tmp_path, rounds=1, taken_within_s=20.0) as here:
-        told: list[tuple[int, dict]] = []
-        calling = [
-            threading.Thread(target=lambda t=t: told.append(here.post("/observe", rows(*t)))) for t in ("ab", "cd")
-        ]
+        calling, told = here.calls(rows("a", "b"), rows("c", "d"))
         for thread in calling:
             thread.start()
         wait_for(lambda: here.source.waiting == 4)
@@ -317,8 +314,7 @@ def test_who_waits_when_the_epoch_ends_is_told_so(tmp_path):
 
 def test_who_waits_while_the_learner_stops_is_told_to_come_again(tmp_path):
     with served(tmp_path, taken_within_s=20.0) as here:
-        told: list[tuple[int, dict]] = []
-        calling = threading.Thread(target=lambda: told.append(here.post("/observe", ROW)))
+        (calling,), told = here.calls(ROW)
         calling.start()
         wait_for(lambda: here.source.waiting == 1)
         here.api.close()
@@ -329,11 +325,7 @@ def test_who_waits_while_the_learner_stops_is_told_to_come_again(tmp_path):
 def test_a_round_is_begun_when_enough_people_wait_and_spends_nothing_before(tmp_path):
     with served(tmp_path, min_clients=2, taken_within_s=20.0) as here:
         here.open_round(now=False)
-        told: list[tuple[int, dict]] = []
-        calling = [
-            threading.Thread(target=lambda tag=tag: told.append(here.post("/observe", {**ROW, "client": tag})))
-            for tag in ("a", "a", "b")
-        ]
+        calling, told = here.calls(*({**ROW, "client": tag} for tag in ("a", "a", "b")))
         for thread in calling[:2]:  # one person, twice
             thread.start()
         wait_for(lambda: here.source.waiting == 2)
@@ -359,12 +351,9 @@ def test_bodies_are_limited_by_the_features(tmp_path):
         here.open_round()
         long = b" " * (20 << 10)
         assert here.post("/observe", json.dumps(ROW).encode() + long)[0] == 413
-        chunked = {**KEPT, "Transfer-Encoding": "chunked"}
         pieces = b"1000\r\n" + b" " * 4096 + b"\r\n"
         with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
-            head = "".join(f"{k}: {v}\r\n" for k, v in chunked.items())
-            host = f"Host: 127.0.0.1:{here.port}\r\n"
-            raw.sendall(f"POST /observe HTTP/1.1\r\n{host}{head}\r\n".encode() + 5 * pieces)
+            raw.sendall(here.raw("POST /observe", **KEPT, **{"Transfer-Encoding": "chunked"}) + 5 * pieces)
             assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
         digits = [0.1234567890123456789] * DIM
         assert here.post("/observe", {**ROW, "features": digits, "client": "x" * 1024})[0] == 200
@@ -382,13 +371,11 @@ def all_of(raw: socket.socket) -> bytes:
 @pytest.mark.parametrize("part", ["nothing", "head", "body"])
 def test_a_request_has_a_deadline_however_its_bytes_trickle(part, tmp_path):
     limits = Limits(request_s=0.5, idle_s=0.5)
-    head = "".join(f"{k}: {v}\r\n" for k, v in KEPT.items())
     with served(tmp_path, limits=limits) as here:
-        host = f"Host: 127.0.0.1:{here.port}\r\n"
         start = {
             "nothing": b"",
             "head": b"POST /observe HTTP/1.1\r\n",
-            "body": f"POST /observe HTTP/1.1\r\n{host}{head}Content-Length: 99\r\n\r\n".encode(),
+            "body": here.raw("POST /observe", **KEPT, **{"Content-Length": 99}),
         }[part]
         with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
             raw.sendall(start)
@@ -421,15 +408,12 @@ def test_a_request_has_a_deadline_however_its_bytes_trickle(part, tmp_path):
 def test_64_slow_callers_do_not_stop_the_others(capped, tmp_path):
     """Some trickle a head, some a body, some read nothing of many answers; 11 requests go by."""
     limits = Limits(connections=24, connections_per_address=16) if capped else None
-    more = {} if limits is None else {"limits": limits}
-    with served(tmp_path, **more) as here:
-        host = f"Host: 127.0.0.1:{here.port}\r\n"
-        head = "".join(f"{k}: {v}\r\n" for k, v in KEPT.items())
+    with served(tmp_path, limits=limits) as here:
         kinds = [
             b"POST /obs",
-            f"POST /observe HTTP/1.1\r\n{host}{head}Content-Length: 99\r\n\r\n{{".encode(),
-            f"GET /status HTTP/1.1\r\n{host}{head}\r\n".encode() * 2000,
-            f"POST /observe HTTP/1.1\r\n{host}Content-Length: 9999999\r\n\r\n".encode(),
+            here.raw("POST /observe", **KEPT, **{"Content-Length": 99}) + b"{",
+            here.raw("GET /status", **KEPT) * 2000,
+            here.raw("POST /observe", **{"Content-Length": 9999999}),
         ]
         slow = []
         try:
@@ -457,8 +441,7 @@ def test_64_slow_callers_do_not_stop_the_others(capped, tmp_path):
 
 def test_one_who_reads_nothing_is_cut(tmp_path):
     with served(tmp_path, limits=Limits(answer_s=0.3)) as here:
-        request = "GET /status HTTP/1.1\r\n" + f"Host: 127.0.0.1:{here.port}\r\n"
-        request += "".join(f"{k}: {v}\r\n" for k, v in KEPT.items()) + "\r\n"
+        request = here.raw("GET /status", **KEPT)
         with socket.socket() as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             raw.connect(("127.0.0.1", here.port))
@@ -467,7 +450,7 @@ def test_one_who_reads_nothing_is_cut(tmp_path):
 
             def still_open() -> bool:
                 try:
-                    while raw.send(request.encode() * 64):
+                    while raw.send(request * 64):
                         pass
                 except BlockingIOError:
                     return True

@@ -109,6 +109,23 @@ def test_a_server_cut_off_at_any_write_goes_on_to_the_same_bits(tmp_path, monkey
         shutil.rmtree(world.folder)
 
 
+def cut_at_save(world: World, number: int) -> None:
+    """Until the checkpoint of this number, counted from 1, would be written."""
+    saved, save = 0, Position.save
+
+    def counted(self, folder):
+        nonlocal saved
+        saved += 1
+        if saved == number:
+            raise Cut
+        save(self, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Position, "save", counted)
+        with pytest.raises(Cut):
+            world.go()
+
+
 def test_what_the_disk_wrote_too_early_does_no_harm(tmp_path):
     """A cut after messages and models of the next round, all of them, before the checkpoint."""
     world, whole = World(tmp_path / "cut"), World(tmp_path / "whole")
@@ -116,19 +133,7 @@ def test_what_the_disk_wrote_too_early_does_no_harm(tmp_path):
     world.go()
     after = {name: (world.folder / name).read_bytes() for name in (MESSAGES, "models.f32")}
     shutil.rmtree(world.folder)
-    saved, save = 0, Position.save
-
-    def fourth(self, folder):
-        nonlocal saved
-        saved += 1
-        if saved == 5:
-            raise Cut
-        save(self, folder)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Position, "save", fourth)
-        with pytest.raises(Cut):
-            world.go()
+    cut_at_save(world, 5)
     assert (world.folder / MESSAGES).read_bytes() != after[MESSAGES]
     world.go()
     assert world.models() == whole.models() == after["models.f32"]
@@ -167,19 +172,7 @@ def test_a_missing_file_of_messages_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["rounds.csv", "releases.csv"])
 def test_a_line_cut_short_is_removed_before_the_next_is_written(tmp_path, name):
     world = World(tmp_path / "run")
-    saved, save = 0, Position.save
-
-    def third(self, folder):
-        nonlocal saved
-        saved += 1
-        if saved == 4:
-            raise Cut
-        save(self, folder)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Position, "save", third)
-        with pytest.raises(Cut):
-            world.go()
+    cut_at_save(world, 4)
     path = world.folder / name
     path.write_bytes(path.read_bytes()[:-3])
     world.go()
