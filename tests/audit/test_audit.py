@@ -50,9 +50,6 @@ from veilstream.runs.released_model import plan_digest
 SETTINGS = [(name, tau) for name in MECHANISMS for tau in (1, 4)]
 
 
-# --- the deployed learner -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mechanism", "tau"), SETTINGS)
 def test_one_run_of_a_learner_keeps_the_promise(mechanism, tau):
     """Servers take turns: fixed for some mechanisms, adaptive for the others; all restart."""
@@ -114,9 +111,6 @@ def test_neighbours_that_lose_a_client_are_half_as_far_apart():
     assert found.expected == pytest.approx(found.claim, rel=1e-6)
 
 
-# --- what the audit's own learners are ------------------------------------------------------------
-
-
 def test_apart_is_as_many_learners_of_dimension_one():
     """The same draws: a learner without clients, and `Apart` with a canary in each number."""
     plan, terms = both(1, rounds=4)
@@ -159,9 +153,6 @@ def test_an_audits_learner_cannot_be_deployed():
     with pytest.raises(InputError, match="projection"):
         Apart(projected, Unkind(terms))
     assert auditable(projected).learning.projection_radius is None
-
-
-# --- the simulation, and the wire -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mechanism", "tau"), [("tree", 1), ("buffered", 4)])
@@ -246,9 +237,6 @@ def test_a_gradient_that_is_asked_for_twice_is_known_once():
     np.testing.assert_array_equal(task.known, known)
 
 
-# --- the whole audit ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def report() -> AuditReport:
     return audit(plan_of("buffered", rounds=16), runs=3000, coordinates=3000, draws=100_000)
@@ -326,9 +314,6 @@ def test_the_command_leaves_with_4_where_the_promise_is_broken(tmp_path):
     found = json.loads(done.stdout)
     assert found["kept"] is False
     assert found["one_run"]["fixed"]["mu_lower"] > 1.8 * found["claimed"]["mu"]
-
-
-# --- what it must show ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow

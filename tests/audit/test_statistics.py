@@ -32,9 +32,6 @@ def noise(of: Law, d: int, rng: np.random.Generator) -> np.ndarray:
     return of.root @ rng.standard_normal((of.rounds, d))
 
 
-# --- what theory says -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_with_one_step_a_round_the_separation_is_the_column_norm(name):
     f = VARIANTS[name](T)
@@ -66,9 +63,6 @@ def test_several_visits_add_up():
     C = np.linalg.inv(f.noising_matrix())
     np.testing.assert_allclose(twice.expected[0], 2.0 / 3.0 * np.linalg.norm(C[:, 0] + C[:, 6]), rtol=1e-6)
     assert twice.expected.max() <= 2.0 / 3.0 * f.sensitivity((2, 6)) * (1 + 1e-6)
-
-
-# --- one run --------------------------------------------------------------------------------------
 
 
 def test_intervals_of_one_client_are_exact():
@@ -156,9 +150,6 @@ def test_the_bound_does_not_depend_on_the_claimed_law():
     assert blind.covariance_p is None
 
 
-# --- many runs ------------------------------------------------------------------------------------
-
-
 def canaries(of: Law, runs: int, rng: np.random.Generator, size: float = 1.0):
     second = rng.integers(0, 2, runs).astype(bool)
     moved = of.shifts[:, [of.worst]] * np.where(second, 0.5, -0.5) * of.reach * size
@@ -227,9 +218,6 @@ def test_a_leak_that_only_learning_finds_is_found():
     found = many_run(transcripts, second, Law(of.shifts, of.reach, 1.0, of.covariance), delta=1e-3)
     assert found.violation
     assert found.best.statistic == "learned linear"
-
-
-# --- same draws -----------------------------------------------------------------------------------
 
 
 def test_differencing_explains_gradients_and_nothing_else():

@@ -100,8 +100,6 @@ def test_noise_for_the_gradient_alone_is_found():
         assert telemetry_runs(plan, terms, 20_000, seed=3).many.violation
 
 
-# --- telemetry's coordinates by themselves -------------------------------------------------------
-
 PLANTED = {
     "half the noise": (less_noise(2), {"noise of telemetry's coordinates"}),
     "a fifth of the noise": (less_noise(5), {"noise of telemetry's coordinates"}),

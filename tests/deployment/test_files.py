@@ -36,9 +36,6 @@ def contents(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".db", ".witness")}
 
 
-# --- missing and empty ---------------------------------------------------------------------------
-
-
 def test_a_missing_store_is_made_only_when_asked_for(tmp_path):
     path = tmp_path / "deep" / "s.db"
     with pytest.raises(InputError, match=r"deep/s\.db.*--new-store.*create=True"):
@@ -77,9 +74,6 @@ def test_an_empty_store_without_a_witness_is_an_interrupted_first_start(tmp_path
         learner_at(path)
     with learner_at(path, create=True) as learner:
         assert learner.round == 0
-
-
-# --- links, devices, modes -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", ["s.db", "s.db-wal", "s.db-shm", "s.lock", "s.witness"])
@@ -146,9 +140,6 @@ def test_files_that_others_may_read_are_closed_to_them_and_named(store):
     assert str(witness) in notices[1]
     assert sum("open to other accounts" in notice for notice in notices) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in (store, witness)} == {0o600}
-
-
-# --- what moved on -------------------------------------------------------------------------------
 
 
 def harm_longer(witness, _):
@@ -263,9 +254,6 @@ def test_a_store_that_moved_on_or_was_replaced_stops_a_running_learner(store, tm
             (tmp_path / name).write_bytes(data)
 
 
-# --- clones and snapshots: what docs/privacy.md says is detected, and when -----------------------
-
-
 def clone_of(store, where):
     """Store and witness as they are now, in another folder."""
     where.mkdir()
@@ -327,9 +315,6 @@ def test_a_snapshot_of_both_files_is_told_by_the_server_and_one_of_the_store_by_
             learner.begin_round(2, model(2), acknowledged=(1, release.hash))
 
 
-# --- what an attack tried ------------------------------------------------------------------------
-
-
 def test_a_witness_whose_end_was_wiped_is_damaged_and_not_torn(store):
     """One append may be torn; an end of many entries that say nothing hides how far it had come."""
     witness = store.with_suffix(".witness")
@@ -363,9 +348,6 @@ def test_a_key_that_was_wiped_while_the_learner_ran_is_noticed(store):
             file.write(bytes(ENTRY_BYTES))
         with pytest.raises(LedgerError, match="damaged at its start"):
             learner.observe("someone", client(1, 0))
-
-
-# --- where the witness lies ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -33,9 +33,6 @@ def test_hostile_messages_change_nothing_long():
     check(1_000_000, processes=2)
 
 
-# --- the study can fail --------------------------------------------------------------------------
-
-
 class LetsNotANumberIn:
     """An admission that forgets to look at the numbers."""
 

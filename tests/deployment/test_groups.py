@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 import numpy as np
 import pytest
 
-from tests.support.known_secrets import NamedRounds
-from veilstream.deployment.epochs import LearnerParts
+from tests.support.known_secrets import NamedLearner
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import begin_again
@@ -45,14 +43,7 @@ def model(r: int) -> np.ndarray:
     return np.full(D, 0.1 * r, np.float32)
 
 
-class Named(Learner):
-    """Whose noise follows from the step, so that two of them can be compared."""
-
-    def __init__(self, *given, **more):
-        super().__init__(*given, parts=LearnerParts(rounds=partial(NamedRounds, name="same")), **more)
-
-
-def learner_at(store, plan: Plan | None = None, kind: type[Learner] = Named) -> Learner:
+def learner_at(store, plan: Plan | None = None, kind: type[Learner] = NamedLearner) -> Learner:
     return kind(plan or plan_of(), store, Logistic(D), create=True)
 
 
@@ -186,8 +177,6 @@ def test_an_interrupted_group_is_stored_whole_or_not_at_all(point, visit, one_by
         assert learner.observe_many(people(0, TAU)) == [Answer.TAKEN] * TAU
         assert bytes(learner.finish_round().payload) == one_by_one[0]
 
-
-# --- the witness of a group ----------------------------------------------------------------------
 
 GROUP = 40
 SECTOR = 512

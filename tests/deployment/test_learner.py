@@ -22,7 +22,7 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import HEADER_BYTES
-from veilstream.errors import InputError, LedgerError, PrivacyError, StoreBusy
+from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Logistic, Sample
 from veilstream.mechanisms.fine_normals import fine_row
 from veilstream.mechanisms.keystream import Row, fresh_secret
@@ -249,24 +249,6 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
         assert np.isfinite(learner.local.model.reveal()).all()
 
 
-def test_one_writer_and_old_copies(tmp_path):
-    store = tmp_path / "s.db"
-    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
-        with pytest.raises(StoreBusy):
-            Learner(plan_of(), store, Logistic(D), create=True)
-        run_round(learner, 0)
-    old = store.read_bytes()
-    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
-        run_round(learner, 1)
-    newest = store.read_bytes()
-    store.write_bytes(old)
-    with pytest.raises(LedgerError, match="old copy"):
-        Learner(plan_of(), store, Logistic(D), create=True)
-    store.write_bytes(newest)
-    with Learner(plan_of(), store, Logistic(D), create=True) as learner:
-        assert learner.round == 2
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
     store = tmp_path / "s.db"
@@ -285,9 +267,6 @@ def test_flipped_bits_are_refused_or_change_nothing(seed, tmp_path):
             assert learner.sealed_release() == release
     except LedgerError:
         pass
-
-
-# --- who takes part, and how often ----------------------------------------------------------------
 
 
 class Still:
@@ -373,9 +352,6 @@ def test_a_learner_goes_on_after_the_loss_of_its_store_with_new_clients_only(tmp
     verify(store)
 
 
-# --- data and secrets go --------------------------------------------------------------------------
-
-
 def test_a_clients_data_are_gone_when_observe_returns(tmp_path):
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
         learner.begin_round(0, model(0))
@@ -446,9 +422,6 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
                 assert held == (0 if steps == 1 or r == R - 1 else (r + 1) * TAU)
         payloads.append(sent)
     assert payloads[0] == payloads[1]
-
-
-# --- what breaks half-way -------------------------------------------------------------------------
 
 
 def test_an_interrupted_step_breaks_the_learner_until_it_is_started_again(tmp_path, monkeypatch):

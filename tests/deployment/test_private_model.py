@@ -144,9 +144,6 @@ def test_plans_that_cannot_be_simulated_record_by_record_are_refused():
         vs.PrivateModel.simulated(plan_of(), vs.tasks.Logistic(4))
 
 
-# --- columns of a plan ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("task", "label", "told", "expected"),
     [
@@ -176,9 +173,6 @@ def test_predictions_are_in_the_tables_own_words(task, label, told, expected):
             model.predict_proba_one({"hour": 9.0})
 
 
-# --- around a deployed learner -------------------------------------------------------------------
-
-
 def test_a_deployed_model_learns_through_its_ledger(tmp_path: Path):
     plan = vs.Plan.parse(TABLE.format(task="logistic", label='labels = ["no", "yes"]'))
     task = vs.tasks.Logistic(2)
@@ -206,8 +200,6 @@ def test_a_deployed_model_learns_through_its_ledger(tmp_path: Path):
         with pytest.raises(TypeError, match="cannot be copied"):
             pickle.dumps(model)
 
-
-# --- river's own checks --------------------------------------------------------------------------
 
 # Every check that river has for such models runs on the simulated one. Around a deployed learner
 # those that copy or pickle a model do not apply: two copies would answer for one ledger, so copying

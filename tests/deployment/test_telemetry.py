@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.support.federation import DIM, Plain, plan_of
-from tests.support.known_secrets import NamedRounds
+from tests.support.known_secrets import NamedLearner
 from veilstream.deployment.client_steps import ClientTelemetry
-from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.errors import InputError, PrivacyError
@@ -29,13 +27,6 @@ def told_plan(**told):
     return dataclasses.replace(plan_of(rounds=4), telemetry=TelemetryPlan(**told))
 
 
-class Known(Learner):
-    """Whose draws are the same in every test."""
-
-    def __init__(self, *given, **more):
-        super().__init__(*given, parts=LearnerParts(rounds=partial(NamedRounds, name="same")), **more)
-
-
 def record(i, target):
     features = np.zeros(DIM)
     features[i % DIM] = 1.0
@@ -44,7 +35,7 @@ def record(i, target):
 
 def noise_of(plan, tmp_path, rounds):
     """What the same draws put into empty rounds: all that is there without a client."""
-    with Known(plan, tmp_path / "empty.db", Plain(), create=True) as learner:
+    with NamedLearner(plan, tmp_path / "empty.db", Plain(), create=True) as learner:
         for r in range(rounds):
             learner.begin_round(r, np.ones(DIM))
             payload = learner.finish_round().payload
@@ -55,7 +46,7 @@ def test_each_client_adds_its_metrics_and_nobody_adds_nothing(tmp_path):
     plan = told_plan(metrics=METRICS)
     noise = noise_of(plan, tmp_path, 2)
     x = np.ones(DIM, np.float32)  # predicts +1 of every client below
-    with Known(plan, tmp_path / "store.db", Plain(), create=True) as learner:
+    with NamedLearner(plan, tmp_path / "store.db", Plain(), create=True) as learner:
         learner.begin_round(0, x)
         learner.observe("right", record(0, 1.0))
         learner.observe("wrong", record(1, -1.0))
@@ -78,7 +69,7 @@ def test_accuracy_is_that_of_the_rounds_model_not_of_the_local_one(tmp_path):
         learning=dataclasses.replace(plan_of(rounds=4).learning, local_steps=20),
     )
     noise = noise_of(plan, tmp_path, 1)
-    with Known(plan, tmp_path / "store.db", Plain(), create=True) as learner:
+    with NamedLearner(plan, tmp_path / "store.db", Plain(), create=True) as learner:
         learner.begin_round(0, np.ones(DIM))
         for i in range(20):
             learner.observe(f"{i}", record(i, 1.0))
@@ -95,7 +86,7 @@ def test_a_restart_within_a_round_sends_the_same_bytes(tmp_path, together):
     payloads = []
     for restart in (False, True):
         store = tmp_path / f"{restart}.db"
-        learner = Known(plan, store, Plain(), create=True)
+        learner = NamedLearner(plan, store, Plain(), create=True)
         learner.begin_round(0, np.ones(DIM))
         if together:
             learner.observe_many(clients)
@@ -103,7 +94,7 @@ def test_a_restart_within_a_round_sends_the_same_bytes(tmp_path, together):
             learner.observe(*clients[0])
         if restart:
             learner.close()
-            learner = Known(plan, store, Plain())
+            learner = NamedLearner(plan, store, Plain())
         if not together:
             learner.observe(*clients[1])
         payloads.append(learner.finish_round().payload)
@@ -119,8 +110,6 @@ def test_a_store_is_not_continued_with_other_telemetry(tmp_path):
     with pytest.raises(InputError, match="what this store was begun with"):
         Learner(plan_of(rounds=4), tmp_path / "store.db", Plain())
 
-
-# --- whatever a record or a task does ------------------------------------------------------------
 
 LOSS = Telemetry(("accuracy", "loss", "clipped", "present"), 0.3, loss_cap=2.0)
 SAMPLE, GRADIENT = record(0, 1.0), RawGradient(np.full(DIM, 9.0, np.float32))

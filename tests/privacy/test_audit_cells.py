@@ -53,9 +53,6 @@ def counted(cells: np.ndarray, std: float = STD) -> CellCounts:
     return counts
 
 
-# --- cells ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("std", [1.0, 3.7, 999.0, 1001.0, 200_000.3])
 def test_cell_probabilities_are_those_of_fifty_digits(std):
     mpmath = pytest.importorskip("mpmath")
@@ -150,9 +147,6 @@ def test_too_few_counts_and_too_wide_a_law_are_refused():
         CellLaw(1e9)
 
 
-# --- coordinates ----------------------------------------------------------------------------------
-
-
 def test_each_check_has_its_level_on_ideal_noise():
     """p-values of 80 runs lie above the uniform law's. Fails by chance in 1e-5 of seeds."""
     rng, of = np.random.default_rng(5), law()
@@ -233,9 +227,6 @@ def test_part_of_the_noise_shared_by_two_of_few_coordinates_is_found():
     assert "7 and 50" in found.figure or "50 and 7" in found.figure
 
 
-# --- repeats --------------------------------------------------------------------------------------
-
-
 def test_an_epoch_that_repeats_noise_is_found_in_whole_or_in_part():
     rng = np.random.default_rng(12)
     first, second = rng.standard_normal((2, 16, 128))
@@ -246,9 +237,6 @@ def test_an_epoch_that_repeats_noise_is_found_in_whole_or_in_part():
     assert repeated_rows(np.concatenate([first, second, first[4:5]])).p < FALSE_ALARMS / 30
     with pytest.raises(InputError, match="two"):
         epoch_against_epoch([first])
-
-
-# --- seeds ----------------------------------------------------------------------------------------
 
 
 def test_weak_seeds_are_refused_and_good_ones_are_not():
@@ -266,9 +254,6 @@ def test_weak_seeds_are_refused_and_good_ones_are_not():
             check_generator(draw)
     with pytest.raises(PrivacyError, match="different bytes"):
         checked_seed(b"operator" * 4)
-
-
-# --- levels ---------------------------------------------------------------------------------------
 
 
 def test_the_level_of_an_alarm_is_shared():

@@ -51,10 +51,8 @@ def test_bound_on_sensitivity_is_said_to_be_one():
     assert any("upper bound" in remark for remark in guarantee.remarks)
 
 
-def test_inverse_question_gives_the_budget_back(f):
+def test_the_same_noise_gives_more_to_weaker_neighbours_and_less_to_who_comes_often(f):
     std, _ = vs.calibrate(BUDGET, f, 1.0)
-    curve = vs.privacy_of(std, f, 1.0)
-    assert curve.epsilon(1e-3) == pytest.approx(2.0, rel=1e-12)
     assert vs.privacy_of(std, f, 1.0, neighbours="zero-out").epsilon(1e-3) < 1.0
     assert vs.privacy_of(std, f, 1.0, participation=(3, 10)).epsilon(1e-3) > 2.0
 
@@ -110,21 +108,15 @@ def test_weak_delta_is_remarked_on():
     assert strong.remarks == ()
 
 
-@pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, "2", True, None])
-def test_bad_epsilon_is_refused(epsilon):
-    with pytest.raises(InputError, match=r"privacy\.epsilon = .*> 0 \(lower means more private"):
-        vs.Budget(epsilon, 1e-3)
-
-
-def test_epsilon_that_protects_no_one_is_refused():
+def test_budgets_that_promise_nothing_are_refused():
+    for epsilon in (0, -1, math.nan, math.inf, "2", True, None):
+        with pytest.raises(InputError, match=r"privacy\.epsilon = .*> 0 \(lower means more private"):
+            vs.Budget(epsilon, 1e-3)
     with pytest.raises(InputError, match="<= 1e6"):
         vs.Budget(1e300, 1e-3)
-
-
-@pytest.mark.parametrize("delta", [0, 1, -1e-3, 2, math.nan, math.inf, "1e-3", True])
-def test_bad_delta_is_refused(delta):
-    with pytest.raises(InputError, match=r"privacy\.delta = .*in \(0, 1\)"):
-        vs.Budget(1.0, delta)
+    for delta in (0, 1, -1e-3, 2, math.nan, math.inf, "1e-3", True):
+        with pytest.raises(InputError, match=r"privacy\.delta = .*in \(0, 1\)"):
+            vs.Budget(1.0, delta)
 
 
 @pytest.mark.parametrize("clip_norm", [0, -1, 1e-320, math.nan, math.inf, "1", None])
@@ -142,9 +134,6 @@ def test_unknown_choices_suggest_the_nearest(f):
         vs.calibrate(BUDGET, f, 1.0, neighbours="replace_one")
     with pytest.raises(InputError, match="budget"):
         vs.calibrate((2.0, 1e-3), f, 1.0)
-
-
-def test_impossible_participation_is_refused(f):
     with pytest.raises(InputError, match="participation"):
         vs.calibrate(BUDGET, f, 1.0, participation=(10, 10))
 

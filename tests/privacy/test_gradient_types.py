@@ -43,23 +43,9 @@ WRONG = [
 def test_mypy_refuses_raw_and_clipped_gradients_in_a_release(tmp_path):
     source = tmp_path / "send.py"
     source.write_text(PRELUDE + "\n".join([RIGHT, *WRONG]) + "\n")
-    checked = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--no-error-summary",
-            "--cache-dir",
-            str(tmp_path / "cache"),
-            "--follow-imports",
-            "silent",
-            str(source),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "--follow-imports", "silent"]
+    command = [sys.executable, "-m", "mypy", *options, str(source)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = {int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line}
     first = len(PRELUDE.splitlines()) + 1
     assert lines == set(range(first + 1, first + 1 + len(WRONG))), checked.stdout

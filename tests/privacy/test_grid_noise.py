@@ -42,9 +42,6 @@ def exact_draw(step: int, dim: int, coordinate: int) -> Fraction:
         return Fraction(int(mpmath.nint(z * mpmath.mpf(2) ** 400)), 2**400)
 
 
-# --- cells ----------------------------------------------------------------------------------------
-
-
 def test_every_cell_is_that_of_exact_arithmetic(mechanism):
     """⌊h + c + a·z + ½⌋ of what is held, with the ideal draw; V rounded up, c as float64 has it."""
     noise = noise_of(mechanism)
@@ -172,9 +169,6 @@ def test_covariance_of_prefixes(mechanism):
     expected = B @ B.T
     spread = np.sqrt((np.outer(expected.diagonal(), expected.diagonal()) + expected**2) / dim)
     assert (np.abs(sums @ sums.T / dim - expected) / spread).max() < 6.0
-
-
-# --- time passes, and stops -----------------------------------------------------------------------
 
 
 def test_a_snapshot_goes_on_to_the_bit(mechanism):

@@ -37,9 +37,6 @@ def program_of(name: str, T: int):
     return VARIANTS[name](T).with_block_length(1).program
 
 
-# --- the charge -----------------------------------------------------------------------------------
-
-
 def test_the_charge_grows_with_the_root_of_the_dimension(name):
     program = program_of(name, 16)
     one = charge_for(program, 1, SCALE)
@@ -72,9 +69,6 @@ def test_the_tail_that_is_charged_is_that_of_the_normal_distribution():
     with mpmath.workdps(50):
         tail = 2 * mpmath.ncdf(-REACH)
         assert tail < mpmath.exp(-(mpmath.mpf(REACH) ** 2) / 2)
-
-
-# --- errors that happen, against errors that are charged ------------------------------------------
 
 
 class Replay:
@@ -145,9 +139,6 @@ def test_rounding_errors_of_200_steps_are_below_what_is_charged(name, dim):
     moved = np.linalg.norm(replay.mechanism.strategy_matrix() @ replay.increments, axis=0)
     charge = charge_for(program, 1, scale)
     assert 0.0 < moved.max() < charge.mu / 2  # half for each of two worlds
-
-
-# --- calibration ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dim", [1, 1000, 10**6])

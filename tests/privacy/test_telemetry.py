@@ -120,9 +120,6 @@ def test_unknown_metrics_are_refused(metrics):
         Telemetry(metrics, 0.3)
 
 
-# --- widths --------------------------------------------------------------------------------------
-
-
 def test_widths_of_any_real_type_are_held_in_full_precision():
     """float32's 0.3 is 0.300000011920929: R must be that of it, and not of float32 arithmetic."""
     given = Telemetry(("accuracy",), np.float32(0.3), np.float32(2.0))

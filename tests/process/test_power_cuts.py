@@ -39,8 +39,6 @@ from veilstream.files import write_file
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
 
-# --- cuts ----------------------------------------------------------------------------------------
-
 
 def total(findings: Findings, kinds: tuple[str, ...]) -> int:
     return sum(findings.violations[kind] for kind in kinds)
@@ -94,9 +92,6 @@ def test_five_thousand_cuts():
     assert not findings.violations.total(), findings.as_dict()
 
 
-# --- the simulated disk itself -------------------------------------------------------------------
-
-
 def outcomes(root: Path, work: Callable[[Disk], None]) -> set[bytes | None]:
     """What a file can hold after a cut at the end of this work."""
     found = set()
@@ -148,9 +143,6 @@ def test_nothing_works_when_the_power_is_off(tmp_path):
                 write_file(tmp_path / "file", b"new")
     disk.restart()
     assert list(tmp_path.iterdir()) == []
-
-
-# --- disks that fail -----------------------------------------------------------------------------
 
 
 def fsync_error() -> apsw.Error:

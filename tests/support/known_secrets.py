@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest.mock import patch
 
 from veilstream.deployment import learner as learner_module
+from veilstream.deployment.epochs import LearnerParts
+from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.mechanisms.keystream import Row
 
@@ -26,6 +29,13 @@ class NamedRounds(LocalRounds):
     def row(self, step: int, secret: bytes) -> Row:
         text = f"{self.name}/{self.epoch}/{step}"
         return Row(hashlib.sha256(text.encode()).digest(), step)
+
+
+class NamedLearner(Learner):
+    """Whose noise follows from the step, so that two of them can be compared."""
+
+    def __init__(self, *given, **more):
+        super().__init__(*given, parts=LearnerParts(rounds=partial(NamedRounds, name="same")), **more)
 
 
 def unguarded(draw: Callable[[], bytes]) -> None:

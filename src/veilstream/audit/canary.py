@@ -39,7 +39,6 @@ Bools = NDArray[np.bool_]
 Others = Literal["silent", "loud", "echo"]
 
 BATCH = 25_000
-"""Runs of one `Apart`."""
 _NUMBERS = 100_000_000  # of all transcripts together
 _CANARY, _OTHER = 1.0, 0.0
 _ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32

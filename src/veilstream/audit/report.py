@@ -54,7 +54,6 @@ UNSEEN = (
     "anything rarer than its runs: events of probability well below one in the number of runs",
     "seeds that look drawn and are known to someone: messages and statistics are the same",
 )
-"""What no audit of messages can see."""
 
 SHARES = 6
 """Parts of an audit that may each raise a false alarm with probability `FALSE_ALARMS`: two runs,
@@ -73,7 +72,6 @@ class AuditReport:
     plan_sha256: str
     """Of the plan that was given (`plan_digest`)."""
     made: str
-    """When it was begun, in UTC."""
     guarantee: Guarantee
     fixed: OneRun
     adaptive: OneRun
@@ -88,7 +86,6 @@ class AuditReport:
     checks: tuple[Check, ...]
     """Cells, single coordinates, telemetry's, pairs, epochs, seeds, a federation if one was run."""
     telemetry: ManyRun | None = None
-    """Canaries in gradient and telemetry at once, where the plan has telemetry."""
 
     @property
     def alarms(self) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ class Transcript:
     """(R, d): sums of the gradients that should be in them, worked out by the audit."""
     grid: float
     sizes: tuple[int, ...]
-    """Bytes of each message."""
     repeats_unlike: int = 0
     """Messages that were asked for again and came back other than before."""
 

@@ -68,9 +68,7 @@ class EpochLedger:
     """One ledger, and the epoch that runs on it. For one thread at a time."""
 
     local: LocalRounds
-    """The epoch's rounds in memory."""
     run: str | None
-    """The server's run that this epoch belongs to."""
     snapshot_step: int
     """Where the noise was last kept whole."""
 
@@ -89,7 +87,6 @@ class EpochLedger:
         self.broken = False
         """Whether a call was interrupted, so that only a restart may go on."""
         self.model: Float32s | None = None
-        """The newest that the server sent."""
         self.bookmark: SourceBookmark | None = None
         """How far a source has been read, if that is not written down yet."""
         self._forgotten = True  # whether no destroyed secret is left in the log file

@@ -69,7 +69,6 @@ class Outcome(NamedTuple):
     answer: Answer
     """All that its client may be told."""
     used: bool
-    """Whether a step was made of it."""
 
 
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:

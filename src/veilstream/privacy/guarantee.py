@@ -103,7 +103,6 @@ class Guarantee:
     arithmetic_delta: float = 0.0
     """Probability, in either world, of what that bound leaves out; charged to δ."""
     telemetry: Telemetry | None = None
-    """What each client contributes beside its gradient, under the same promise."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"

@@ -23,7 +23,6 @@ class Check:
     name: str
     p: float
     figure: str
-    """What was measured, in a few words."""
     means: str
     """What it means if the p-value is small."""
 

@@ -76,9 +76,8 @@ class LatticeFit:
     pattern_eta_squared: float
     """η² of cells that follow the pattern in full."""
     share: float
-    """How much of it is in the counts: 0 for the Gaussian, 1 for the pattern; with its..."""
+    """How much of it is in the counts: 0 for the Gaussian, 1 for the pattern; with its error."""
     share_error: float
-    """...standard error."""
 
     @property
     def p(self) -> float:

@@ -36,7 +36,6 @@ class Law:
     reach: float
     """How far a gradient can move between neighbours: 2·B_g, or B_g."""
     claim: float
-    """The μ that was promised."""
     covariance: Floats | None = None
     """Σ of a column; None where nothing is known but the promise."""
 

@@ -45,7 +45,6 @@ class OneRun:
     coordinates: int
     claim: float
     measured: Floats
-    """d' of every client: estimates."""
     lower: Floats
     upper: Floats
     """Bounds on them, together at the stated confidence."""

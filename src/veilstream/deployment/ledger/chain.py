@@ -42,7 +42,6 @@ class Standing:
     study: bool = False
     """Whether an audit's or a study's learner began it."""
     run: str | None = None
-    """The server's run that it belongs to."""
     steps: int = 0
     rounds: int = 0
     """Rounds that are sealed."""
@@ -102,7 +101,6 @@ class Summary:
     length: int
     archive: str
     tag_key: str
-    """Hash of the key of tags."""
     visits: VisitTotal
     kept: dict[str, str]
     standing: Standing
@@ -143,14 +141,12 @@ class Body:
     kept: dict[str, str] | None = None
     """Names and hashes of blobs that begin with this record."""
     destroyed: list[str] | None = None
-    """Names of blobs that end with it."""
     before: Summary | None = None
     tag_key: str | None = None
     """Hash of the key of tags; in the first record."""
     carried: str | None = None
     """Hash of the tags that were carried over from a lost store."""
     visits: VisitTotal | None = None
-    """All visits that were carried over."""
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -207,10 +203,8 @@ class Chain:
     archive: str = NOTHING_PACKED
     """Stands for all segments (`archive_digest`)."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Hashes of the blobs there are."""
     standing: Standing = field(default_factory=Standing)
     visits: VisitSum = field(init=False)
-    """Stands for all visits."""
 
     def __post_init__(self) -> None:
         self.visits = VisitSum(self.tag_key)

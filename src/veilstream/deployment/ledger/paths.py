@@ -14,7 +14,6 @@ from veilstream.errors import InputError, LedgerError, StoreBusy
 from veilstream.files import FileLock
 
 WITNESS_MAGIC = b"VSWITN01"
-"""How a witness begins."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -54,7 +54,6 @@ MOST_TOGETHER = 256
 _TORN_WITH_CONTENT = 2
 """Of a longer torn end, all but so many are empty: nothing was written there before the cut."""
 _AT_ONCE = 4096
-"""Entries that are read and written together."""
 
 
 @dataclass(frozen=True)
