@@ -85,7 +85,7 @@ def test_figures_follow_from_their_definitions():
 def test_a_table_prints_the_guarantee_first_and_every_mechanism(plan_file):
     done = veilstream("plan", str(plan_file))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Guarantee  (2, 0.001)-local differential privacy")
+    assert done.stdout.startswith("Guarantee with the recommended noise  (2, 0.001)-local differential privacy")
     for name in MECHANISMS:
         assert name in done.stdout
     header = next(line for line in done.stdout.splitlines() if line.startswith("mechanism"))

@@ -21,8 +21,8 @@ def command(
 ) -> None:
     """Show what a plan promises, and compare all mechanisms for it: noise, error and cost.
 
-    The guarantee, budget, rounds, learners and what is published are those of the plan's first
-    private method. Nothing is trained.
+    Budget, rounds, learners and what is published are those of the plan's first private method; the
+    guarantee is with the recommended noise. Nothing is trained.
 
     Examples: `veilstream plan plan.toml`, `veilstream plan demo --set privacy.epsilon=1 --set
     learning.rounds=1000`.

@@ -33,7 +33,7 @@ def print_comparison(comparison: Comparison) -> None:
     """The comparison as a table on stdout, guarantee first."""
     console = table_console()
     best = comparison.recommended
-    console.print(f"[bold]Guarantee[/bold]  {best.guarantee}")
+    console.print(f"[bold]Guarantee with the recommended noise[/bold]  {best.guarantee}")
     for remark in best.guarantee.remarks:
         console.print(f"  note: {remark}")
     console.print()

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, VeilstreamError
 from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization
@@ -27,12 +27,25 @@ MECHANISMS: Registry[Callable[..., Factorization]] = Registry(
 
 def build(name: str, horizon: int, **options: Any) -> Factorization:
     """The mechanism of this name; an unknown one is refused with the nearest name."""
-    made = MECHANISMS[str(name)](horizon, **options)
+    function, rule = MECHANISMS[str(name)], f"a function that returns a Factorization of {horizon} steps"
+    try:
+        made = function(horizon, **options)
+    except VeilstreamError:
+        raise
+    except Exception as error:
+        if function in _BUILT_IN:
+            raise
+        raise InputError("mechanism", name, rule, f"it raised {type(error).__name__}: {error}") from error
     if not isinstance(made, Factorization):
-        raise InputError(
-            "mechanism", name, "a function that returns a Factorization", f"it gave a {type(made).__name__}"
-        )
+        raise InputError("mechanism", name, rule, f"it gave a {type(made).__name__}")
+    if made.horizon != horizon:
+        raise InputError("mechanism", name, rule, f"its factorization has {made.horizon} steps")
     return made
+
+
+def built_in(name: str) -> bool:
+    """Whether a mechanism comes with veilstream, not from another package."""
+    return name in {function.__name__ for function in _BUILT_IN}
 
 
 def takes(name: str, option: str) -> bool:

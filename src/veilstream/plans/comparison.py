@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, VeilstreamError
 from veilstream.mechanisms import (
     MECHANISMS,
     ONCE,
@@ -25,7 +26,7 @@ from veilstream.mechanisms import (
 )
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.normals import TILE
-from veilstream.mechanisms.registry import build_for
+from veilstream.mechanisms.registry import build_for, built_in
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare, recommended, warn_of_kept_noise
@@ -208,6 +209,12 @@ def compare(
     rows = []
     for name in chosen:
         tick(name)
+        if everything and not built_in(name) and name != setting.mechanism:
+            try:
+                rows.append(_measure(build(name, setting.horizon), setting, baseline))
+            except VeilstreamError as error:  # another package's mechanism stops no comparison
+                warnings.warn(f"mechanism {name!r} is left out: {error}", stacklevel=2)
+            continue
         if name == "independent":
             rows.append(baseline)
         elif setting.unbounded:

@@ -1,7 +1,7 @@
 """A block of rounds as one compiled function: Algorithm 1 mapped over methods, seeds and learners.
 
-`local_round` and `server_update` are those of a deployment. Losses and accuracies on clients' data
-are an oracle's view, for simulation only: a deployed learner never sends them.
+Losses and accuracies on clients' data are an oracle's view, for simulation only: a deployed learner
+never sends them.
 """
 
 from __future__ import annotations
