@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from tests.cli.test_plan import veilstream
-from tests.support.federation import plan_of
+from tests.support.federation import options, plan_of
 from veilstream.errors import InputError
 from veilstream.federation.demo import demo_plan
 
@@ -66,18 +66,8 @@ def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):
     make_keys(tmp_path / "keys", ["127.0.0.1"], ["a", "b", "c"])
     done = veilstream(
         "learner",
-        "--keys",
-        "keys/learners/a",
-        "--plan",
-        str(plan),
-        "--server",
-        "127.0.0.1:8400",
-        "--data",
-        "live",
-        "--learner-api",
-        "127.0.0.1:0",
-        "--reply-after",
-        "3",
+        *options(keys="keys/learners/a", plan=plan, server="127.0.0.1:8400", data="live"),
+        *options(learner_api="127.0.0.1:0", reply_after=3),
         cwd=tmp_path,
     )
     assert done.returncode == 2

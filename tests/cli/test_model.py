@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.direct import DirectWorld
-from tests.support.federation import DIM, Plain, World, plan_of, wait_for
+from tests.support.federation import DIM, Plain, World, options, plan_of, wait_for
 from veilstream.federation.addresses import free_port
 from veilstream.federation.http.model_download import fetch_model
 from veilstream.federation.server.process import ServerService
@@ -56,18 +56,8 @@ def here(monkeypatch, capsys):
 
 
 def command(*more: str) -> list[str]:
-    return [
-        "server",
-        "--plan",
-        "plan.toml",
-        "--keys",
-        "keys/server",
-        "--out",
-        "run",
-        "--listen",
-        f"127.0.0.1:{free_port()}",
-        *more,
-    ]
+    at = f"127.0.0.1:{free_port()}"
+    return ["server", *options(plan="plan.toml", keys="keys/server", out="run", listen=at), *more]
 
 
 @contextmanager

@@ -39,14 +39,10 @@ class Case:
     make: Callable[[], Any]
     features: Callable[[np.random.Generator, int], np.ndarray]
     targets: Callable[[np.random.Generator, int], np.ndarray]
-    double: bool = True
-    """Computes in float64 when asked to; else slopes are compared in float32."""
-    answers: bool = True
-    """Predicts something for each sample."""
-    scale: float = 1.0
-    """How far from x⁰ the tests look."""
-    heavy: bool = False
-    """Slow to compile: looked at from fewer sides."""
+    double: bool = True  # Computes in float64 when asked to; else slopes are compared in float32
+    answers: bool = True  # Predicts something for each sample
+    scale: float = 1.0  # How far from x⁰ the tests look
+    heavy: bool = False  # Slow to compile: looked at from fewer sides
 
 
 def vectors(*shape: int) -> Callable[[np.random.Generator, int], np.ndarray]:

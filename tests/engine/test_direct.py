@@ -20,7 +20,7 @@ pytest.importorskip("grpc")
 import grpc
 
 from tests.support.direct import DirectWorld, RawStream, dated_certificate, refusal, tls_listener
-from tests.support.federation import DIM, Lines, plan_of, seeds_by_name, wait_for
+from tests.support.federation import DIM, Lines, options, plan_of, seeds_by_name, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.direct import DirectServer, certificates, wire
 from veilstream.federation.keys.new_keys import add_learner, make_keys, remove_learner, renew_learner
@@ -284,21 +284,9 @@ def test_the_second_learners_process_ends_with_7(world, tmp_path):
     connected(world, "a")
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "veilstream",
-            "learner",
-            "--plan",
-            "plan.toml",
-            "--keys",
-            "keys/learners/a",
-            "--server",
-            f"127.0.0.1:{world.port}",
-            "--data",
-            "plan:0",
-            "--store",
-            "second.db",
-            "--new-store",
+            *(sys.executable, "-m", "veilstream", "learner"),
+            *options(plan="plan.toml", keys="keys/learners/a", server=f"127.0.0.1:{world.port}"),
+            *options(data="plan:0", store="second.db", new_store=True),
         ],
         cwd=tmp_path,
         capture_output=True,

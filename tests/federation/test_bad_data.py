@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.support.federation import csv_of, rows_of, table_plan_of, wait_for
+from tests.support.federation import csv_of, options, rows_of, table_plan_of, wait_for
 from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
@@ -224,17 +224,8 @@ def test_the_command_ends_with_code_2_and_no_traceback(beside):
     plan.write_text(beside.plan.to_toml())
     done = veilstream(
         "learner",
-        "--plan",
-        str(plan),
-        "--keys",
-        str(beside.root / "keys/learners/a"),
-        "--store",
-        str(beside.store),
-        "--new-store",
-        "--data",
-        str(beside.file),
-        "--server",
-        "127.0.0.1:1",
+        *options(plan=plan, keys=beside.root / "keys/learners/a", data=beside.file, server="127.0.0.1:1"),
+        *options(store=beside.store, new_store=True),
     )
     assert done.returncode == 2
     assert "40 in y: the label is none of the plan's" in done.stderr

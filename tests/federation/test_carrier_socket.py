@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.federation import wait_for
+from tests.support.federation import options, wait_for
 from tests.support.flower import open_folder
 from veilstream.errors import InputError
 from veilstream.federation.flower import carrier_socket
@@ -236,19 +236,8 @@ def test_the_learner_serves_its_socket_and_starts_no_other_process(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "veilstream",
-                "learner",
-                "--plan",
-                "plan.toml",
-                "--keys",
-                "keys/learners/north",
-                "--data",
-                "plan:0",
-                "--new-store",
-                "--socket",
-                "north.sock",
+                *(sys.executable, "-m", "veilstream", "learner", "--new-store"),
+                *options(plan="plan.toml", keys="keys/learners/north", data="plan:0", socket="north.sock"),
             ],
             cwd=tmp_path,
             stdout=log,

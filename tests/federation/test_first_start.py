@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.deployment.test_learner import Still, plan_of
+from tests.support.federation import options
 from veilstream.errors import InputError
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner import process as service
@@ -22,16 +23,8 @@ def place(tmp_path):
 def test_without_new_store_a_missing_store_is_an_error_with_its_way_out(place):
     done = veilstream(
         "learner",
-        "--plan",
-        "plan.toml",
-        "--keys",
-        "keys/learners/north",
-        "--data",
-        "plan:0",
-        "--server",
-        "127.0.0.1:1",
-        "--store",
-        "unmounted/north.db",
+        *options(plan="plan.toml", keys="keys/learners/north", data="plan:0"),
+        *options(server="127.0.0.1:1", store="unmounted/north.db"),
         cwd=place,
     )
     assert done.returncode == 2  # a unit does not try again

@@ -43,9 +43,6 @@ def at(clients: Sample, step: int) -> Sample:
     return jax.tree.map(lambda leaf: leaf[step], clients)
 
 
-# Algorithm 1 by brute force -----------------------------------------------------------------
-
-
 def slow_clip(gradient, bound) -> np.ndarray:
     if not np.isfinite(gradient).all():
         return np.zeros_like(gradient)
@@ -88,9 +85,6 @@ def assert_near(found, expected, tolerance: float = 1e-5):
     assert found.dtype == np.float32
     distance = np.linalg.norm(np.asarray(found, np.float64) - expected)
     assert distance <= tolerance * max(1.0, np.linalg.norm(expected))
-
-
-# A local step -------------------------------------------------------------------------------
 
 
 @cache
@@ -208,9 +202,6 @@ def test_clip_norms_that_float32_cannot_keep_are_refused(bound):
     assert refusal.value.field == "clip_norm"
 
 
-# A local round ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("steps", "name"), [(1, "all"), *((5, name) for name in RULES)])
 def test_local_round_equals_brute_force(steps, name):
     rule = RULES[name]
@@ -284,9 +275,6 @@ def test_unrolled_rounds_equal_loops_and_brute_force(monkeypatch):
     loop, _, _ = lowered(LARGE, 3)
     assert "stablehlo.while" in loop.as_text()
     np.testing.assert_allclose(loop.compile()(*inputs), unrolled, rtol=1e-4, atol=1e-7)
-
-
-# The server ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("radius", [None, 0.9, 50.0])

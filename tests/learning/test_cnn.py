@@ -76,9 +76,6 @@ def pictures() -> Sample:
     return Sample(images.reshape(4, 784), np.array([7, 1, 0, 3], np.int32))
 
 
-# References ---------------------------------------------------------------------------------
-
-
 def slow_scores(x, pixels) -> np.ndarray:
     """Float64, place by place: convolution, bias, ReLU, then pooling, as the paper lists them."""
     p = layers(np.asarray(x, np.float64))
@@ -138,9 +135,6 @@ def assert_same(found, expected):
         assert largest > 0
         for a, b in zip(layers(np.asarray(ours)), layers(np.asarray(theirs)), strict=True):
             assert np.linalg.norm(a - b) <= 2e-5 * max(np.linalg.norm(b), 1e-2 * largest)
-
-
-# The network --------------------------------------------------------------------------------
 
 
 def test_size_is_that_of_valid_convolutions():
@@ -268,9 +262,6 @@ def test_learners_that_share_a_model_equal_learners_with_copies():
     copies = np.array([anywhere(), start(), anywhere(), start()])
     expected = [np.concatenate([a[:1], b[1:2], a[2:3], b[3:]]) for a, b in zip(one, other, strict=True)]
     assert_same(compiled(learners_share=False)(copies, pictures()), expected)
-
-
-# The start ----------------------------------------------------------------------------------
 
 
 def test_start_follows_from_the_seed_alone():

@@ -57,9 +57,6 @@ PICTURES = [noise, strokes, blank, white, right_half]
 every_picture = pytest.mark.parametrize("picture", PICTURES)
 
 
-# The features -------------------------------------------------------------------------------
-
-
 def at(image, row: int, column: int) -> float:
     """A pixel; nothing outside of the frame."""
     inside = 0 <= row < 28 and 0 <= column < 28
@@ -171,9 +168,6 @@ def test_brightness_hardly_matters_to_edges(brightness):
 def test_blank_images_have_no_features():
     for function in (edge_features, random_features):
         np.testing.assert_array_equal(features_of(function, blank()), np.zeros((7, 7, 8)))
-
-
-# The softmax layer on top -------------------------------------------------------------------
 
 
 def pixels(picture) -> np.ndarray:

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 TILE = 32768
 WORDS = 6
-Read = Callable[[int, int, int], bytes]
-"""Bytes of a stream: which one, from where, how many."""
+Read = Callable[[int, int, int], bytes]  # Bytes of a stream: which one, from where, how many
 
 
 def cipher(secret: bytes, step: int) -> Read:

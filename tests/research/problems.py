@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from veilstream.research.theory import Constants
 
-SEEDS = st.integers(0, 2**32 - 1)
-"""Of `some_constants`: any constants that fit together."""
+SEEDS = st.integers(0, 2**32 - 1)  # Of `some_constants`: any constants that fit together
 RUNS = 20
 
 

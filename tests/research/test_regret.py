@@ -71,9 +71,6 @@ def random_labels(rng, *shape):
     return np.where(rng.random(shape) < 0.5, 1.0, -1.0)
 
 
-# Logistic rounds ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("samples", "dim", "ridge"), [(60, 5, 0.0), (40, 1, 0.0), (30, 6, 0.1), (12, 20, 0.05), (8, 8, 1.0), (1, 3, 0.3)]
 )
@@ -312,9 +309,6 @@ def test_a_solver_that_runs_out_of_iterations_says_so(monkeypatch):
         logistic_optimum(rng.standard_normal((1, 30, 3)), random_labels(rng, 1, 30), ridge=1e-3)
 
 
-# Least squares ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("samples", "dim", "rank"), [(20, 6, 6), (5, 9, 5), (20, 6, 3), (4, 4, 4)])
 def test_least_squares_equals_the_pseudoinverse(samples, dim, rank):
     rng = np.random.default_rng(dim)
@@ -339,9 +333,6 @@ def test_ridge_least_squares_solves_its_normal_equations():
         np.testing.assert_allclose(optimum.minimiser[i], x, atol=1e-12)
         value = 0.5 * np.mean((a[i] @ x - y[i]) ** 2) + 0.1 * x @ x
         assert optimum.value[i] == pytest.approx(value, abs=1e-13)
-
-
-# Offline comparators ------------------------------------------------------------------------
 
 
 def in_chunks(a, y, size=7):
@@ -437,9 +428,6 @@ def test_a_stream_that_can_be_read_only_once_is_refused():
     once = iter([(rng.standard_normal((20, 2)), random_labels(rng, 20))])
     with pytest.raises(InputError, match="same 20 samples"):
         offline_logistic_optimum(lambda: once, 2)
-
-
-# Regret -------------------------------------------------------------------------------------
 
 
 def test_regret_by_hand():

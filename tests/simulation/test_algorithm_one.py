@@ -45,7 +45,26 @@ def simulate(plan: Plan, seeds=(0, 1), **options) -> Simulation:
     simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], seeds, **options)
     while not simulation.done:
         simulation.advance()
+    simulation.close()
     return simulation
+
+
+def check_resumes(plan: Plan, blocks: int) -> None:
+    """From a checkpoint after so many blocks of two rounds, to the numbers of a run in one go."""
+    prepared = [prepare(plan, m) for m in plan.methods]
+    begun = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    for _ in range(blocks):
+        begun.advance()
+    resumed = Simulation(plan, prepared, (0, 1), block_rounds=2)
+    resumed.restore(copy.deepcopy(begun.state()))
+    assert resumed.round == 2 * blocks
+    begun.close()
+    while not resumed.done:
+        resumed.advance()
+    whole = simulate(plan, block_rounds=2)
+    np.testing.assert_array_equal(resumed.models(), whole.models())
+    np.testing.assert_array_equal(resumed.history["loss"], whole.history["loss"])
+    np.testing.assert_array_equal(resumed.held_out_accuracy, whole.held_out_accuracy)
 
 
 def host_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
@@ -161,17 +180,9 @@ def test_forgetting_is_the_servers_and_leaves_other_methods_alone(tau, place):
     np.testing.assert_array_equal(simulate(alone, **options).models()[0], found[0])
 
 
-def test_forgetting_goes_on_from_a_checkpoint():
-    plan = plan_of(2, [entry("optimal", name=name) | more for name, more in MEMORIES.items()])
-    prepared = [prepare(plan, m) for m in plan.methods]
-    begun = Simulation(plan, prepared, (0, 1), block_rounds=2)
-    begun.advance()
-    resumed = Simulation(plan, prepared, (0, 1), block_rounds=2)
-    resumed.restore(begun.state())
-    begun.close()
-    while not resumed.done:
-        resumed.advance()
-    np.testing.assert_array_equal(resumed.models(), simulate(plan, block_rounds=2).models())
+def test_a_checkpoint_goes_on_to_the_same_numbers():
+    check_resumes(plan_of(3, [entry("buffered"), entry("tree")]), 1)
+    check_resumes(plan_of(2, [entry("optimal", name=name) | more for name, more in MEMORIES.items()]), 1)
 
 
 def test_an_exponential_average_is_published():
@@ -207,9 +218,7 @@ def test_neither_blocks_nor_company_change_the_numbers():
     whole = simulate(both)
     alone = simulate(plan_of(4, [entry("tree")]), seeds=(1,))
     np.testing.assert_allclose(alone.models()[0, 0], whole.models()[1, 1], atol=2e-6)
-    small = Simulation(both, [prepare(both, m) for m in both.methods], (0, 1), block_rounds=2)
-    while not small.done:
-        small.advance()
+    small = simulate(both, block_rounds=2)
     np.testing.assert_allclose(small.models(), whole.models(), atol=2e-6)
     np.testing.assert_allclose(small.history["loss"], whole.history["loss"], atol=1e-5)
 
@@ -227,26 +236,6 @@ def test_number_of_devices_changes_nothing_beyond_rounding(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **flags}, check=True)
     np.testing.assert_allclose(np.load(tmp_path / "x.npy"), simulate(plan).models(), atol=2e-6)
-
-
-def test_checkpoint_goes_on_to_the_same_numbers():
-    plan = plan_of(3, [entry("buffered"), entry("tree")])
-    prepared = [prepare(plan, m) for m in plan.methods]
-    first = Simulation(plan, prepared, (0, 1))
-    first.block_rounds = 2
-    first.advance()
-    state = copy.deepcopy(first.state())
-    while not first.done:
-        first.advance()
-    second = Simulation(plan, prepared, (0, 1))
-    second.block_rounds = 2
-    second.restore(state)
-    assert second.round == 2
-    while not second.done:
-        second.advance()
-    np.testing.assert_array_equal(first.models(), second.models())
-    np.testing.assert_array_equal(first.history["loss"], second.history["loss"])
-    np.testing.assert_array_equal(first.held_out_accuracy, second.held_out_accuracy)
 
 
 def test_losses_are_those_of_the_released_model_before_learning():

@@ -10,7 +10,7 @@ from studies import dropouts
 
 import veilstream as vs
 from tests.conformance.test_factorizations import draws
-from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, plan_of, simulate
+from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, check_resumes, entry, plan_of, simulate
 from veilstream.deployment.simulated_learner import SimulatedLearner
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
@@ -102,17 +102,7 @@ def test_noise_of_a_round_without_anyone_is_zero(told):
 
 
 def test_checkpoint_goes_on_to_the_same_numbers():
-    plan = absent(plan_of(3, [entry("buffered"), entry("tree")]), missing=0.4, late=0.5)
-    prepared = [prepare(plan, m) for m in plan.methods]
-    begun = Simulation(plan, prepared, (0, 1), block_rounds=2)
-    begun.advance()
-    begun.advance()
-    resumed = Simulation(plan, prepared, (0, 1), block_rounds=2)
-    resumed.restore(begun.state())
-    begun.close()
-    while not resumed.done:
-        resumed.advance()
-    np.testing.assert_array_equal(resumed.models(), simulate(plan, block_rounds=2).models())
+    check_resumes(absent(plan_of(3, [entry("buffered"), entry("tree")]), missing=0.4, late=0.5), 2)
 
 
 def test_a_learner_that_is_never_there_needs_no_noise():

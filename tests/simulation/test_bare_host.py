@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import veilstream as vs
+from tests.simulation.test_run_folder import FILES
 from veilstream.research.learning_figure import draw_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,17 +100,7 @@ def test_a_whole_run_leaves_a_folder_that_can_be_read_elsewhere(tmp_path):
     assert run.summary["complete"]
     assert run.plan == vs.Plan.load(ROOT / "experiments" / "demo.toml", {"learning.rounds": 20, "run.seeds": 1})
     assert json.loads((out / "versions.json").read_text())["noise"] == "device"
-    assert {p.name for p in out.iterdir()} == {
-        "plan.toml",
-        "guarantee.json",
-        "history.csv",
-        "accuracy.csv",
-        "noise.csv",
-        "summary.json",
-        "versions.json",
-        "models.npz",
-        "report.html",
-    }
+    assert {p.name for p in out.iterdir()} == FILES
     assert run.history("loss")["optimal"].shape == (1, 20)
     assert run.summary["methods"]["tree"]["final"]["dynamic_regret"] is not None
     assert all(path.exists() for path in draw_run(run))

@@ -12,8 +12,8 @@ import pytest
 from scipy.special import gammaln
 
 import veilstream as vs
-from tests.simulation.test_algorithm_one import algorithm_1, entry
-from tests.simulation.test_noise_source import simulate, threefry_draws
+from tests.simulation.test_algorithm_one import algorithm_1, entry, simulate
+from tests.simulation.test_noise_source import threefry_draws
 from veilstream.errors import InputError, UnknownName
 from veilstream.learning.models.pytree import PytreeTask
 from veilstream.learning.tasks import Logistic, Sample

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, plan_of
+from tests.simulation.test_algorithm_one import MECHANISMS, algorithm_1, entry, plan_of, simulate
 from veilstream.errors import InputError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.mechanisms import build
@@ -31,14 +31,6 @@ def threefry_draws(T: int, width: int, seed: int, mechanism: str) -> np.ndarray:
 
 def at(place: str, plan: Plan) -> Plan:
     return Plan.parse(plan.to_toml(), {"run.noise": place})
-
-
-def simulate(plan: Plan, seeds=(0, 1), **options) -> Simulation:
-    simulation = Simulation(plan, [prepare(plan, m) for m in plan.methods], seeds, **options)
-    while not simulation.done:
-        simulation.advance()
-    simulation.close()
-    return simulation
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from veilstream.simulation import seed_batches
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.memory import MemoryPlan
 
+TABLES = {"history.csv", "accuracy.csv", "noise.csv"}
+FILES = TABLES | {"plan.toml", "guarantee.json", "summary.json", "versions.json", "models.npz", "report.html"}
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -27,17 +30,7 @@ def finished(tmp_path_factory):
 
 
 def test_folder_holds_everything_and_nothing_else(finished):
-    assert {p.name for p in finished.path.iterdir()} == {
-        "plan.toml",
-        "guarantee.json",
-        "history.csv",
-        "accuracy.csv",
-        "noise.csv",
-        "summary.json",
-        "versions.json",
-        "models.npz",
-        "report.html",
-    }
+    assert {p.name for p in finished.path.iterdir()} == FILES
     assert finished.plan == Plan.parse(SMALL_PLAN)
     for method in finished.summary["methods"].values():
         for key in ("accuracy", "average_loss", "dynamic_regret"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import veilstream as vs
+from tests.simulation.test_algorithm_one import simulate
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
@@ -31,23 +32,12 @@ def plan_with(telemetry=None, methods=None, **tables):
     )
 
 
-def simulated(plan, seeds=(0, 1), **options):
-    prepared = [prepare(plan, method) for method in plan.methods]
-    simulation = Simulation(plan, prepared, seeds, **options)
-    try:
-        while not simulation.done:
-            simulation.advance()
-    finally:
-        simulation.close()
-    return simulation
-
-
 FREE = [{"name": "free", "kind": "noise-free", "step_size": 0.2}]
 ALL = {"metrics": ["accuracy", "loss", "clipped", "present"], "loss_cap": 20.0}
 
 
 def test_without_noise_telemetry_is_what_the_oracle_measures():
-    found = simulated(plan_with(ALL, FREE))
+    found = simulate(plan_with(ALL, FREE))
     telemetry = found.plan.telemetry_of(found.plan.methods[0])
     said = telemetry.averages(found.telemetry.releases[0], 1)
     assert said[..., 0] == pytest.approx(found.history["accuracy"][0], abs=1e-5)
@@ -57,7 +47,7 @@ def test_without_noise_telemetry_is_what_the_oracle_measures():
 
 
 def test_without_noise_the_model_does_not_notice():
-    told, untold = simulated(plan_with(ALL, FREE)), simulated(plan_with(None, FREE))
+    told, untold = simulate(plan_with(ALL, FREE)), simulate(plan_with(None, FREE))
     assert np.allclose(told.models(), untold.models(), atol=1e-6)
     assert np.ptp(untold.models()) > 0.1
 
@@ -67,7 +57,7 @@ def test_clipped_counts_gradients_that_are_longer_than_the_clip_norm():
     step = [{"name": "free", "kind": "noise-free", "step_size": 1e-9}]
     for clip_norm, expected in ((0.4999, 1.0), (0.5001, 0.0)):
         plan = plan_with({"metrics": ["clipped"]}, step, learning={"clip_norm": clip_norm, "rounds": 3})
-        found = simulated(plan)
+        found = simulate(plan)
         telemetry = plan.telemetry_of(plan.methods[0])
         lengths = [
             np.linalg.norm(found.stream.round(seed, r).features, axis=-1).ravel() for seed in (0, 1) for r in range(3)
@@ -81,7 +71,7 @@ def test_clipped_counts_gradients_that_are_longer_than_the_clip_norm():
 def test_a_telemetry_coordinate_has_the_noise_of_the_others():
     """200 seeds, fixed: the variance of the last prefix sum, to 4 of its deviations (40%)."""
     plan = plan_with({"metrics": ["present"]}, learning={"rounds": 8, "learners": 1})
-    found = simulated(plan, seeds=range(200))
+    found = simulate(plan, seeds=range(200))
     (prepared,) = [prepare(plan, method) for method in plan.methods]
     telemetry = plan.telemetry_of(plan.methods[0])
     last = (found.telemetry.releases[0].sum(axis=1) * 3)[:, 0] - 24 * telemetry.width / 2
@@ -96,7 +86,7 @@ def test_intervals_cover_what_the_oracle_saw(missing):
     data = {"missing": missing} if missing else {}
     told = {"metrics": ["accuracy"], "scale": 2.0, "window": 10}
     plan = plan_with(told, data=data, run={"evaluate_every": 24})
-    found = simulated(plan, seeds=range(60))
+    found = simulate(plan, seeds=range(60))
     covered = []
     right = right_by_learner(found.plan, range(60)) if missing else None
     for s in range(60):
@@ -155,14 +145,14 @@ def test_a_run_without_telemetry_has_no_such_file(tmp_path):
 
 def test_blocks_change_nothing_but_rounding():
     told = plan_with(ALL)
-    whole, apart = simulated(told), simulated(told, block_rounds=5)
+    whole, apart = simulate(told), simulate(told, block_rounds=5)
     assert np.allclose(whole.telemetry.releases, apart.telemetry.releases, atol=1e-5)
 
 
 def test_a_checkpoint_goes_on_to_the_same_telemetry():
     plan = plan_with({"window": 4})
     prepared = [prepare(plan, method) for method in plan.methods]
-    whole = simulated(plan, block_rounds=4)
+    whole = simulate(plan, block_rounds=4)
     first = Simulation(plan, prepared, [0, 1], block_rounds=4)
     for _ in range(4):
         first.advance()
@@ -200,7 +190,7 @@ def test_a_task_that_predicts_numbers_has_no_accuracy():
 
 def test_noise_made_on_the_device_reaches_telemetry_too():
     plan = plan_with({"metrics": ["present"]}, run={"noise": "device"})
-    found = simulated(plan)
+    found = simulate(plan)
     telemetry = plan.telemetry_of(plan.methods[0])
     said = telemetry.averages(found.telemetry.releases[0], 1)[..., 0]
     assert np.isfinite(said).all()

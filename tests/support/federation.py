@@ -185,6 +185,14 @@ def serve(daemon: Daemon, path: Path) -> CarrierSocket:
     return carrier
 
 
+def options(**values: object) -> list[str]:
+    """A command's options, as in ``new_store=True, data="live"``."""
+    words = []
+    for name, value in values.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
 def wait_for(condition, seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while not condition():

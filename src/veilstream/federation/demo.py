@@ -75,7 +75,6 @@ class DemoResult:
     guarantee: str
     folder: str
     model: str
-    """The last model's file."""
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON."""

@@ -21,7 +21,6 @@ class TransportSetting:
     """What a server's transport is made from."""
 
     keys: Path
-    """The server's folder of keys."""
     address: Address
     dim: int
     """Parameters of the model: they bound the size of a message."""

@@ -5,14 +5,12 @@
     64 units, ReLU; 10 units; softmax and cross-entropy
 
 Convolutions are valid (no padding): with padding d would be 110,634. What the paper leaves open:
+pixels are divided by 255 (the training images' mean and deviation would use everybody's data
+without protecting it); weights start at N(0, 2/fan-in), those of the last layer N(0, 1/fan-in),
+biases at zero, drawn from the run's seed: public and independent of any data.
 
-* *Input.* Pixels are divided by 255. Subtracting the mean and dividing by the deviation of the
-  training images would use everybody's data without protecting it.
-* *Start.* Weights are N(0, 2/fan-in), those of the last layer N(0, 1/fan-in), biases zero, drawn
-  from the run's seed: public and independent of any data.
-
-A convolution is written as one matrix product of image patches (im2col), which is faster here than
-the compiler's own convolution: learners that share x then also share one product.
+A convolution is one matrix product of image patches (im2col), faster here than the compiler's own:
+learners that share x also share one product.
 """
 
 from __future__ import annotations

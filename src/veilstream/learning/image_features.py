@@ -1,7 +1,6 @@
 """Fixed features of 28 x 28 images, with a softmax layer on top: few parameters, no data used.
 
-What a private model can learn is limited by its noise, which grows with the number of parameters.
-Features that are fixed before any client is met cost nothing of the promise.
+Noise grows with the number of parameters; features fixed before any client is met cost nothing.
 
 * *edge*: histograms of edge directions (Dalal and Triggs 2005): the image's gradient, its length
   shared between the two nearest of 8 directions, summed in 7 x 7 overlapping cells, each divided by

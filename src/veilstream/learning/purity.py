@@ -2,15 +2,12 @@
 
 The promise counts what one client's record can move: its own gradient, at its own step. A gradient
 that remembers (a running mean, a cache, a counter) carries one client's record into the next one's
-step; one that draws random numbers is not the gradient that was clipped when it is asked for again.
-Neither is covered by the promise. It does not matter where the memory is filled: a running mean
-that gradients update and predictions use (or the other way round) carries a record along just so.
+step, wherever the memory is filled; one that draws random numbers is not the gradient that was
+clipped when it is asked for again. Neither is covered by the promise.
 
-What can be seen from outside is checked: made-up records, small and large ones, asked for again and
-again in changing order with the others between, give the same bytes each time. All functions that a
-learner calls are asked in turn, in any order and in that of a step: the gradient, the others, the
-gradient again. A task that changes its ways later, or by too little to change an answer here, is
-not found out: purity is a duty of whoever writes a task, and this is a check of it, not a proof.
+Made-up records, small and large ones, asked for again and again in changing order and in that of a
+step (the gradient, the others, the gradient again), must give the same bytes each time. A task that
+changes later, or by too little to show here, is not found out: this is a check, not a proof.
 """
 
 from __future__ import annotations

@@ -133,12 +133,7 @@ class TaskDetails:
 
 
 def admission_of(task: Task) -> Admission:
-    """Which records a deployed learner of this task takes.
-
-    Raises:
-        InputError: the task has neither `features_shape` nor an `example`.
-
-    """
+    """Which records a deployed learner takes; `InputError` for a task without `features_shape` and `example`."""
     details = TaskDetails.of(task)
     if details.features_shape is None:
         raise InputError(
@@ -151,12 +146,7 @@ def admission_of(task: Task) -> Admission:
 
 
 def check_members(task: object) -> None:
-    """Refuse what is not a `Task`, by the members that it lacks.
-
-    Raises:
-        InputError: naming them.
-
-    """
+    """Refuse what is not a `Task`, by the members that it lacks (`InputError`)."""
     wanted = ("dim", "classifies", "init", "loss", "gradient", "predict")
     missing = [name for name in wanted if not hasattr(task, name)]
     if missing:

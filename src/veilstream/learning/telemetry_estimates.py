@@ -1,26 +1,22 @@
 """Estimates from noisy sums of telemetry, over windows of rounds, with exact error bars.
 
 The server has, after every round, the sum over all learners of what they contributed, noise
-included, and knows how many rounds each of them has taken. Over a window it takes the difference of
-two such sums. Its noise is Gaussian with a variance that the mechanism states: for each learner
-that of b_hi - b_lo (`mechanisms.window_noise`), learners and epochs being independent.
+included, and knows how many rounds each has taken: all of this is post-processing. Over a window it
+takes the difference of two such sums. Its noise is Gaussian with a variance that the mechanism
+states: for each learner that of b_hi - b_lo (`mechanisms.window_noise`), learners and epochs being
+independent.
 
     estimate ± 1.96·(standard deviation of that noise)
 
-is a 95% interval for the *realised* average over the clients that were met in the window. It says
-nothing about clients who were not: how far those were typical is sampling error, `sampling`, which
-for N values in [0, 1] of mean p has a standard deviation of at most √(p·(1 - p)/N), and exactly
-that for shares.
+is a 95% interval for the *realised* average over the clients that were met in the window. How far
+those were typical is sampling error, `sampling`, which for N values in [0, 1] of mean p has a
+standard deviation of at most √(p·(1 - p)/N), and exactly that for shares.
 
-A sum does not say how many clients it is made of, and a step without one adds nothing. The plain
-average is over *steps*, of which an empty one counts as half-way. Where clients contribute
-`present` as well, their number is known with noise: N = 2P/w from its sum P, and a metric's sum S
-gives the average over *clients*, 1/2 + S/(2P), whose deviation to first order (the delta method) is
-σ/(2P)·√(1 + (S/P)²). Where P is within five deviations of zero, that is no approximation of
-anything, and the average over steps is given. `Estimate.average` says which one it is. Learners
-have equal weights in both.
-
-Post-processing of what the server has anyway: it costs no privacy.
+The plain average is over *steps*, of which an empty one counts as half-way. Where clients
+contribute `present` as well, their number is known with noise: N = 2P/w from its sum P, and a
+metric's sum S gives the average over *clients*, 1/2 + S/(2P), whose deviation to first order (the
+delta method) is σ/(2P)·√(1 + (S/P)²). Where P is within five deviations of zero, that is no
+approximation of anything, and the average over steps is given (`Estimate.average` says which).
 """
 
 from __future__ import annotations

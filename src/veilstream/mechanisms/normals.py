@@ -4,8 +4,6 @@ A row is made tile by tile (`TILE` normals from `TILE`/2 pairs), so that all wor
 Each pair takes one 32-bit word for the radius and one for the angle. The tile size is part of the
 definition of the noise (changing it changes every seeded run); blocking and threading are not.
 
-Precision and tail, in plain numbers:
-
 - radius r = sqrt(-2 ln u), u from 32 random bits. A float32 û holds 24 of them, so near u = 1 it
   moves in steps of 2^-24. Eight more bits, a byte in [-128, 128) times 2^-32, are added after the
   logarithm: ln u = ln û + byte·2^-32/û. They fill the steps there and blur u by less than a part in
@@ -18,12 +16,8 @@ Precision and tail, in plain numbers:
   from and not enough to hide anyone: cells of a grid of 2^-18 std are reached by so few of these
   numbers that their probabilities are off by a percent. What leaves a learner is drawn by
   `veilstream.mechanisms.fine_normals`.
-- cos, sin, log and sqrt are NumPy's float32 kernels, good to a few units in the last place.
-  The result is reproducible to the bit on one machine and NumPy build; another instruction set
-  may differ in the last place.
-
-`tests/mechanisms/test_randomness.py` holds the distribution to Kolmogorov-Smirnov, moment,
-tail-count, ring and correlation tests.
+- cos, sin, log and sqrt are NumPy's float32 kernels: reproducible to the bit on one machine and
+  NumPy build; another instruction set may differ in the last place.
 """
 
 from __future__ import annotations

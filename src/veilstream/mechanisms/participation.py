@@ -110,7 +110,9 @@ def gram_sensitivity(C: Floats, participation: Participation) -> Sensitivity:
         largest = k * math.sqrt(float(X.diagonal().max()))
         return Sensitivity(largest, False, "times x largest column norm (too many patterns)")
     # Steps of one pattern are b apart: nothing nearer than that ever meets, but a step itself.
-    upper, pattern = _nested_bound(np.where(apart | (distance == 0), size, 0.0), k, b)
+    met = np.where(apart | (distance == 0), size, 0.0)
+    per_step = np.concatenate([_best_patterns(met[:, i : i + 2048], k, b) for i in range(0, len(met), 2048)])
+    upper, pattern = heaviest_pattern(per_step, k, b)
     attained = float(size[np.ix_(pattern, pattern)].sum())
     if nonnegative and upper <= attained * (1.0 + _SAME):
         return Sensitivity(math.sqrt(upper), True, "bound attained by a pattern")
@@ -248,8 +250,3 @@ def heaviest_pattern(weights: Floats, k: int, b: int) -> tuple[float, list[int]]
         pattern.append(j)
         j += b
     return float(layers[k][0]), pattern
-
-
-def _nested_bound(X: Floats, k: int, b: int) -> tuple[float, list[int]]:
-    per_step = np.concatenate([_best_patterns(X[:, i : i + 2048], k, b) for i in range(0, len(X), 2048)])
-    return heaviest_pattern(per_step, k, b)

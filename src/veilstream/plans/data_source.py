@@ -25,13 +25,12 @@ _FUNCTION = re.compile(r"[\w.]+:\w+", re.ASCII)
 class PlanSource(AlwaysReady):
     """The plan's own stream, as one learner of the simulation sees it: for demonstrations."""
 
-    def __init__(self, plan: Plan, index: int, seed: int | None = None) -> None:
+    def __init__(self, plan: Plan, index: int) -> None:
         if not 0 <= index < plan.learning.learners:
             raise InputError(
                 "data", f"plan:{index}", f"a learner from 0 to {plan.learning.learners - 1}", "plan:0 is the first"
             )
-        self._stream, self._index = stream_of(plan), index
-        self._seed = plan.run.first_seed if seed is None else seed
+        self._stream, self._index, self._seed = stream_of(plan), index, plan.run.first_seed
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer the clients of this round."""
@@ -40,8 +39,7 @@ class PlanSource(AlwaysReady):
     def _clients(self, round_: int) -> Iterator[Offered]:
         batch = self._stream.round(self._seed, round_)
         for t in range(batch.features.shape[1]):
-            present = batch.present is None or bool(batch.present[self._index, t])
-            if present:
+            if batch.present is None or batch.present[self._index, t]:
                 sample = Sample(batch.features[self._index, t], batch.target[self._index, t])
                 yield Offered(f"{self._seed}/{self._index}/{round_}/{t}", sample)
 

@@ -26,7 +26,6 @@ class Figure:
     """The runs of one figure, and overrides that make a quick try."""
 
     name: str
-    shows: str
     variants: tuple[Variant, ...]
     smoke: dict[str, Any]
     smoke_steps: int | None = None  # steps of a learner in a smoke run, where τ differs between variants
@@ -63,43 +62,24 @@ _FAIR = {"fair_logistic": 4, "fair_logistic_200": 20, "fair_logistic_50": 80}
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
-        Figure(
-            "logistic",
-            "the paper's first figure: logistic regression on synthetic data",
-            (Variant("", "logistic"),),
-            {"learning.rounds": 60, "run.seeds": 2},
-        ),
+        Figure("logistic", (Variant("", "logistic"),), {"learning.rounds": 60, "run.seeds": 2}),
         Figure(
             "fair",
-            "the first figure's task with every method, baselines too, at its own best",
             tuple(
                 Variant(f"{4000 // met}-releases", name, {"learning.local_steps": met}) for name, met in _FAIR.items()
             ),
             {"run.seeds": 2, "run.evaluate_every": 1},
             smoke_steps=240,
         ),
-        Figure(
-            "cnn",
-            "the paper's second figure: a CNN on MNIST, tau = 1, 2, 4",
-            tuple(Variant(f"tau-{tau}", "cnn", _horizon(tau)) for tau in (1, 2, 4)),
-            _SMOKE,
-            smoke_steps=200,
-        ),
-        Figure(
-            "clip",
-            "the CNN's accuracy by clip norm, and what is not private",
-            (Variant("", "clip"),),
-            _SMOKE | {"learning.rounds": 60},
-        ),
+        Figure("cnn", tuple(Variant(f"tau-{tau}", "cnn", _horizon(tau)) for tau in (1, 2, 4)), _SMOKE, smoke_steps=200),
+        Figure("clip", (Variant("", "clip"),), _SMOKE | {"learning.rounds": 60}),
         Figure(
             "beyond",
-            "what reaches 0.9 and more on MNIST with the promise kept",
             tuple(Variant(name, name, {"run.seeds": 10}) for name in _BEYOND),
             _SMOKE | {"learning.rounds": 30},
         ),
         Figure(
             "streams",
-            "real streams: where private learning pays, and where it does not",
             tuple(Variant(name, f"streams_{name}") for name in _STREAMS),
             {"learning.rounds": 60, "run.seeds": 2, "run.evaluate_every": 60},
         ),

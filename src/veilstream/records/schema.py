@@ -320,10 +320,10 @@ class RecordSchema:
         except Exception:  # whatever a cell holds
             return Refusal("not readable")
 
-    def features_of(self, row: Mapping[str, object], *, decimal_comma: bool = False) -> Float32s | Refusal:
+    def features_of(self, row: Mapping[str, object]) -> Float32s | Refusal:
         """Features alone, for a prediction."""
         try:
-            return self._features(row, decimal_comma)[0]
+            return self._features(row, False)[0]
         except RefusedRecord as refused:
             return refused.refusal
         except Exception:

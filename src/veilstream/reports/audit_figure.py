@@ -16,8 +16,8 @@ from veilstream.research.learning_figure import new_figure
 _CLAIMED, _MEASURED, _COUNTED = "black", "#0072B2", "#D55E00"
 
 
-def draw_audit(report: AuditReport, folder: Path, *, name: str = "audit") -> list[Path]:
-    """Save ``name``.png and .svg into a folder."""
+def draw_audit(report: AuditReport, folder: Path) -> list[Path]:
+    """Save audit.png and audit.svg into a folder."""
     figure = new_figure(14.5, 4.4)
     trade_off, curve, steps = figure.subplots(1, 3)
     _draw_trade_off(trade_off, report)
@@ -32,7 +32,7 @@ def draw_audit(report: AuditReport, folder: Path, *, name: str = "audit") -> lis
         color="black" if not report.alarms else "#B00020",
     )
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    paths = [folder / "audit.png", folder / "audit.svg"]
     for path in paths:
         save_figure(figure, path, dpi=110)
     return paths

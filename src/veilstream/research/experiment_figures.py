@@ -61,7 +61,6 @@ def _cnn(runs: Sequence[Run]) -> Any:
 
 
 def _clip(runs: Sequence[Run]) -> Any:
-    """Accuracy by clip norm, and beside it over rounds what is not private."""
     (run,) = runs
     summary = run.summary
     figure = new_figure(11.0, 4.2)

@@ -143,7 +143,6 @@ def _entries(panels: Iterable[Any]) -> dict[str, Any]:
 
 
 def _so_far(values: Any) -> Any:
-    """Mean over the rounds so far in which someone was met."""
     return np.nancumsum(values, axis=1) / np.maximum(np.cumsum(~np.isnan(values), axis=1), 1)
 
 

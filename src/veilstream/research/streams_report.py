@@ -119,7 +119,6 @@ def draw_streams(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _windows(values: dict[str, Any]) -> tuple[Floats, dict[str, Floats]]:
-    """Averages over stretches of rounds, and where they end."""
     rounds = next(iter(values.values())).shape[1]
     ends = np.unique(np.linspace(0, rounds, min(WINDOWS, rounds) + 1).astype(int))
     spans = list(pairwise(ends))

@@ -65,21 +65,21 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def new_folder(name: str, base: Path = Path("runs")) -> Path:
+def new_folder(name: str) -> Path:
     """The first free folder: runs/NAME, runs/NAME-2 and so on."""
-    return next(path for path in _numbered(name, base) if not path.exists())
+    return next(path for path in _numbered(name) if not path.exists())
 
 
-def latest_folder(name: str, base: Path = Path("runs")) -> Path:
+def latest_folder(name: str) -> Path:
     """The folder that `new_folder` gave last; runs/NAME where there is none."""
-    taken = list(itertools.takewhile(Path.exists, _numbered(name, base)))
-    return taken[-1] if taken else base / name
+    taken = list(itertools.takewhile(Path.exists, _numbered(name)))
+    return taken[-1] if taken else Path("runs", name)
 
 
-def _numbered(name: str, base: Path) -> Iterator[Path]:
-    yield base / name
+def _numbered(name: str) -> Iterator[Path]:
+    yield Path("runs", name)
     for number in itertools.count(2):
-        yield base / f"{name}-{number}"
+        yield Path("runs", f"{name}-{number}")
 
 
 def check_version(path: Path) -> None:

@@ -223,7 +223,6 @@ class Block:
 
 
 def _look_up(pool: Sample, places: Array) -> Sample:
-    """Clients at these places of the pool; -1 is none."""
     import jax.numpy as jnp
 
     present = places >= 0

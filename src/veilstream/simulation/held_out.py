@@ -78,7 +78,6 @@ class HeldOut:
 
 
 def _count_right(task: Task, models: Any, features: Any, target: Any) -> Any:
-    """How many held-out clients each model gets right, (methods,)."""
     import jax
 
     return jax.vmap(lambda model: (task.predict(model, features) == target).sum())(models)

@@ -102,7 +102,6 @@ class HostNoise:
                 stream.take(count * self._steps)
 
     def _next_rounds(self, count: int) -> tuple[Float32s, ...]:
-        """Increments of the next rounds, (count, steps, seeds, dim) a mechanism."""
         made = []
         for streams in self._streams:
             block: Float32s = np.empty((count, self._steps, len(streams), self._dim), np.float32)

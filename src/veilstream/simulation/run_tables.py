@@ -195,7 +195,6 @@ def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
 
 
 def _noise_csv(plan: Plan, prepared: list[Prepared]) -> str:
-    """Noise in the average of all learners' sums after each round, as it was calibrated."""
     noisy = [p for p in prepared if p.round_end_noise is not None]
     rows = ["method,round,std"]
     for p in noisy:
@@ -229,7 +228,6 @@ def _nobody(results: Results) -> NDArray[np.bool_]:
 
 
 def _over_rounds(values: NDArray[np.float64], nobody: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Mean of each seed over the rounds in which someone was met."""
     met = np.maximum((~nobody).sum(axis=1), 1)
     mean: NDArray[np.float64] = np.where(nobody, 0.0, values).sum(axis=1) / met
     return mean

@@ -99,7 +99,8 @@ def simulate(
     check_folder(folder, plan, resume=resume)
     if resume and _finished(folder):
         return Run(folder)
-    _need_jax()
+    if find_spec("jax") is None:
+        raise MissingExtra("jax", "jax", "a simulation")
     prepared = [prepare(plan, method) for method in plan.methods]
     own_task = task_of(plan) if task is None else task
     own_stream = stream_of(plan) if stream is None else stream
@@ -160,7 +161,6 @@ def simulate(
 
 
 def _solved(folder: Path, plan: Plan, seed: int) -> Comparators:
-    """A seed's comparators: those that an interrupted run kept, or solved and kept now."""
     kept = folder / f"regret-{seed}.npz"
     found = Comparators.load(kept, plan.learning.rounds)
     if found is None:
@@ -175,13 +175,7 @@ def _finished(folder: Path) -> bool:
     return bool(Run(folder).summary["complete"])
 
 
-def _need_jax() -> None:
-    if find_spec("jax") is None:
-        raise MissingExtra("jax", "jax", "a simulation")
-
-
 def _where(plan: Plan) -> dict[str, str]:
-    """What computes, and where noise is made."""
     import jax
 
     device = jax.devices()[0]

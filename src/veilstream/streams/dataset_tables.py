@@ -79,7 +79,7 @@ def covertype_tables(content: bytes, records: int = COVERTYPE_RECORDS) -> Tables
     return _halves([[record(area, line) for line in found] for area, found in spread.items()])
 
 
-def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
+def flights_tables(content: bytes) -> Tables:
     """New York's flights by carrier, over the year: columns known when a ticket is sold, of flights that arrived."""
     reader = csv.reader(io.StringIO(content.decode(), newline=""))
     header = next(reader)
@@ -101,7 +101,7 @@ def flights_tables(content: bytes, records: int = FLIGHT_RECORDS) -> Tables:
         told |= {"month": row["month"], "weekday": str(day.isoweekday())}
         return told | {name: row[name] for name in ("hour", "origin", "dest", "distance")}
 
-    return _halves([[record(cells) for cells in _spread(flights, records)] for flights in largest])
+    return _halves([[record(cells) for cells in _spread(flights, FLIGHT_RECORDS)] for flights in largest])
 
 
 def health_tables(content: bytes, people: int = HEALTH_PEOPLE) -> Tables:

@@ -15,14 +15,8 @@ from pathlib import Path
 from veilstream.directories import user_directory
 from veilstream.errors import InputError, UnknownName
 from veilstream.files import write_file
-from veilstream.streams.dataset_tables import (
-    PARTS,
-    Tables,
-    covertype_tables,
-    electricity_tables,
-    flights_tables,
-    health_tables,
-)
+from veilstream.streams import dataset_tables
+from veilstream.streams.dataset_tables import PARTS, Tables
 from veilstream.streams.fetching import (
     KnownFile,
     Progress,
@@ -85,10 +79,10 @@ def tables_by(make: Callable[[bytes], Tables]) -> Callable[[dict[str, bytes]], d
 
 
 _TABLES: dict[str, Callable[[bytes], Tables]] = {
-    "electricity": electricity_tables,
-    "covertype": covertype_tables,
-    "flights": flights_tables,
-    "health": health_tables,
+    "electricity": dataset_tables.electricity_tables,
+    "covertype": dataset_tables.covertype_tables,
+    "flights": dataset_tables.flights_tables,
+    "health": dataset_tables.health_tables,
 }
 
 

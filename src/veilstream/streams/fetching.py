@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 PIP_TIMEOUT_S = 300.0
+_SILENCE_S = 5.0  # for connecting to a mirror, and for each pause in what arrives
 ARCHIVE_BYTES = 64 << 20
 EXPANDED_BYTES = 256 << 20
 _GZIP = b"\x1f\x8b"
@@ -234,7 +235,7 @@ def folder(path: Path, wheel: Wheel) -> Source:
     return Source(str(path), fetch)
 
 
-def mirror(url: str, timeout_s: float = 5.0, whole_s: float = 300.0) -> Source:
+def mirror(url: str, whole_s: float = 300.0) -> Source:
     """Gzipped files at ``url`` + name + ``.gz``, downloaded by pooch."""
     host = urlsplit(url).netloc
 
@@ -248,7 +249,7 @@ def mirror(url: str, timeout_s: float = 5.0, whole_s: float = 300.0) -> Source:
         responses: list[Any] = []
         download = pooch.HTTPDownloader(
             chunk_size=1 << 16,
-            timeout=timeout_s,
+            timeout=_SILENCE_S,
             headers={"Accept-Encoding": "identity"},
             hooks={"response": lambda response, **_: responses.append(response)},
         )

@@ -27,19 +27,11 @@ class IteratorSource(WaitingSource):
         make: called once, with how many records were consumed before; gives (tag, sample) pairs.
         name: under which the learner remembers how far it was read.
         patience_s: how long a round waits for records.
-        read_ahead: how many records are held at most.
 
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], Iterator[tuple[Any, Any]]],
-        *,
-        name: str,
-        patience_s: float,
-        read_ahead: int = _READ_AHEAD,
-    ) -> None:
-        super().__init__(patience_s, read_ahead)
+    def __init__(self, make: Callable[[int], Iterator[tuple[Any, Any]]], *, name: str, patience_s: float) -> None:
+        super().__init__(patience_s, _READ_AHEAD)
         self.name = name
         self._make, self._consumed = make, 0
         self.admission: Admission | None = None  # other records are counted and not offered

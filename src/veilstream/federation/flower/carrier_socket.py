@@ -42,11 +42,7 @@ _UNKNOWN = -1
 
 
 class CarrierSocket:
-    """Answers one carrier; a learner's side of Flower's transport.
-
-    It takes four connections at most, all of one account. A request must arrive whole within a minute
-    and be no larger than the model allows, or its connection is closed.
-    """
+    """Answers one carrier: at most four connections of one account, requests whole within a minute and bounded."""
 
     def __init__(
         self, handle: Callable[[bytes], bytes], path: Path, *, dim: int, trust_own_account: bool = False

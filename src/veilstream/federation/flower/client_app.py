@@ -1,9 +1,7 @@
-"""What a SuperNode runs: it passes bytes to the learner's daemon and back.
+"""What a SuperNode runs: it passes bytes to the learner's daemon and back, and checks nothing.
 
-It keeps no state and never looks inside. It does not check who calls: the daemon answers only what
-the server has signed, and signs its answers. The SuperNode is told its socket when it starts
-(`--node-config 'socket="/run/veilstream/north.sock"'`). Nodes of Flower's simulation have only
-numbers, so there the run names a folder of sockets (`sockets/0.sock`, ...).
+The daemon answers only what the server has signed, and signs its answers. `--node-config` names its
+socket; nodes of Flower's simulation have only numbers, so there the run names a folder of sockets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a SuperLink runs: the federation's server, with Flower's grid as its transport.
-
-The run's configuration says where plan, keys and the run's folder are, on the SuperLink's machine.
-A run that is submitted again goes on from the folder's checkpoint.
-"""
+"""What a SuperLink runs: the federation's server, with Flower's grid as its transport."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ class EventFeed:
         self._number = self._bytes = 0
         self._wake: set[Callable[[], None]] = set()
         self.ended = False
-        """Whether nothing follows."""
         self.stopped = False
         """Whether readers must leave now; they may come back to another process."""
 

@@ -82,7 +82,6 @@ class StreamLimits:
     slow_s: float = 5.0
     """How long a reader may leave an event unread."""
     retry_s: float = 1.0
-    """When a browser comes back."""
 
 
 Page = TypeVar("Page", bound=LivePage)

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from veilstream.deployment.ledger.inspect import PersonsPart
 
 LINK_S = 60.0
-"""How long a link works."""
 SESSION_S = 12 * 3600.0
 """How long a browser may look before it needs another link."""
 PERSON_PATH = "/page/person"

@@ -41,11 +41,8 @@ class Score:
     majority: float = 0.0
     no_change: float = 0.0
     labels: LabelBaselines = field(default_factory=LabelBaselines)
-    """For a classifier."""
     total: float = 0.0
-    """Sum of the targets, for a regression."""
     last: float = 0.0
-    """Last target, for a regression."""
 
     def take(self, predicted: float, target: float, *, classifies: bool) -> None:
         """Count one record: first predict, then look."""

@@ -118,8 +118,7 @@ class ClosedRound:
     dropped: tuple[str, ...] = ()
     """Whose message was accepted and does not count, since x would have left its bounds."""
     telemetry: Floats | None = None
-    """What all messages that count have added to the sums of telemetry, in the units of gradients;
-    None where the plan has none."""
+    """What all messages that count have added to the sums of telemetry, in units of gradients."""
     spans: Mapping[str, Span] = field(default_factory=dict)
     """For each learner whose message counts: which of its own rounds it adds. None of them, from a
     round to the same, where it only said where it stands: its noise begins anew there."""
@@ -141,7 +140,6 @@ class FoldState:
 @dataclass(frozen=True)
 class _Counted:
     message: tuple[int, int, str]
-    """Epoch, round and hash."""
     span: Span
     length: float
     """Norm of what it adds, in units of the grid."""

@@ -1,7 +1,4 @@
-"""Bytes over a Unix socket, in frames of eight bytes of length and content. Standard library only.
-
-Engines' relays import this module and nothing else of veilstream.
-"""
+"""Bytes over a Unix socket, in frames of eight bytes of length and content; relays import this and nothing else."""
 
 from __future__ import annotations
 

@@ -39,7 +39,6 @@ LONGEST_TEXT = 2000
 Buffer = bytes | memoryview
 
 MAGIC = b"VSM2"
-"""How every message begins."""
 _SIGNATURE_BYTES = 64
 _LONGEST_SHOWN = 200
 _HEAD = struct.Struct("<4sI")
@@ -63,7 +62,6 @@ class Request:
     """The learner's own round: it counts those it took part in."""
     acknowledged: tuple[int, str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """The server's terms, in an enrolment."""
     body: Buffer = b""
     time: int = field(default_factory=lambda: int(time.time()))
     """The server's clock, seconds since 1970. A learner joins a run only by its server's word of

@@ -39,7 +39,6 @@ from veilstream.files import sync_directory, write_file
 from veilstream.runs.folder import SERVER_CHECKPOINT
 
 CHECKPOINT, MESSAGES = SERVER_CHECKPOINT, "messages.bin"
-"""Files in a run's folder."""
 
 _MAGIC = b"VEILRUN1"
 _HEAD = struct.Struct("<8sQ")
@@ -53,7 +52,6 @@ class SeatHead:
     name: str
     epoch: int
     round: int
-    """Its own next round."""
     accepted: tuple[int, str] | None
     """Its own round and the hash of its last message that was taken; None: none of this epoch."""
     state: SeatState
@@ -69,7 +67,6 @@ class RunHead:
     run: str
     round: int
     dim: int
-    """Parameters of the model."""
     release_dim: int
     """Numbers of a message: telemetry makes them more than ``dim``."""
     seats: tuple[SeatHead, ...]

@@ -21,7 +21,6 @@ class Standing:
     closed: ClosedRound | None = None
     """The round that has just been closed; None while one is open."""
     seconds: float = 0.0
-    """How long that round took."""
 
 
 @dataclass
@@ -64,4 +63,3 @@ class OpenRound:
     """Time of the next check whether the round is complete."""
     asked: dict[str, Asked] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
-    """Who has no clients now."""

@@ -1,7 +1,4 @@
-"""The server's long-lived process: transport, coordinator and the model API.
-
-Nothing here imports noise or clients' data.
-"""
+"""The server's long-lived process: transport, coordinator and the model API; no noise, no clients' data."""
 
 from __future__ import annotations
 
@@ -67,11 +64,8 @@ class ServerService:
     next_run: bool = False
     """Begin the run after the newest one, from its last model (`successive_runs`)."""
     roll_back: int | None = None
-    """Go on from the model that was published after so many rounds."""
     void: tuple[str, ...] = ()
-    """Learners that are never asked again."""
     reset: tuple[str, ...] = ()
-    """Learners that are taken at their next enrolment as they are."""
     live: LiveView | None = None
     """Makes the live page that is published beside the models; None: there is none."""
     transport: ServerSide | str = "direct"

@@ -29,7 +29,6 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.telemetry import Telemetry
 
 _SUMS, _ESTIMATES = TELEMETRY_FILES = ("telemetry_sums.csv", "telemetry.csv")
-"""Files in a run's folder."""
 
 _LOOKS = 10  # estimates that a window sees
 
