@@ -47,9 +47,6 @@ _ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 class Canary(TelemetryTask):
     """A task in which a sample says who comes, and the audit what follows."""
 
-    labels = None
-    features_shape = ()
-
     def __init__(self, terms: Terms, second: Bools, others: Others) -> None:
         self.dim = len(second)
         reach, B = reach_of(terms), terms.grid.clip_norm

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.audit.deployed import WRONG, TelemetryTask
+from veilstream.audit.deployed import WRONG, TelemetryTask, vector_by_hand
 from veilstream.audit.disposable import in_memory
 from veilstream.audit.statistics.cells import CellCounts
-from veilstream.audit.statistics.differencing import told_by_hand
 from veilstream.audit.transcript import law_of_terms
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
@@ -37,9 +36,6 @@ _MOST_WORKERS = 4
 
 class Silent(TelemetryTask):
     """A task whose gradients are zero."""
-
-    labels = None
-    features_shape = ()
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -99,7 +95,7 @@ def learner_cells(
 
 def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tuple[int, Integers]]:
     """Noise in the prefixes of the wanted rounds, read from the bytes, in every coordinate."""
-    said = _said(learner.task.dim, terms)
+    said = vector_by_hand(terms, np.zeros(learner.task.dim), right=False)  # telemetry alone
     found: list[tuple[int, Integers]] = []
     x = np.zeros(learner.task.dim, np.float32)
     nothing = np.zeros((), np.float32)
@@ -114,15 +110,3 @@ def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tup
                 raise PrivacyError(f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}")
             found.append((r, message.prefix - (r + 1) * terms.local_steps * said))
     return found
-
-
-def _said(dim: int, terms: Terms) -> Integers:
-    """What a client of `Silent` adds: nothing, and that it was there and the prediction wrong."""
-    zeros: Integers = np.zeros(dim, np.int64)
-    told = terms.telemetry
-    if told is None:
-        return zeros
-    behind = told_by_hand(
-        np.zeros(dim), told.metrics, right=False, clip_norm=terms.grid.clip_norm, width=told.width, step=terms.grid.step
-    )
-    return np.concatenate([zeros, behind])

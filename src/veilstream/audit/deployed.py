@@ -34,6 +34,8 @@ class TelemetryTask:
     """A task that predicts 0 of everyone: who has 0 as target is right, at a great loss."""
 
     classifies = True
+    labels = None
+    features_shape = ()
 
     def predict(self, params: object, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Zeros."""
@@ -50,6 +52,16 @@ Float32s = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
+def vector_by_hand(terms: Terms, raw: NDArray[np.floating], right: bool) -> Integers:
+    """What a client should add, telemetry included, in units of the grid."""
+    clip_norm, step, told = terms.grid.clip_norm, terms.grid.step, terms.telemetry
+    gradient = clipped_by_hand(raw, clip_norm, step, terms.gamma)
+    if told is None:
+        return gradient
+    behind = told_by_hand(raw, told.metrics, right, clip_norm=clip_norm, width=told.width, step=step)
+    return np.concatenate([gradient, behind])
+
+
 class Unkind(TelemetryTask):
     """A task whose gradients the audit chooses and remembers.
 
@@ -57,14 +69,9 @@ class Unkind(TelemetryTask):
     prediction is right.
     """
 
-    labels = None
-    features_shape = ()
-
     def __init__(self, terms: Terms, *, seed: int = 0) -> None:
         self.dim = terms.dim
-        self._clip_norm, self._step = terms.grid.clip_norm, terms.grid.step
-        self._gamma = terms.gamma
-        self._seed, self._told = seed, terms.telemetry
+        self._terms, self._clip_norm, self._seed = terms, terms.grid.clip_norm, seed
         self._before: Integers = np.zeros(terms.release_dim, np.int64)
         self._now: tuple[int, Integers] = (-1, self._before)
 
@@ -81,18 +88,7 @@ class Unkind(TelemetryTask):
             return raw
         if step != self._now[0]:
             self._before = self.known
-        used = clipped_by_hand(raw, self._clip_norm, self._step, self._gamma)
-        if self._told is not None:
-            behind = told_by_hand(
-                raw,
-                self._told.metrics,
-                self._right(step),
-                clip_norm=self._clip_norm,
-                width=self._told.width,
-                step=self._step,
-            )
-            used = np.concatenate([used, behind])
-        self._now = step, used
+        self._now = step, vector_by_hand(self._terms, raw, self._right(step))
         return raw
 
     @staticmethod
@@ -208,7 +204,7 @@ class Replaced(Unkind):
             return super()._raw(step, z)
         raw = np.zeros(self.dim, np.float32)
         raw[0] = 7.0 * self._sign * self._clip_norm
-        if self._told is not None and self._gamma is None and self._sign < 0.0:
+        if self._terms.telemetry is not None and self._terms.gamma is None and self._sign < 0.0:
             raw[0] = -self._clip_norm * (1.0 - 2.0**-20)
         return raw
 

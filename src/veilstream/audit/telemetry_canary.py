@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.audit.cells import later_message
-from veilstream.audit.deployed import RIGHT, WRONG, TelemetryTask
+from veilstream.audit.deployed import RIGHT, WRONG, TelemetryTask, vector_by_hand
 from veilstream.audit.disposable import Apart, OneByOne
 from veilstream.audit.statistics import ManyRun, many_run
 from veilstream.audit.statistics.check import Check
-from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.law import patterns
 from veilstream.audit.transcript import law_of_terms, reach_of
@@ -129,9 +128,6 @@ class TelemetryFindings(NamedTuple):
 class _WholeCanary(TelemetryTask):
     """In every run a client who says nothing, or at its step the canary of that run's coin."""
 
-    labels = None
-    features_shape = ()
-
     def __init__(self, terms: Terms, second: Bools) -> None:
         self.dim = len(second)
         self.which = second.astype(np.intp)
@@ -161,17 +157,10 @@ class _Expected:
     """What clients should add, worked out by hand, in units of the grid."""
 
     def __init__(self, terms: Terms, task: _WholeCanary) -> None:
-        told = terms.telemetry
-        assert told is not None
-
-        def vector(raw: np.float32, right: bool) -> Integers:
-            numbers, B, step = np.array([raw]), terms.grid.clip_norm, terms.grid.step
-            behind = told_by_hand(numbers, told.metrics, right, clip_norm=B, width=told.width, step=step)
-            return np.concatenate([clipped_by_hand(numbers, B, step, terms.gamma), behind])
-
-        self.other = vector(np.float32(0.0), right=False)
-        first = vector(task.raw[0], right=False)
-        self.canary = np.stack([first if task.replaced else np.zeros_like(first), vector(task.raw[1], right=True)])
+        self.other = vector_by_hand(terms, np.zeros(1, np.float32), right=False)
+        first = vector_by_hand(terms, task.raw[:1], right=False)
+        second = vector_by_hand(terms, task.raw[1:], right=True)
+        self.canary = np.stack([first if task.replaced else np.zeros_like(first), second])
         """(2, 1 + m), of the first and of the second world."""
 
 

@@ -1,10 +1,5 @@
 """The deployed learner: Algorithm 1 beside one data source, one client at a time.
 
-    learner = Learner(plan, "store.db", task, create=True)     the first time
-    learner.begin_round(r, x)
-    learner.observe(tag, sample)        up to τ times, or observe_many((tag, sample), ...)
-    release = learner.finish_round()    send release.payload
-
 **Guarantees**, against the server and everyone who reads what is sent, whatever x the server
 chooses: `learner.guarantee` for every client's record (replace-one neighbours among records that
 are admitted, the plan's participation, the whole horizon; lem-priv-analy with the plan's
