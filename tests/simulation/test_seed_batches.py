@@ -214,9 +214,8 @@ def test_a_killed_worker_is_told_and_the_run_can_be_resumed(in_two_processes, tm
         vs.run(PLAN, out, stream=SLOW, processes=2, on_progress=kill_one_worker())
     assert multiprocessing.active_children() == []
     assert (out / "seed_batches.json").exists()
-    for checkpoint in out.glob("checkpoint*.npz"):  # the other worker was stopped
-        with np.load(checkpoint) as state:
-            assert state["round"] < ROUNDS
+    reached = [int(np.load(checkpoint)["round"]) for checkpoint in out.glob("checkpoint*.npz")]
+    assert min(reached, default=0) < ROUNDS  # the other worker may have come to its end
     resumed = vs.run(PLAN, out, stream=Clients(), resume=True)
     assert resumed.summary["complete"]
     history = (resumed.path / "history.csv").read_bytes()
