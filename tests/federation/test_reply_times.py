@@ -48,13 +48,25 @@ class Callers(AlwaysReady):
             self._clock.now = began + WINDOW_S
 
 
-class Held(Daemon):
-    """A daemon that waits by the clock it is given."""
+class Waiting(threading.Event):
+    """Waits by the clock it is given."""
 
-    def _wait(self, seconds: float) -> bool:
-        assert seconds >= 0
-        self._replies.clock.now += seconds
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout=None):
+        assert timeout >= 0
+        self._clock.now += timeout
         return False
+
+
+class Held(Daemon):
+    """A daemon whose replies wait by the clock of its schedule."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self._closing = Waiting(self._replies.clock)
 
 
 def replied_after(tmp_path, at_s, *, replies=None) -> list[float]:
