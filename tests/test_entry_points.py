@@ -12,6 +12,7 @@ from veilstream.federation.server.process import ServerService
 from veilstream.federation.transports import TRANSPORTS
 from veilstream.learning.task_registry import TASKS
 from veilstream.mechanisms import MECHANISMS, build
+from veilstream.plans.comparison import Setting, compare
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
@@ -40,6 +41,14 @@ def halves(horizon):
     return from_strategy_matrix("halves", np.eye(horizon) + np.diag(np.full(horizon - 1, 0.5), -1))
 
 
+def short(horizon):
+    return halves(4)
+
+
+def fails(horizon):
+    raise ValueError("no such noise")
+
+
 NEITHER = 3
 
 
@@ -57,6 +66,8 @@ number = stranger:NEITHER
 
 [veilstream.mechanisms]
 halves = stranger:halves
+short = stranger:short
+fails = stranger:fails
 
 [veilstream.transports]
 pigeon = stranger:Carrier
@@ -139,3 +150,26 @@ def test_without_the_package_its_names_are_unknown():
     assert "mean" not in TASKS
     with pytest.raises(UnknownName, match="halves"):
         build("halves", 4)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_noise_of_another_horizon_is_refused():
+    with pytest.raises(InputError, match=r"a Factorization of 8 steps .its factorization has 4 steps"):
+        build("short", 8)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_an_error_of_the_strangers_function_names_its_mechanism():
+    with pytest.raises(InputError, match=r"'fails'.*it raised ValueError: no such noise"):
+        build("fails", 8)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_strangers_mechanism_that_fails_is_left_out_of_a_comparison_with_a_warning():
+    plan = PLAN.replace('task = "mean"', 'task = "logistic"')
+    with pytest.warns(UserWarning, match="is left out") as told:
+        comparison = compare(Setting.of(Plan.parse(plan)))
+    assert {name for name in ("fails", "short") if any(name in str(w.message) for w in told)} == {"fails", "short"}
+    names = {row.mechanism for row in comparison.rows}
+    assert "halves" in names
+    assert not names & {"fails", "short"}
