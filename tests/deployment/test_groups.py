@@ -102,12 +102,12 @@ def test_no_more_is_consumed_than_the_round_can_use(tmp_path):
         with pytest.raises(InputError, match="a round that has been begun"):
             learner.observe_many(stream)
         learner.begin_round(0, model(0))
-        bad = [("x", Sample(np.ones(D), 7.0)), ("p0", sample(0)), ("p0", sample(1))]
-        assert learner.observe_many(bad) == [Answer.REFUSED, Answer.TAKEN, Answer.TAKEN]
-        assert learner.clients_wanted == TAU - 1
-        assert len(learner.observe_many(stream)) == TAU  # p0 again, and who was new
+        bad = [("", sample(0)), ("x", Sample(np.ones(D), 7.0)), ("p0", sample(0)), ("p0", sample(1))]
+        assert learner.observe_many(bad) == [Answer.REFUSED, Answer.REFUSED, Answer.TAKEN, Answer.TAKEN]
+        assert learner.clients_wanted == TAU - 2  # x has taken its place, whatever its record says
+        assert len(learner.observe_many(stream)) == TAU - 1  # p0 again, and who was new
         assert learner.observe_many(stream) == []
-        assert next(stream)[0] == f"p{TAU}"
+        assert next(stream)[0] == f"p{TAU - 1}"
 
 
 def test_what_an_iterator_gave_before_it_failed_is_taken(tmp_path):

@@ -221,7 +221,7 @@ def test_rounds_that_are_no_rounds(r, tmp_path):
             learner.acknowledge(r, "ab")
 
 
-def test_clients_data_are_refused_or_count_as_zero(tmp_path):
+def test_a_record_that_cannot_be_used_takes_its_step_with_a_zero_gradient(tmp_path):
     bad = [
         Sample(np.zeros(D + 1, np.float32), 1.0),
         Sample(np.full(D, np.nan), 1.0),
@@ -234,10 +234,22 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
         None,
     ]
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
-        learner.begin_round(0, model(0))
         for i, sample in enumerate(bad):
+            if not learner.pinned:
+                learner.begin_round(learner.round, model(learner.round))
+            steps, noise = learner.local.step, learner.local.noise.cells
+            assert learner.observe("", sample) is Answer.REFUSED  # nobody: no step
+            assert learner.local.step == steps
+            before = learner.local.prefix.copy()
             assert learner.observe(f"bad {i}", sample) is Answer.REFUSED
-        assert learner.local.taken == 0
+            assert learner.observe(f"bad {i}", sample) is Answer.REFUSED  # the same for one who came before
+            assert learner.local.step == steps + 1
+            np.testing.assert_array_equal(learner.local.prefix - before, learner.local.noise.cells - noise)
+            if not learner.clients_wanted:
+                learner.finish_round()
+        if not learner.pinned:
+            learner.begin_round(learner.round, model(learner.round))
+        taken = learner.local.taken
 
     class NotANumber(Logistic):
         def host_gradient(self, z, sample):
@@ -245,7 +257,7 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
 
     with Learner(plan_of(), tmp_path / "s.db", NotANumber(D)) as learner:
         assert learner.observe("nan", client(0, 0)) is Answer.TAKEN
-        assert learner.local.taken == 1
+        assert learner.local.taken == taken + 1
         assert np.isfinite(learner.local.model.reveal()).all()
 
 

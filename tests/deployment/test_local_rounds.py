@@ -50,7 +50,7 @@ def do_round(local: LocalRounds, r: int) -> bytes:
     digest = model_sha256(model(r))
     assert local.wants(r, digest)
     local.pin(model(r), digest)
-    while local.clients_wanted:
+    while local.steps_wanted:
         do_step(local)
     release = local.message()
     local.seal(release)
@@ -107,7 +107,7 @@ def test_what_is_computed_does_not_count_until_it_is_applied_or_sealed():
     assert local.taken == before[2] == 0
     local.apply(noisy)
     np.testing.assert_array_equal(local.prefix, noisy)
-    while local.clients_wanted:
+    while local.steps_wanted:
         do_step(local)
     assert local.message() == local.message()
     assert (local.round, local.sealed) == (0, None)
@@ -128,7 +128,7 @@ def test_a_round_has_one_model_comes_in_order_and_ends_at_the_horizon():
         local.wants(2, digest)
     with pytest.raises(InputError, match="a round that was begun"):
         local.message()  # steps are missing
-    while local.clients_wanted:
+    while local.steps_wanted:
         do_step(local)
     local.seal(local.message())
     assert not local.wants(0, digest)  # sealed: asked again, it is only repeated

@@ -1,13 +1,17 @@
-"""From one client's record to its noisy step, whatever the record makes the task do.
+"""From clients' records to their noisy step, whatever a record makes the task do.
 
-A client's data must not be able to stop or steer a learner: a gradient that fails is zero and uses
-up its step, a metric that fails counts as wrong.
+A client's data must not be able to stop or steer a learner: a record that cannot be used and a gradient
+that fails are zero and use up their place in the step, a metric that fails counts as wrong.
+
+A step of several clients is computed as one array with a row for each place, also for places that are
+empty. So one client's row has the same bits whatever the others are: replacing one record changes no
+other client's contribution, not even in the last digit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +22,7 @@ from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.client_metrics import metric_values
-from veilstream.learning.purity import Asked, check_pure, example_records
+from veilstream.learning.purity import Asked, check_pure, check_rows_apart, example_records
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Hidden, MetricValues, Noised, RawGradient
@@ -115,9 +119,16 @@ class ClientSteps:
         self.clipped = 0
         """Gradients since this start that were longer than the clip norm: for this machine only."""
         self._checked = False
-        host = TaskDetails.of(task).host_gradient
+        details = TaskDetails.of(task)
+        host = details.host_gradient
         self._function: Callable[[Float32s, Sample], Any] = host or self._compiled_gradient
         self._compiled: Callable[..., Any] | None = None
+        self._compiled_many: Callable[..., Any] | None = None
+        self._many = details.host_gradients
+        if self._many is None and host is None:
+            self._many = self._compiled_gradients
+        self._blank = example_records(task)[0]
+        """A made-up record in the place of one that is missing: its gradient is computed and dropped."""
         if host is not None:  # JAX's is checked when one is needed: a restart need not wait for JAX
             check_pure(task, host)
 
@@ -140,17 +151,63 @@ class ClientSteps:
             self.telemetry.check()
             asked = self.telemetry.asked
         check_pure(self._task, self._function, self._prediction, *asked)
+        places = self._terms.clients_per_step
+        if places > 1 and self._many is not None:
+            alone = lambda z, record: self.gradient(Hidden(z), record).reveal()  # noqa: E731
+            check_rows_apart(self._task, alone, lambda z, step: self.gradients(Hidden(z), step).reveal(), places)
         self._checked = True
 
-    def noisy(self, local: LocalRounds, sample: Sample | None, seed: bytes) -> Noised:
-        """The next noisy step, of a client or of nobody; `LocalRounds.apply` makes it count."""
-        if sample is None:
+    def noisy(self, local: LocalRounds, clients: Sequence[Sample | None], seed: bytes) -> Noised:
+        """The next noisy step, of up to `clients_per_step` clients; `LocalRounds.apply` makes it count.
+
+        None is a client whose record cannot be used: a zero gradient, and no telemetry.
+        """
+        if not clients:
             return local.noisy(local.nothing(), seed)
-        raw = self.gradient(local.model, sample)
+        if self._terms.clients_per_step == 1:
+            (sample,) = clients
+            raw = self.gradient(local.model, self._blank if sample is None else sample)
+            if sample is None:
+                raw = RawGradient(np.zeros_like(raw.reveal()))
+        else:
+            raw = self.gradients(local.model, clients)
         if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
-            self.clipped += _is_longer(raw, self._terms.grid.clip_norm)
-        values = None if self.telemetry is None else self.telemetry.values(local.begun, sample, raw)
-        return local.noisy(local.whole(local.clip(raw), values), seed)
+            self.clipped += _longer(raw, self._terms.grid.clip_norm)
+        return local.noisy(local.whole(local.clip(raw), self._metrics(local, clients, raw)), seed)
+
+    def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> MetricValues | None:
+        if self.telemetry is None:
+            return None
+        rows = np.atleast_2d(raw.reveal())
+        told = [
+            self.telemetry.values(local.begun, sample, RawGradient(row)).reveal()
+            for sample, row in zip(clients, rows, strict=False)
+            if sample is not None
+        ]
+        return MetricValues(np.stack(told)) if told else None
+
+    def gradients(self, model: Hidden[Float32s], clients: Sequence[Sample | None]) -> RawGradient:
+        """A row for each of a step's places, zero where there is no usable record; never raises."""
+        places = self._terms.clients_per_step
+        rows = np.zeros((places, self._task.dim), np.float32)
+        there = [place for place, sample in enumerate(clients) if sample is not None]
+        if self._many is None:
+            for place in there:
+                rows[place] = self.gradient(model, cast(Sample, clients[place])).reveal()
+            return RawGradient(rows)
+        filled = [sample or self._blank for sample in clients] + [self._blank] * (places - len(clients))
+        try:
+            with np.errstate(all="ignore"):
+                z = model.reveal().view()
+                z.flags.writeable = False  # a task that wrote to it would carry data along
+                features = np.stack([sample.features for sample in filled])
+                targets = np.stack([sample.target for sample in filled])
+                found = np.asarray(self._many(z, Sample(features, targets)))
+                if found.shape == rows.shape and found.dtype.kind == "f":
+                    rows[there] = found[there]
+        except Exception:
+            _log.warning("the task's gradient of a whole step failed: all of its clients count as zero")
+        return RawGradient(rows)
 
     def gradient(self, model: Hidden[Float32s], sample: Sample) -> RawGradient:
         """Of a client's record, zero where it cannot be used; never raises."""
@@ -176,12 +233,20 @@ class ClientSteps:
             self._compiled = jax.jit(self._task.gradient)
         return self._compiled(z, sample)
 
+    def _compiled_gradients(self, z: Float32s, samples: Sample) -> Any:
+        if self._compiled_many is None:
+            import jax
 
-def _is_longer(raw: RawGradient, clip_norm: float) -> bool:
+            self._compiled_many = jax.jit(jax.vmap(self._task.gradient, in_axes=(None, 0)))
+        return self._compiled_many(z, samples)
+
+
+def _longer(raw: RawGradient, clip_norm: float) -> int:
+    """How many of these gradients are longer than the clip norm."""
     with np.errstate(all="ignore"):
         numbers = raw.reveal().astype(np.float64)
         # Not by a dot product: a BLAS would wake its threads for it, and have them spin.
-        return not float(np.sqrt((numbers * numbers).sum())) <= clip_norm
+        return int(np.count_nonzero(~(np.sqrt((numbers * numbers).sum(axis=-1)) <= clip_norm)))
 
 
 def check_dim(plan: Plan, task: Task) -> None:

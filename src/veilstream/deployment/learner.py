@@ -1,9 +1,12 @@
-"""The deployed learner: Algorithm 1 beside one data source, one client at a time.
+"""The deployed learner: Algorithm 1 beside one data source.
 
 **Guarantees**, against the server and everyone who reads what is sent, whatever x the server
-chooses: `learner.guarantee` for every client's record (replace-one neighbours among records that
-are admitted, the plan's participation, the whole horizon; lem-priv-analy with the plan's
-accounting), also through crashes, retries and restored backups. What is sent is the prefix sum of
+chooses: `learner.guarantee` for every client's record (replace-one neighbours: the record becomes any
+other, also one that cannot be used; the plan's participation, the whole horizon; lem-priv-analy with
+the plan's accounting), also through crashes, retries and restored backups. Once a named client has
+come, its place in a step is taken, whatever its record says: one that cannot be used is a zero
+gradient. A step adds up the clipped gradients of at most `clients_per_step` clients and divides by that
+number, however many came. What is sent is the prefix sum of
 clipped gradients and correlated noise on a common grid (`veilstream.privacy.grid`), of a size that
 does not depend on the data; where the plan has telemetry, its bounded metrics are further
 coordinates of that sum, and the guarantee is for all of it (`veilstream.privacy.telemetry`). Noise
@@ -58,12 +61,17 @@ _GROUP_BYTES = 16 << 20
 """Of noise rows, eight bytes a number, that a group of steps has at most."""
 
 
+_Place = tuple[bytes, Sample | None]
+"""A client's keyed tag, and its record if that can be used."""
+
+
 class Outcome(NamedTuple):
     """What became of a record; for this machine only, since it says who took part before."""
 
     answer: Answer
     """All that its client may be told."""
     used: bool
+    """Whether it took a place in a step; with the answer "refused", as a zero gradient."""
 
 
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
@@ -88,7 +96,7 @@ class Learner:
     first learner on, a process leaves no core dumps (`veilstream.deployment.process_secrecy`).
 
     Args:
-        plan: the run; it must have one private method with one client a step.
+        plan: the run; it must have one private method, or name one of several (`federation.method`).
         store: the ledger's file.
         task: what is learned; its gradient, predictions and losses must be pure functions of
             (model, record), and keep nothing for each other.
@@ -125,8 +133,10 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self.steps = ClientSteps(task, terms, parts.telemetry)
         check_generator_once(fresh_secret)
-        self._planned: list[tuple[bytes, PastVisits]] = []  # of the group that is being put together
-        self._most_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
+        self._planned: dict[bytes, list[PastVisits]] = {}  # of the group that is being put together
+        self._steps_together = max(
+            1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
+        )
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
 
     @property
@@ -181,7 +191,7 @@ class Learner:
     @property
     def clients_wanted(self) -> int:
         """How many clients the open round can still take."""
-        return self.local.clients_wanted
+        return self.local.steps_wanted * self.terms.clients_per_step
 
     @property
     def horizon_reached(self) -> bool:
@@ -309,30 +319,34 @@ class Learner:
 
     @without_values
     @one_at_a_time
-    def observe(self, client: bytes | str, sample: Sample, bookmark: SourceBookmark | None = None) -> Answer:
-        """Take one client: clip, add noise, step, store, forget the data, answer.
+    def observe(self, client: bytes | str, sample: Sample | None, bookmark: SourceBookmark | None = None) -> Answer:
+        """Take one client as a step of its own: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
-        participation goes). A record that is not admitted is refused before the step; one whose
-        gradient fails counts as a zero gradient. Spellings of a text tag are one client
-        (`veilstream.records.client_names`).
+        participation goes). A record that is not admitted, or whose gradient fails, counts as a zero
+        gradient. Spellings of a text tag are one client (`veilstream.records.client_names`). Where a
+        step has several clients, give them together to `observe_many`.
 
         Args:
             client: the client's tag, the same whenever the same person comes.
-            sample: its record.
+            sample: its record; None for one that cannot be read.
             bookmark: how far its source has been read with it. It is stored with the step that uses
                 the record, or with the next one where none does: after a restart the source goes on
                 behind it, so no record is used a second time.
 
         Returns:
-            Taken or refused: the same whatever became of the data.
+            Refused for a record that cannot be used or has no client, else taken: neither says who took
+            part before.
 
         Raises:
             InputError: where no round has been begun, or it has all its clients.
             LedgerError: where the store can no longer be trusted.
 
         """
-        (outcome,) = self._take_group([Offered(client, sample, bookmark)])
+        self._planned = {}
+        places: list[_Place] = []
+        (outcome,) = self._planned_places([Offered(client, sample, bookmark)], places)
+        self._store_places(places)
         return outcome.answer
 
     @without_values
@@ -340,9 +354,10 @@ class Learner:
     def observe_many(self, clients: Iterable[Offered | tuple[Any, ...]]) -> list[Answer]:
         """Take clients in groups that are stored together: `observe` for each, at less cost.
 
-        A group is one durable commit: after a crash all of its steps are stored, or none is and it
-        is as if it had never been. It has at most 256 steps, fewer where a step is large, and ends
-        where ``clients`` does. What a client may do is decided as if all before it were stored.
+        Steps are filled in order, `clients_per_step` clients each; the last one has fewer where
+        ``clients`` ends. A group is one durable commit: after a crash all of its steps are stored, or
+        none is and it is as if it had never been. It has at most 256 clients, fewer where a step is
+        large. What a client may do is decided as if all before it were stored.
 
         Args:
             clients: pairs of a tag and a record, or triples with the bookmark behind it, as for
@@ -373,20 +388,26 @@ class Learner:
         """
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        stream, outcomes, failure = iter(clients), list[Outcome](), None
-        while failure is None and (most := min(self.clients_wanted, self._most_together)):
+        stream, outcomes, failure, ended = iter(clients), list[Outcome](), None, False
+        while not ended and (steps := min(self.local.steps_wanted, self._steps_together)):
+            self._planned = {}
             group: list[Offered] = []
-            try:
-                for given in itertools.islice(stream, most):
-                    group.append(Offered(*given))  # noqa: PERF401 - kept where the next one fails
-            except Exception as error:
-                failure = error
-            came = self._take_group(group)
+            places: list[_Place] = []
+            came: list[Outcome] = []
+            # Those who take no place are made up for, so that only the last step is short.
+            while not ended and (room := steps * self.terms.clients_per_step - len(places)):
+                looked_at = len(group)
+                try:
+                    for given in itertools.islice(stream, room):
+                        group.append(Offered(*given))  # noqa: PERF401 - kept where the next one fails
+                except Exception as error:
+                    failure = error
+                ended = len(group) - looked_at < room
+                came += self._planned_places(group[looked_at:], places)
+            self._store_places(places)
             for offered, outcome in zip(group, came, strict=True):
                 told(offered, outcome)
             outcomes += came
-            if len(group) < most:
-                break
         if failure is not None:
             raise failure
         return outcomes
@@ -399,7 +420,7 @@ class Learner:
         Says who took part, so its answer must not leave this machine.
         """
         tag = tag_of(client)
-        return tag is not None and not self._spent(self.ledger.keyed(tag))
+        return tag is not None and not self._spent(self.ledger.keyed(tag), self.local.step)
 
     @one_at_a_time
     def note_read(self, bookmark: SourceBookmark) -> None:
@@ -498,79 +519,79 @@ class Learner:
         said = np.asarray(self.task.predict(model, features[None]))  # a batch of one
         return (said[0] if said.shape[:1] == (1,) else said).tolist()
 
-    def _take_group(self, group: Sequence[Offered]) -> list[Outcome]:
+    def _planned_places(self, group: Sequence[Offered], places: list[_Place]) -> list[Outcome]:
+        """What becomes of these records; adds a place for each client who takes one."""
         outcomes: list[Outcome] = []
-        used: list[tuple[bytes, Sample]] = []
-        self._planned = []
         for client, sample, bookmark in group:
             self.epochs.bookmark = bookmark or self.epochs.bookmark
-            name, admitted = tag_of(client), self._admission.admitted(sample)
-            if name is None or admitted is None:  # looked at first: it says nothing of who took part
+            name = tag_of(client)
+            if name is None:  # nobody: there is no place to take
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
             self.ledger.check()
-            tag = self.ledger.keyed(name)
-            takes = not self._spent(tag)
+            admitted, tag = self._admission.admitted(sample), self.ledger.keyed(name)
+            step = self.local.step + len(places) // self.terms.clients_per_step
+            takes = not self._spent(tag, step)
             if takes:
-                self._check_room(len(used))
-                self._planned.append((tag, PastVisits(self.epoch, self._next_step, 1)))
-                used.append((tag, admitted))
-            outcomes.append(Outcome(Answer.TAKEN, takes))
-        if used:
-            self.steps.check()
-            with self.epochs.whole_or_broken():
-                self._store_steps(used)
+                self._check_room(len(places))
+                self._planned.setdefault(tag, []).append(PastVisits(self.epoch, step, 1))
+                places.append((tag, admitted))
+            outcomes.append(Outcome(Answer.REFUSED if admitted is None else Answer.TAKEN, takes))
         return outcomes
 
     def _check_room(self, planned: int) -> None:
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
         if planned >= self.clients_wanted:
-            most = f"at most {self.terms.local_steps} clients a round"
+            most = f"at most {self.terms.local_steps * self.terms.clients_per_step} clients a round"
             raise InputError("client", "<not shown>", most, "finish_round")
 
-    def _store_steps(self, group: Sequence[tuple[bytes | None, Sample | None]]) -> None:
-        """Compute and store steps together; with nobody in them where there is no tag.
+    def _store_places(self, places: Sequence[_Place]) -> None:
+        """Take these clients in steps of `clients_per_step`, the last with those that are left."""
+        if places:
+            self.steps.check()
+            with self.epochs.whole_or_broken():
+                many = self.terms.clients_per_step
+                self._store_steps([places[first : first + many] for first in range(0, len(places), many)])
+
+    def _store_steps(self, steps: Sequence[Sequence[_Place]]) -> None:
+        """Compute and store steps together; a step without places is nobody's.
 
         Memory is ahead of the store until it is written; an interruption before leaves it `broken`.
         """
         local, first, place = self.local, self.local.step, self.local.taken
-        seeds = self._fresh_seeds(len(group))
+        seeds = self._fresh_seeds(len(steps))
         local.prepare(seeds)
-        for (_, sample), seed in zip(group, seeds, strict=True):
-            noisy = self.steps.noisy(local, sample, seed)
+        for clients, seed in zip(steps, seeds, strict=True):
+            noisy = self.steps.noisy(local, [sample for _, sample in clients], seed)
             local.apply(noisy)
             self.ledger.reached("step-computed")
         keep = {secret_name(local.epoch, first): b"".join(seeds)}
-        tags = [tag for tag, _ in group]
-        if len(group) == 1:
+        many = self.terms.clients_per_step
+        tags = [tag for clients in steps for tag in [*(tag for tag, _ in clients), *[None] * (many - len(clients))]]
+        if len(tags) == 1:
             keep[f"noisy/{place}"] = pack_step(noisy)
             body = Body(epoch=local.epoch, step=first)
             self.epochs.write_steps("step", body, keep, tag=tags[0])
         else:
             keep[OPEN_ROUND] = local.pack_open()
-            body = Body(epoch=local.epoch, step=first, steps=len(group))
+            body = Body(epoch=local.epoch, step=first, steps=len(steps), places=many if many > 1 else None)
             self.epochs.write_steps("steps", body, keep, tags=tags)
-        self._planned = []
 
     def _fresh_seeds(self, count: int) -> list[bytes]:
         return [checked_seed(fresh_secret()) for _ in range(count)]
 
     def _seal(self) -> None:
-        while empty := min(self.clients_wanted, self._most_together):
-            self._store_steps([(None, None)] * empty)
+        while empty := min(self.local.steps_wanted, self._steps_together):
+            self._store_steps([()] * empty)
         self.epochs.seal()
 
-    @property
-    def _next_step(self) -> int:
-        return self.local.step + len(self._planned)
-
-    def _spent(self, tag: bytes) -> bool:
-        """Whether the client with this keyed tag may not take the next step."""
+    def _spent(self, tag: bytes, step: int) -> bool:
+        """Whether the client with this keyed tag may not take a place in this step."""
         stored = self.ledger.past_visits(tag)
         past = [] if stored is None else [stored]
-        past += [visits for planned, visits in self._planned if planned == tag]
-        return spent(past, self._next_step, self.plan.participation, self.epoch) is not None
+        past += self._planned.get(tag, [])
+        return spent(past, step, self.plan.participation, self.epoch) is not None
 
 
 def _checked_round(field: str, r: Any) -> int:

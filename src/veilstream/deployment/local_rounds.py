@@ -112,7 +112,7 @@ class LocalRounds(NoisySum):
         return self.round * self.terms.local_steps + self.taken
 
     @property
-    def clients_wanted(self) -> int:
+    def steps_wanted(self) -> int:
         """How many steps the open round can still take."""
         return 0 if self.pinned is None else self.terms.local_steps - self.taken
 
@@ -161,17 +161,19 @@ class LocalRounds(NoisySum):
         self.begun = self.model
 
     def clip(self, raw: RawGradient) -> ClippedGradient:
-        """Onto the grid, normalised first where the terms say so; not finite becomes zero."""
-        return clip_onto_grid(raw, self.grid, self.terms.gamma)
+        """What a step's clients contribute, normalised first where the terms say so; not finite becomes zero."""
+        return clip_onto_grid(raw, self.grid, self.terms.gamma, self.terms.clients_per_step)
 
     def nothing(self) -> ClippedGradient:
         """What a step without a client contributes: zeros."""
         return self.whole(self.clip(RawGradient(np.zeros(self.terms.dim, np.float32))), None)
 
     def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
-        """A client's gradient (``values`` None: nobody's) with its telemetry behind it, if the terms have any."""
+        """The clients' gradient (``values`` None: nobody's) with their telemetry behind it, if the terms have any."""
         told = self.terms.telemetry
-        return gradient if told is None else extend_on_grid(gradient, values, told, self.grid)
+        if told is None:
+            return gradient
+        return extend_on_grid(gradient, values, told, self.grid, self.terms.clients_per_step)
 
     def apply(self, noisy: Noised) -> None:
         """Move the local model by a noisy step's gradient, and the prefix by all of it."""

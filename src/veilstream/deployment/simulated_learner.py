@@ -109,8 +109,8 @@ class SimulatedLearner:
             return Answer.TAKEN
         if self.steps == self.horizon:
             raise HorizonExhausted(self.horizon, self.steps)
-        self._local.apply(self._steps.noisy(self._local, admitted, b""))
-        if not self._local.clients_wanted:
+        self._local.apply(self._steps.noisy(self._local, [admitted], b""))
+        if not self._local.steps_wanted:
             self._close_round()
         return Answer.TAKEN
 

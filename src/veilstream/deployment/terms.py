@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from veilstream.deployment.ledger.witness import MOST_TOGETHER
 from veilstream.errors import InputError
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails, admission_of
@@ -43,7 +44,7 @@ _ADMITS = "admits"
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """One private method, one client a step."""
+    """One private method, as it is deployed."""
 
     plan: Plan
     method: MethodPlan
@@ -52,6 +53,8 @@ class Terms:
     """Parameters of the model; a release has `release_dim` numbers."""
     rounds: int
     local_steps: int
+    clients_per_step: int
+    """A step is the sum of up to so many clients' gradients, divided by this number, however many came."""
     learners: int
     mechanism: Factorization
     """In blocks of one step: the mechanism whose sensitivity counts for a learner that releases
@@ -83,6 +86,7 @@ class Terms:
             neighbours=plan.neighbours,
             accounting=plan.accounting_of(method),
             participation=plan.participation,
+            clients_per_step=prepared.clients,
             telemetry=telemetry,
         )
         rounds = plan.learning.rounds
@@ -95,6 +99,7 @@ class Terms:
             dim=dim,
             rounds=rounds,
             local_steps=prepared.steps,
+            clients_per_step=prepared.clients,
             learners=plan.learning.learners,
             mechanism=noise.mechanism,
             noise_std=noise.std,
@@ -268,12 +273,14 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def _deployable(plan: Plan) -> MethodPlan:
     private = [m for m in plan.methods if m.method.private]
+    if (wanted := plan.federation.method) is not None:
+        private = [m for m in private if m.name == wanted]
     if len(private) != 1:
         raise InputError(
-            "methods",
-            [m.name for m in plan.methods],
-            "exactly one private method",
-            "a learner runs one; keep comparisons for simulation",
+            "federation.method" if wanted is not None or len(private) > 1 else "methods",
+            wanted if wanted is not None else [m.name for m in plan.methods],
+            "one private method of the plan, which learners run",
+            f'[federation] method = "{private[0].name}"' if private else "add one, or name it as the plan does",
         )
     if plan.learning.unbounded and private[0].forgetting == 1.0:
         raise InputError(
@@ -290,11 +297,11 @@ def _deployable(plan: Plan) -> MethodPlan:
             'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will not reach',
         )
     _, clients = plan.steps_and_clients(private[0])
-    if clients != 1 or plan.learning.clients_per_step != 1:
+    if clients > MOST_TOGETHER:
         raise InputError(
             "clients_per_step",
-            max(clients, plan.learning.clients_per_step),
-            "1",
-            "a deployed learner takes one client a step",
+            clients,
+            f"at most {MOST_TOGETHER} where learners are deployed: all clients of a step are stored in one write",
+            f"clients_per_step = {MOST_TOGETHER}, with more rounds or local_steps",
         )
     return private[0]

@@ -66,15 +66,15 @@ class DemoData:
         if not isinstance(self.stream, TableStream):
             return [f"plan:{index}" for index in range(len(self.names))]
         rows = learner_rows(self.plan)
-        steps = self.plan.learning.local_steps
-        lasts = {name: math.ceil(len(own) / steps) for name, own in rows.items()}
+        a_round = self.plan.learning.local_steps * self.plan.learning.clients_per_step
+        lasts = {name: math.ceil(len(own) / a_round) for name, own in rows.items()}
         if min(lasts.values()) < self.plan.learning.rounds:
             shown = ", ".join(f"{name}: {count}" for name, count in list(lasts.items())[:12])
             raise InputError(
                 "learning.rounds",
                 self.plan.learning.rounds,
                 f"rounds that every learner's records last for ({shown})",
-                f"--rounds {min(lasts.values())}, fewer local_steps, or more records",
+                f"--rounds {min(lasts.values())}, fewer local_steps or clients_per_step, or more records",
             )
         paths = [folder / name / "records.jsonl" for name in self.names]
         for path, own in zip(paths, rows.values(), strict=True):

@@ -45,6 +45,12 @@ class _Scored(FromLoss):
         gradient: Floats = self.slope(sample.features @ params, sample.target) * sample.features
         return gradient + self.ridge * params if self.ridge else gradient
 
+    def host_gradients(self, params: Floats, samples: Sample) -> Floats:
+        """`host_gradient` of many clients, a row each."""
+        slopes = self.slope(samples.features @ params, samples.target)
+        gradients: Floats = slopes[:, None] * samples.features
+        return gradients + self.ridge * params if self.ridge else gradients
+
     def predict(self, params: Array, features: Array) -> Array:
         return features @ params
 
@@ -137,7 +143,7 @@ class Poisson(_Scored):
 
     def slope(self, score: Any, target: Any) -> Any:
         """The rate's error."""
-        return np.exp(min(float(score), self.largest_log_rate)) - target
+        return np.exp(np.minimum(score, self.largest_log_rate)) - target
 
     def predict(self, params: Array, features: Array) -> Array:
         """The rate."""
@@ -184,6 +190,15 @@ class Softmax(FromLoss):
         weights[int(sample.target)] -= 1.0
         gradient: Floats = np.outer(weights, sample.features).ravel()
         return gradient + self.ridge * params if self.ridge else gradient
+
+    def host_gradients(self, params: Floats, samples: Sample) -> Floats:
+        """`host_gradient` of many clients, a row each."""
+        scores = samples.features @ params.reshape(self.classes, -1).T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        weights[np.arange(len(weights)), samples.target.astype(np.int64)] -= 1.0
+        gradients: Floats = (weights[:, :, None] * samples.features[:, None, :]).reshape(len(weights), -1)
+        return gradients + self.ridge * params if self.ridge else gradients
 
     def predict(self, params: Array, features: Array) -> Array:
         """The likeliest class."""

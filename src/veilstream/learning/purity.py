@@ -51,6 +51,37 @@ def check_pure(task: Task, gradient: Asked, *others: Asked) -> None:
                 raise _not_pure(task, together=bool(others))
 
 
+def check_rows_apart(
+    task: Task, gradient: Asked, gradients: Callable[[NDArray[np.float32], list[Sample]], Any], places: int
+) -> None:
+    """Refuse gradients of a whole step that are not each client's own (`InputError`).
+
+    The promise counts one client's own row; a mean over the step (a batch norm) would spread it over all.
+    """
+    records = example_records(task)
+    step = [records[k % len(records)] for k in range(places)]
+    for model in _models(task.dim):
+        together = np.asarray(gradients(model, step))
+        for k in range(min(places, len(records))):
+            others = [each if k == place else records[(place + 1) % len(records)] for place, each in enumerate(step)]
+            if not np.array_equal(np.asarray(gradients(model, others))[k], together[k], equal_nan=True):
+                raise InputError(
+                    "task",
+                    type(task).__name__,
+                    "gradients of a step's clients in which no row depends on another client's record",
+                    "remove what mixes records (a batch norm), or leave host_gradients out",
+                )
+            with np.errstate(all="ignore"):
+                alone = np.asarray(gradient(model, step[k]), np.float32)
+            if not np.allclose(together[k], alone, rtol=1e-3, atol=1e-5 * float(np.abs(alone).max()), equal_nan=True):
+                raise InputError(
+                    "task",
+                    type(task).__name__,
+                    "host_gradients that has in each row what host_gradient says of that record",
+                    "mend one of them, or set host_gradients = None",
+                )
+
+
 def _calls(records: int, functions: int, turn: int, order: np.random.Generator) -> Iterator[tuple[int, int]]:
     """(record, function) of a turn: as a learner's steps ask, or all of them in any order."""
     if functions > 1 and turn % 2:

@@ -97,6 +97,9 @@ class DetailedTask(Task, Protocol):
     def host_gradient(self, params: Floats, sample: Sample) -> Floats:
         """`gradient` in NumPy, for a deployed learner. Left out: `gradient`, compiled by JAX."""
 
+    def host_gradients(self, params: Floats, samples: Sample) -> Floats:
+        """`host_gradient` of many clients, a row each (first axis). Left out: one call for each."""
+
 
 @dataclass(frozen=True)
 class TaskDetails:
@@ -107,6 +110,7 @@ class TaskDetails:
     reshapes: bool  # Whether features of the right size are taken in any shape
     workspace: int
     host_gradient: Callable[[Floats, Sample], Any] | None
+    host_gradients: Callable[[Floats, Sample], Any] | None
 
     @classmethod
     def of(cls, task: Task) -> TaskDetails:
@@ -122,6 +126,7 @@ class TaskDetails:
             example is not None,
             getattr(task, "workspace", 2 * task.dim),
             getattr(task, "host_gradient", None),
+            getattr(task, "host_gradients", None),
         )
 
     def takes(self, shape: tuple[int, ...]) -> bool:

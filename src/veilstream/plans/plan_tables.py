@@ -180,6 +180,8 @@ class FederationPlan(PlanTable):
     min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
     """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and
     spends nothing; the server sees that it does."""
+    method: str | None = value(default=None, hint="the name of one private method; leave it out if there is one")
+    """Which of the plan's private methods learners run; needed where there are several."""
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
     """How many of the server's runs a learner joins by itself. Each is an epoch of its own, with fresh
     noise and new clients only."""

@@ -45,19 +45,22 @@ class Hidden(Generic[T]):
 
 
 class RawGradient(Hidden[NDArray[np.float32]]):
-    """As the loss gave it."""
+    """As the loss gave it: one client's, or one row for each client of a step."""
 
     __slots__ = ()
 
 
 class MetricValues(Hidden[NDArray[np.float64]]):
-    """A client's metrics, in [0, 1] if all is well."""
+    """One row of metrics for each client who is there, in [0, 1] if all is well."""
 
     __slots__ = ()
 
 
 class ClippedGradient(Hidden[OnGrid]):
-    """On the grid, norm checked in integers. Made by `clip_onto_grid` and `extend_on_grid`."""
+    """What a step's clients contribute, on the grid; the norm of each one's share was checked in integers.
+
+    Made by `clip_onto_grid` and `extend_on_grid`.
+    """
 
     __slots__ = ()
 
@@ -67,15 +70,21 @@ Noised = NewType("Noised", NDArray[np.int64])
 sums of such."""
 
 
-def clip_onto_grid(raw: RawGradient, grid: Grid, gamma: float | None = None) -> ClippedGradient:
-    """Clip (normalised first where there is a ``gamma``) and round towards zero; not finite becomes zero."""
-    return ClippedGradient(grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma)))
+def clip_onto_grid(
+    raw: RawGradient, grid: Grid, gamma: float | None = None, clients_per_step: int = 1
+) -> ClippedGradient:
+    """Clip each client's gradient, round its share of the step towards zero, and add the shares up.
+
+    Gradients are normalised first where there is a ``gamma``; one that is not finite becomes zero.
+    """
+    shares = grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma), clients_per_step)
+    return ClippedGradient(OnGrid(shares.sum(axis=0)) if shares.ndim > 1 else shares)
 
 
 def extend_on_grid(
-    gradient: ClippedGradient, values: MetricValues | None, telemetry: Telemetry, grid: Grid
+    gradient: ClippedGradient, values: MetricValues | None, telemetry: Telemetry, grid: Grid, clients_per_step: int = 1
 ) -> ClippedGradient:
-    """The client's whole vector: its gradient, and its metrics' coordinates rounded towards zero.
+    """The step's whole vector: its gradient, and its clients' metrics, each share rounded towards zero.
 
     ``values`` None is nobody. A coordinate beyond half the width is a `PrivacyError`.
     """
@@ -83,12 +92,12 @@ def extend_on_grid(
     if values is None:
         units = np.zeros(count, np.int64)
     else:
-        exact = np.asarray(telemetry.coordinates(values.reveal()), np.float64)
+        exact = np.asarray(telemetry.coordinates(np.atleast_2d(values.reveal())), np.float64)
         bound = Fraction(telemetry.width) / 2
-        within = np.isfinite(exact).all() and all(abs(Fraction(float(c))) <= bound for c in exact)
-        if exact.shape != (count,) or not within:
+        within = np.isfinite(exact).all() and all(abs(Fraction(float(c))) <= bound for c in exact.ravel())
+        if exact.shape[1:] != (count,) or not within:
             raise PrivacyError("a telemetry metric exceeds its bound: nothing was released")
-        units = np.trunc(exact / grid.step).astype(np.int64)
+        units = np.trunc(exact / (grid.step * clients_per_step)).astype(np.int64).sum(axis=0)
     return ClippedGradient(OnGrid(np.concatenate([gradient.reveal(), units])))
 
 

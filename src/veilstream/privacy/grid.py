@@ -37,9 +37,11 @@ from veilstream.privacy.clipping import Clipped, checked_clip_norm
 Int64s = NDArray[np.int64]
 
 OnGrid = NewType("OnGrid", NDArray[np.int64])
-"""A clipped gradient in units of the grid, norm checked in integers. Made by `Grid.gradient`."""
+"""Clipped gradients in units of the grid, each norm checked in integers. Made by `Grid.gradient`."""
 
 _CHUNK = 1 << 20
+_SURELY_WITHIN = 1e-9
+"""Pairwise float64 sums of squares err by less than this share, below 2^40 numbers."""
 LARGEST = 2.0**62
 
 
@@ -58,16 +60,24 @@ class Grid:
         if self.clip_norm / self.step > 2.0**31:
             raise InputError("step", self.step, "at least 2^-31 of the clip norm", "use grid_for")
 
-    def gradient(self, clipped: Clipped) -> OnGrid:
-        """Round towards zero; whatever exceeds the clip norm then is a defect, and is refused."""
+    def gradient(self, clipped: Clipped, clients_per_step: int = 1) -> OnGrid:
+        """Each vector along the last axis as its share of a step, rounded towards zero.
+
+        The share is 1 / ``clients_per_step``, the plan's number, however many clients came. A share that
+        exceeds clip_norm / clients_per_step then is a defect, and is refused.
+        """
         exact = np.asarray(clipped, np.float64)
-        whole = np.trunc(exact / self.step)  # division by a power of two is exact
+        # Division by a power of two is exact; by another number it rounds by far less than clipping leaves free.
+        whole = np.trunc(exact / (self.step * clients_per_step))
         if not np.isfinite(whole).all():
             raise PrivacyError("a clipped gradient is not finite: nothing was released")
         units: Int64s = whole.astype(np.int64)
-        bound = Fraction(self.clip_norm) / Fraction(self.step)
-        if _square_norm(units, bound) > bound * bound:
-            raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
+        bound = Fraction(self.clip_norm) / (Fraction(self.step) * clients_per_step)
+        squares = (whole * whole).sum(axis=-1)
+        if not (squares <= float(bound * bound) * (1.0 - _SURELY_WITHIN)).all():  # where floats cannot tell
+            for row in units.reshape(-1, units.shape[-1]):
+                if _square_norm(row, bound) > bound * bound:
+                    raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
         return OnGrid(units)
 
     def value(self, units: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -89,10 +99,10 @@ def _square_norm(units: Int64s, bound: Fraction) -> int:
     return total
 
 
-def grid_for(clip_norm: float, noise_std: float) -> Grid:
-    """The grid of a learner with this clip norm and noise."""
+def grid_for(clip_norm: float, noise_std: float, clients_per_step: int = 1) -> Grid:
+    """The grid of a learner with this clip norm and noise, on which one client's share of a step is rounded."""
     bound = checked_clip_norm(clip_norm)
     std = positive_number("noise_std", noise_std, "take it from veilstream.calibrate")
-    fine = math.floor(math.log2(bound)) - 20
+    fine = math.floor(math.log2(bound / clients_per_step)) - 20
     coarse = math.ceil(math.log2(std)) - 18
     return Grid(math.ldexp(1.0, max(fine, coarse)), bound)

@@ -98,7 +98,7 @@ def _affordable(stepwise: StationaryFactorization, asked: Guarantee, dim: int) -
 
     A power of two, so that all sides find the same, and at most 2^30: 34 years of a step a second.
     """
-    scale = asked.noise_std / grid_for(asked.clip_norm, asked.noise_std).step
+    scale = asked.noise_std / grid_for(asked.clip_norm, asked.noise_std, asked.clients_per_step).step
     a_step = charge_for(stepwise.limited(1).program, dim, scale).mu
     steps = 0.01 * (asked.sensitivity / asked.noise_std) / a_step
     if steps < 2.0**20:
@@ -120,6 +120,7 @@ def calibrate_release(
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     participation: Participation | tuple[int, int] | None = None,
     accounting: Accounting | str = Accounting.EXACT,
+    clients_per_step: int = 1,
     telemetry: Telemetry | None = None,
 ) -> ReleaseNoise:
     """Least noise that keeps the budget for what is really sent, arithmetic included (see `calibrate`).
@@ -136,13 +137,14 @@ def calibrate_release(
         "neighbours": neighbours,
         "participation": participation,
         "accounting": accounting,
+        "clients_per_step": clients_per_step,
         "telemetry": telemetry,
     }
     if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
         _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
         stepwise = stepwise.limited(_affordable(stepwise, asked, coordinates))
     std, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
-    scale = std / grid_for(clip_norm, std).step
+    scale = std / grid_for(clip_norm, std, clients_per_step).step
     charge = charge_for(stepwise.program, coordinates, scale)
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
@@ -167,4 +169,4 @@ def calibrate_release(
     promised = dataclasses.replace(
         gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu, arithmetic_delta=charge.delta
     )
-    return ReleaseNoise(stepwise, std, grid_for(clip_norm, std), promised, charge)
+    return ReleaseNoise(stepwise, std, grid_for(clip_norm, std, clients_per_step), promised, charge)

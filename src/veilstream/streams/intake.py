@@ -31,7 +31,8 @@ class Offered(NamedTuple):
 
     tag: str | bytes
     """The client: the same whenever the same person comes."""
-    sample: Sample
+    sample: Sample | None
+    """None for a record that cannot be used: its client takes part with a zero gradient."""
     bookmark: SourceBookmark | None = None
     """Where the source stands behind it."""
 

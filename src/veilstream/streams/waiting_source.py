@@ -40,6 +40,7 @@ class WaitingSource:
         self._queue: deque[WaitingRecord] = deque()
         self._until: float | None = None
         self._open = self._no_more = self._closed = False
+        self.together = 1  # clients of one step; fewer are taken only when the window ends
         self.told_without_a_round = 0  # records of people who may not take part again, answered before a round
 
     @property
@@ -123,10 +124,15 @@ class WaitingSource:
         until = time.monotonic() + self.window_s if until is None else until
         self._open = True
         try:
-            while most := min(wanted(), _AT_ONCE):
+            while most := min(wanted(), max(_AT_ONCE, self.together)):
                 with self._changed:
-                    self._changed.wait_for(lambda: self._over or self._queue, max(0.0, until - time.monotonic()))
-                    group = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+                    full = self._changed.wait_for(
+                        lambda: self._over or len(self._queue) >= self.together, max(0.0, until - time.monotonic())
+                    )
+                    waiting = min(most, len(self._queue))
+                    if full and not self._over:  # whole steps; the others wait for more
+                        waiting -= waiting % self.together
+                    group = [self._queue.popleft() for _ in range(waiting)]
                     self._changed.notify_all()
                 if not group:
                     return

@@ -127,6 +127,8 @@ class Body:
     """Who took part in the step, as a keyed hash."""
     tags: str | None = None
     """Who took part in each of several steps, one hash after the other, zeros for nobody."""
+    places: int | None = None
+    """How many hashes belong to each of those steps, where it is not one."""
     x: str | None = None
     """Hash of the round's model."""
     hash: str | None = None
@@ -188,7 +190,8 @@ class Record:
             return [(bytes.fromhex(self.body.tag), first)]
         tags = bytes.fromhex(self.body.tags or "")
         each = (tags[at : at + TAG_BYTES] for at in range(0, len(tags), TAG_BYTES))
-        return [(tag, step) for step, tag in enumerate(each, first) if tag != NOBODY]
+        places = self.body.places or 1
+        return [(tag, first + place // places) for place, tag in enumerate(each) if tag != NOBODY]
 
 
 @dataclass

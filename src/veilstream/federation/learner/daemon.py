@@ -70,6 +70,8 @@ class Daemon:
             self._replies = reply_times(window_s, None)
         else:
             self._replies = None if replies == "when done" else replies
+        if isinstance(source, WaitingSource):
+            source.together = learner.terms.clients_per_step
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
@@ -219,7 +221,7 @@ class Daemon:
     def _clients_wait(self) -> bool:
         learner = self.learner
         try:
-            ready = self._source.ready(self._min_clients, learner.terms.local_steps, learner.may_take)
+            ready = self._source.ready(self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take)
         except Exception as error:  # an InputError: the file was cut or replaced
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False

@@ -56,7 +56,7 @@ class Counts:
     """What became of records and steps, over all restarts."""
 
     used: int = 0
-    """Records of which a step was made."""
+    """Records that took a place in a step, also as a zero gradient."""
     returning: int = 0
     """Records of people who may not take part again yet."""
     not_admitted: int = 0
@@ -104,14 +104,14 @@ class LocalAccount:
         with self._changing:
             self._rows.add(record)
 
-    def observed(self, sample: Sample, answer: Answer, *, used: bool) -> None:
-        """Count a record that was offered; ``used`` says whether a step was made of it."""
+    def observed(self, sample: Sample | None, answer: Answer, *, used: bool) -> None:
+        """Count a record that was offered; ``used`` says whether it took a place in a step."""
+        self.counts.used += used
         if answer is Answer.REFUSED:
             self.counts.not_admitted += 1
         elif not used:
             self.counts.returning += 1
-        else:
-            self.counts.used += 1
+        elif sample is not None:
             with contextlib.suppress(Exception):  # a score must not stop a learner
                 self._waiting.append((np.asarray(sample.features), float(sample.target)))
             if len(self._waiting) >= _AT_ONCE:
@@ -120,7 +120,7 @@ class LocalAccount:
     def round_ends(self) -> None:
         """Count a round, before it is sealed: the steps that are left have no client."""
         counts, learner = self.counts, self._learner
-        counts.empty_steps += learner.clients_wanted
+        counts.empty_steps += learner.local.steps_wanted
         counts.rounds += 1
         if self._first_round_at is None:  # the time before was spent waiting for a server
             self._first_round_at = self._clock()
@@ -188,10 +188,10 @@ class LocalAccount:
         return [*notices, *self._learner.ledger.notices, *table]
 
     def _places_left(self, rounds: int) -> int:
-        """Steps that can still have a client; an open round may have taken some already."""
+        """Clients who can still take part; an open round may have taken some already."""
         learner = self._learner
-        taken = learner.terms.local_steps - learner.clients_wanted if learner.pinned else 0
-        return rounds * learner.terms.local_steps - taken
+        a_round = learner.terms.local_steps * learner.terms.clients_per_step
+        return (rounds - learner.pinned) * a_round + learner.clients_wanted
 
     def _seconds_left(self, rounds: int | None) -> float | None:
         if not rounds or not self._rounds_since or self._first_round_at is None:

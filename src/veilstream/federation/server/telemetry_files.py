@@ -37,11 +37,11 @@ class TelemetryFiles:
     """One run's telemetry; `of` returns None where the plan has none."""
 
     def __init__(self, folder: Path, plan: Plan, terms: Terms, telemetry: Telemetry) -> None:
-        self._folder, self._telemetry = folder, telemetry.on_grid(terms.grid.step)
+        self._folder, self._telemetry = folder, telemetry.on_grid(terms.grid.step * terms.clients_per_step)
         self._rounds = plan.learning.rounds
         self.window = plan.telemetry_window
         self._noise = RoundNoise(terms.mechanism, terms.noise_std, terms.local_steps)
-        self._sums = TelemetrySums(self._telemetry, self._noise)
+        self._sums = TelemetrySums(self._telemetry, self._noise, terms.clients_per_step)
         self.latest: list[Estimate] = []
         """The newest estimates, one for each metric; for pages."""
 
