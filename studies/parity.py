@@ -12,8 +12,8 @@ reads.
 **Why they may differ at all, and by how much** (`Allowance`; all norms are Euclidean, s is the
 grid). After step t a learner's prefix differs from the simulation's sum of noisy gradients by
 
-* at most √d·s for each of its t + 1 gradients, which are rounded towards zero, and √d·s/2 for the
-  prefix of the noise, rounded to nearest (rounding errors of earlier noise prefixes cancel);
+* at most √d·s for each client's share of a gradient, which is rounded towards zero (t + 1 of them, or
+  that many times the clients of a step), and √d·s/2 for the prefix of the noise, rounded to nearest (rounding errors of earlier noise prefixes cancel);
 * the noise itself: the learner draws and runs the mechanism in float64, in blocks of one step, and
   the simulation in float32, in blocks of many. Both are programs of one mechanism, calibrated each
   by itself; this difference is not bounded but computed, by running both on the same keystream
@@ -73,11 +73,19 @@ Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 
 
-def parity_plan(mechanisms: Sequence[str], tau: int, rounds: int, metrics: Sequence[str] = ()) -> Plan:
+def parity_plan(
+    mechanisms: Sequence[str], tau: int, rounds: int, metrics: Sequence[str] = (), clients_per_step: int = 1
+) -> Plan:
     """One method a mechanism; a learner's plan has one. With ``metrics``, telemetry of these."""
     return Plan(
         name="parity",
-        learning={"rounds": rounds, "local_steps": tau, "learners": LEARNERS, "clip_norm": CLIP_NORM},
+        learning={
+            "rounds": rounds,
+            "local_steps": tau,
+            "clients_per_step": clients_per_step,
+            "learners": LEARNERS,
+            "clip_norm": CLIP_NORM,
+        },
         data={"dim": DIM},
         privacy={"epsilon": 4.0, "delta": 1e-5},
         telemetry={"metrics": metrics} if metrics else None,
@@ -156,7 +164,8 @@ def simulated_releases(plan: Plan, rounds_of: Callable[..., Any], models: Float3
     released = []
     for r in range(plan.learning.rounds):
         met = stream.round(SEED, r)
-        clients = Sample(met.features[:, :, None], met.target[:, :, None])
+        steps = (LEARNERS, tau, plan.learning.clients_per_step)
+        clients = Sample(met.features.reshape(*steps, DIM), met.target.reshape(steps))
         w = noise[r * tau : (r + 1) * tau].transpose(1, 0, 2).astype(np.float32)
         with jax.default_matmul_precision("highest"):
             released.append(np.asarray(rounds_of(models[r], clients, w), np.float64))
@@ -245,11 +254,12 @@ class Deployed:
     noise: Floats
     """What a learner's program adds at every step, before it is rounded, (T, n, d)."""
     grid: float
+    clients_per_step: int = 1
 
 
 def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenNoise) -> Deployed:
     """Learners with stores of their own, and the server's fold of what they send."""
-    stream, tau = stream_of(plan), plan.learning.local_steps
+    stream, a_round = stream_of(plan), plan.learning.local_steps * plan.learning.clients_per_step
     learners = [make.at(place)(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
     start = np.asarray(task.init(SEED), np.float32)
     names = [str(place) for place in range(LEARNERS)]
@@ -260,15 +270,20 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
             met = stream.round(SEED, r)
             for i, learner in enumerate(learners):
                 learner.begin_round(r, fold.x.astype(np.float32))
-                for t in range(tau):
-                    client = Sample(met.features[i, t], met.target[i, t])
-                    assert learner.observe(f"{r}/{t}", client) is Answer.TAKEN
+                came = [(f"{r}/{t}", Sample(met.features[i, t], met.target[i, t])) for t in range(a_round)]
+                assert learner.observe_many(came) == [Answer.TAKEN] * a_round
                 fold.accept(names[i], learner.finish_round().payload)
             fold.close_round()
             models.append(fold.published)
             prefixes.append([seat.prefix * learners[0].grid.step for seat in fold.seats.values()])
         noise = np.stack([_program_noise(learner) for learner in learners], axis=1)
-        return Deployed(np.array(models, np.float64), np.array(prefixes), noise, learners[0].grid.step)
+        return Deployed(
+            np.array(models, np.float64),
+            np.array(prefixes),
+            noise,
+            learners[0].grid.step,
+            plan.learning.clients_per_step,
+        )
     finally:
         for learner in learners:
             learner.close()
@@ -314,7 +329,7 @@ def allowance(simulated: Simulated, deployed: Deployed, tau: int) -> Allowance:
         z_size = float(np.linalg.norm(simulated.models[r]))
         for t in range(r * tau, (r + 1) * tau):
             own = (DIM + 16) * UNIT * (1.0 + z_size) + (DIM + 13) * 2 * UNIT * CLIP_NORM
-            gradient = LIPSCHITZ * z + own + root * s
+            gradient = LIPSCHITZ * z + own + root * s * deployed.clients_per_step
             before = noise_apart[t - 1] if t else np.zeros(n)
             rounded = noise_apart[t] + before + root * s
             sums += 4 * UNIT * tau * size[t]

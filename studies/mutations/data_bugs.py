@@ -143,7 +143,7 @@ def same_client_twice() -> Finding:
 class FarTooFine(Grid):
     """A grid below float32's own steps."""
 
-    def gradient(self, clipped):
+    def gradient(self, clipped, clients_per_step=1):
         return np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64)
 
 

@@ -40,6 +40,19 @@ def test_releases_and_models_are_the_simulations_to_the_grids_precision_long():
     check(40)
 
 
+@pytest.mark.parametrize("metrics", [(), ("accuracy", "clipped", "present")])
+@pytest.mark.parametrize("name", ["buffered", "optimal"])
+def test_steps_of_several_clients_are_the_simulations_too(name, metrics, tmp_path):
+    rounds, tau, many = 4, 2, 5
+    plan = parity.parity_plan([name], tau, rounds, metrics, clients_per_step=many)
+    simulated = parity.simulate(plan, tmp_path / "run")[name]
+    deployed = parity.deploy(plan, tmp_path / "learners", task_of(plan))
+    found = parity.compare(name, tau, simulated, deployed)
+    assert found.used < 1.0, found
+    assert found.prefix_units < many * rounds * tau + 2.0 + found.noise_units, found
+    assert found.largest_units > 1_000 * found.prefix_units, found
+
+
 @pytest.mark.parametrize("name", ["buffered", "tree"])
 def test_telemetry_beside_gradients_is_the_simulations_too(name, tmp_path):
     """Telemetry's coordinates of every release, and models that do not notice them."""
@@ -138,10 +151,10 @@ class AnotherModel(parity.GivenNoise):
 class ForgetsClients(parity.GivenNoise):
     """Looks at the first client of a round only."""
 
-    def observe(self, client, sample):
-        if self.local.taken:
-            sample = Sample(np.zeros(parity.DIM), 1.0)
-        return super().observe(client, sample)
+    def observe_many(self, clients):
+        (first, *others) = clients
+        nothing = Sample(np.zeros(parity.DIM), 1.0)
+        return super().observe_many([first, *((tag, nothing) for tag, _ in others)])
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def test_messages_on_the_grid_tell_nothing_and_naive_ones_do_long():
 class FarTooFine(Grid):
     """A grid below float32's own steps."""
 
-    def gradient(self, clipped):
+    def gradient(self, clipped, clients_per_step=1):
         return np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64)
 
 

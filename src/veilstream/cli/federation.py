@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.options import PlanFile, TrustCarrier
+from veilstream.cli.options import PlanFile, TrustCarrier, load_plan
 from veilstream.federation.logs import configure_logs
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def demo_command(
         chosen = demo_plan(learners or 3, rounds or 30)
     else:
         given = {"learning.learners": learners, "learning.rounds": rounds}
-        chosen = Plan.load(plan, {key: count for key, count in given.items() if count is not None})
+        chosen = load_plan(plan, [f"{key}={count}" for key, count in given.items() if count is not None])
     result = run_demo(out or new_folder("federation"), transport.value, chosen, trust_carrier=trust_carrier)
     if json:
         print_json(result.as_dict())
