@@ -1,9 +1,10 @@
-"""How many clients a second a learner takes: one by one, in groups, and over its HTTP API.
+"""How many clients a second a learner takes: one by one, in groups, in batches, and over its HTTP API.
 
     python benchmarks/intake.py [--dims 100 61482] [--seconds 5] [--dir DIRECTORY] [--http]
 
-`observe` and `observe_many` take turns on two learners in one process and on the same storage, as
-do bare fsyncs, of which a commit needs two; the ratio is what groups bring. With ``--http`` callers
+`observe`, `observe_many`, and `observe_many` with 64 clients a step (`clients_per_step`) take turns on
+three learners in one process and on the same storage, as do bare fsyncs, of which a commit needs two;
+the ratios are what groups and batches bring. With ``--http`` callers
 in a process of their own send records over connections that stay open, one record a request and
 lists of them, to one long round; p50 and p99 are of a request, from its first byte to its answer.
 Steps are durable before anything is answered, in all of these.
@@ -32,13 +33,19 @@ from veilstream.plans.plan import Plan
 from veilstream.streams.waiting_source import LiveSource
 
 STEPS = 1 << 16
+BATCH = 64
 TOKEN = "benchmark"
 
 
-def plan_of(dim: int, local_steps: int) -> Plan:
+def plan_of(dim: int, local_steps: int, clients_per_step: int = 1) -> Plan:
     """One learner, a mechanism with state."""
     return Plan(
-        learning={"rounds": STEPS // local_steps, "local_steps": local_steps, "learners": 1},
+        learning={
+            "rounds": STEPS // local_steps,
+            "local_steps": local_steps,
+            "clients_per_step": clients_per_step,
+            "learners": 1,
+        },
         data={"dim": dim},
         privacy={"epsilon": 4.0, "delta": 1e-3},
         methods=[{"name": "ours", "mechanism": "buffered", "step_size": 0.1}],
@@ -48,8 +55,8 @@ def plan_of(dim: int, local_steps: int) -> Plan:
 class Rounds:
     """A learner that is in a round, whose clients are new each time."""
 
-    def __init__(self, folder: Path, dim: int, local_steps: int) -> None:
-        plan = plan_of(dim, local_steps)
+    def __init__(self, folder: Path, dim: int, local_steps: int, clients_per_step: int = 1) -> None:
+        plan = plan_of(dim, local_steps, clients_per_step)
         self.learner = Learner(plan, folder / "s.db", Logistic(dim), create=True)
         rng = np.random.default_rng(0)
         self._features = rng.standard_normal((16, dim)).astype(np.float32) / dim**0.5
@@ -90,27 +97,24 @@ def fsyncs_a_second(folder: Path, seconds: float = 1.0) -> float:
 
 
 def in_process(folder: Path, dim: int, seconds: float) -> dict[str, Any]:
-    """Both ways in turns; medians."""
-    single, grouped, bare = [], [], []
-    for name in ("single", "grouped"):
-        (folder / name).mkdir()
-    one, many = Rounds(folder / "single", dim, 1024), Rounds(folder / "grouped", dim, 1024)
+    """All ways in turns; medians."""
+    ways = {"one_by_one": 1, "groups": 1, f"batches_of_{BATCH}": BATCH}
+    learners = {}
+    for way, clients in ways.items():
+        (folder / way).mkdir()
+        learners[way] = Rounds(folder / way, dim, 1024 // clients, clients)
+    rates: dict[str, list[float]] = {way: [] for way in (*ways, "bare_fsyncs")}
     for turn in range(4):
-        bare.append(fsyncs_a_second(folder, 0.5))
-        rates = one.go(seconds / 3, groups=False), many.go(seconds / 3, groups=True)
-        if turn:  # the first is for caches
-            single.append(rates[0])
-            grouped.append(rates[1])
-    one.learner.close()
-    many.learner.close()
-    before, after = statistics.median(single), statistics.median(grouped)
-    return {
-        "dim": dim,
-        "one_by_one": round(before),
-        "groups": round(after),
-        "ratio": round(after / before, 1),
-        "bare_fsyncs": round(statistics.median(bare)),
-    }
+        bare = fsyncs_a_second(folder, 0.5)
+        seen = {way: own.go(seconds / 3, groups=way != "one_by_one") for way, own in learners.items()}
+        for way, rate in {**seen, "bare_fsyncs": bare}.items():
+            rates[way] += [rate] if turn else []  # the first is for caches
+    for own in learners.values():
+        own.learner.close()
+    found = {way: statistics.median(each) for way, each in rates.items()}
+    one, groups, batches, _ = found.values()
+    ratios = {"groups_over_one_by_one": round(groups / one, 1), "batches_over_groups": round(batches / groups, 1)}
+    return {"dim": dim} | {way: round(rate) for way, rate in found.items()} | ratios
 
 
 # --- over HTTP ------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def _knowledge(learner: Learner) -> dict[str, Any]:
     return {
         **tables,
         "by name": {name: ledger.blob(name) for name in sorted(ledger.chain.kept)},
-        "by tag": [ledger.past_visits(visit[:TAG_BYTES]) for (visit,) in tables["visits"]],
+        "by tag": [ledger.past_visits([visit[:TAG_BYTES]]) for (visit,) in tables["visits"]],
         "messages": _messages(learner),
         "standing": asdict(ledger.chain.standing),
         "place": (learner.epoch, learner.round, local.taken, learner.epochs.snapshot_step),

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.ledgers import past_of
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.database import FORMAT
 from veilstream.deployment.ledger.inspect import inspect, verify
@@ -89,8 +90,8 @@ def test_a_lost_store_begins_anew_and_still_knows_who_took_part(tmp_path):
     assert aside is not None
     assert aside.exists()
     with Ledger(path, create=True) as ledger:
-        assert ledger.past_visits(ledger.keyed(b"client 1")) is not None
-        assert ledger.past_visits(ledger.keyed(b"client 7")) is None
+        assert past_of(ledger, b"client 1") is not None
+        assert past_of(ledger, b"client 7") is None
     assert verify(path).clients == 3
 
 

@@ -60,7 +60,6 @@ def demo_command(
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.demo import demo_plan, run_demo
-    from veilstream.plans.plan import Plan
     from veilstream.runs.folder import new_folder
 
     configure_logs()

@@ -3,7 +3,7 @@
 A client's data must not be able to stop or steer a learner: a record that cannot be used and a gradient
 that fails are zero and use up their place in the step, a metric that fails counts as wrong.
 
-A step of several clients is computed as one array with a row for each place, also for places that are
+Gradients of several clients are computed as arrays with a row for each place, also for places that are
 empty. So one client's row has the same bits whatever the others are: replacing one record changes no
 other client's contribution, not even in the last digit.
 """
@@ -25,11 +25,12 @@ from veilstream.learning.client_metrics import metric_values
 from veilstream.learning.purity import Asked, check_pure, check_rows_apart, example_records
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import Hidden, MetricValues, Noised, RawGradient
+from veilstream.privacy.gradient_types import ClippedGradient, Hidden, MetricValues, Noised, RawGradient, add_up
 from veilstream.privacy.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 Float32s = NDArray[np.float32]
+_ROWS_BYTES = 1 << 20
 _WITHOUT_ANSWER = {"accuracy": 0.0, "loss": 1.0, "clipped": 1.0, "present": 1.0}
 """Metrics of a client on whose record the task fails: present, and wrong."""
 
@@ -127,6 +128,8 @@ class ClientSteps:
         self._many = details.host_gradients
         if self._many is None and host is None:
             self._many = self._compiled_gradients
+        self._at_once = min(terms.clients_per_step, max(1, _ROWS_BYTES // (4 * task.dim)))
+        """Clients whose gradients are one array: a step's, or as many as the processor's cache holds."""
         self._blank = example_records(task)[0]
         """A made-up record in the place of one that is missing: its gradient is computed and dropped."""
         if host is not None:  # JAX's is checked when one is needed: a restart need not wait for JAX
@@ -151,10 +154,15 @@ class ClientSteps:
             self.telemetry.check()
             asked = self.telemetry.asked
         check_pure(self._task, self._function, self._prediction, *asked)
-        places = self._terms.clients_per_step
-        if places > 1 and self._many is not None:
-            alone = lambda z, record: self.gradient(Hidden(z), record).reveal()  # noqa: E731
-            check_rows_apart(self._task, alone, lambda z, step: self.gradients(Hidden(z), step).reveal(), places)
+        if self._at_once > 1 and self._many is not None:
+
+            def alone(z: Float32s, record: Sample) -> Any:
+                return self.gradient(Hidden(z), record).reveal()
+
+            def together(z: Float32s, records: Sequence[Sample]) -> Any:
+                return self.gradients(Hidden(z), records).reveal()
+
+            check_rows_apart(self._task, alone, together, self._at_once)
         self._checked = True
 
     def noisy(self, local: LocalRounds, clients: Sequence[Sample | None], seed: bytes) -> Noised:
@@ -164,38 +172,34 @@ class ClientSteps:
         """
         if not clients:
             return local.noisy(local.nothing(), seed)
-        if self._terms.clients_per_step == 1:
-            (sample,) = clients
-            raw = self.gradient(local.model, self._blank if sample is None else sample)
-            if sample is None:
-                raw = RawGradient(np.zeros_like(raw.reveal()))
-        else:
-            raw = self.gradients(local.model, clients)
-        if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
-            self.clipped += _longer(raw, self._terms.grid.clip_norm)
-        return local.noisy(local.whole(local.clip(raw), self._metrics(local, clients, raw)), seed)
+        shares: list[ClippedGradient] = []
+        told: list[MetricValues] = []
+        for first in range(0, len(clients), self._at_once):
+            some = clients[first : first + self._at_once]
+            raw = self.gradients(local.model, some)
+            if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
+                self.clipped += _longer(raw, self._terms.grid.clip_norm)
+            shares.append(local.clip(raw))
+            told += self._metrics(local, some, raw)
+        values = MetricValues(np.stack([each.reveal() for each in told])) if told else None
+        return local.noisy(local.whole(add_up(shares), values), seed)
 
-    def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> MetricValues | None:
+    def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> list[MetricValues]:
         if self.telemetry is None:
-            return None
-        rows = np.atleast_2d(raw.reveal())
-        told = [
-            self.telemetry.values(local.begun, sample, RawGradient(row)).reveal()
-            for sample, row in zip(clients, rows, strict=False)
-            if sample is not None
-        ]
-        return MetricValues(np.stack(told)) if told else None
+            return []
+        pairs = zip(clients, raw.reveal(), strict=False)
+        return [self.telemetry.values(local.begun, sample, RawGradient(row)) for sample, row in pairs if sample]
 
     def gradients(self, model: Hidden[Float32s], clients: Sequence[Sample | None]) -> RawGradient:
-        """A row for each of a step's places, zero where there is no usable record; never raises."""
-        places = self._terms.clients_per_step
-        rows = np.zeros((places, self._task.dim), np.float32)
-        there = [place for place, sample in enumerate(clients) if sample is not None]
-        if self._many is None:
-            for place in there:
-                rows[place] = self.gradient(model, cast(Sample, clients[place])).reveal()
+        """A row for each of these clients, zero where the record cannot be used; never raises."""
+        rows = np.zeros((self._at_once, self._task.dim), np.float32)
+        if self._at_once == 1 or self._many is None:
+            for place, sample in enumerate(clients):
+                found = self.gradient(model, sample or self._blank).reveal()
+                rows[place] = found if sample else 0.0
             return RawGradient(rows)
-        filled = [sample or self._blank for sample in clients] + [self._blank] * (places - len(clients))
+        there = [place for place, sample in enumerate(clients) if sample]
+        filled = [sample or self._blank for sample in clients] + [self._blank] * (self._at_once - len(clients))
         try:
             with np.errstate(all="ignore"):
                 z = model.reveal().view()
@@ -244,9 +248,9 @@ class ClientSteps:
 def _longer(raw: RawGradient, clip_norm: float) -> int:
     """How many of these gradients are longer than the clip norm."""
     with np.errstate(all="ignore"):
-        numbers = raw.reveal().astype(np.float64)
         # Not by a dot product: a BLAS would wake its threads for it, and have them spin.
-        return int(np.count_nonzero(~(np.sqrt((numbers * numbers).sum(axis=-1)) <= clip_norm)))
+        squares = np.einsum("ij,ij->i", raw.reveal(), raw.reveal())
+        return int(np.count_nonzero(~(np.sqrt(squares) <= clip_norm)))
 
 
 def check_dim(plan: Plan, task: Task) -> None:

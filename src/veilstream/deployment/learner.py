@@ -133,6 +133,7 @@ class Learner:
         self.noise_std, self.guarantee, self.grid = terms.noise_std, terms.guarantee, terms.grid
         self.steps = ClientSteps(task, terms, parts.telemetry)
         check_generator_once(fresh_secret)
+        self._participation = plan.participation
         self._planned: dict[bytes, list[PastVisits]] = {}  # of the group that is being put together
         self._steps_together = max(
             1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
@@ -419,8 +420,11 @@ class Learner:
 
         Says who took part, so its answer must not leave this machine.
         """
-        tag = tag_of(client)
-        return tag is not None and not self._spent(self.ledger.keyed(tag), self.local.step)
+        name = tag_of(client)
+        if name is None:
+            return False
+        tag = self.ledger.keyed(name)
+        return not self._spent(tag, self.local.step, self.ledger.past_visits([tag]).get(tag))
 
     @one_at_a_time
     def note_read(self, bookmark: SourceBookmark) -> None:
@@ -521,17 +525,21 @@ class Learner:
 
     def _planned_places(self, group: Sequence[Offered], places: list[_Place]) -> list[Outcome]:
         """What becomes of these records; adds a place for each client who takes one."""
+        if not group:
+            return []
+        self.ledger.check()
         outcomes: list[Outcome] = []
-        for client, sample, bookmark in group:
-            self.epochs.bookmark = bookmark or self.epochs.bookmark
-            name = tag_of(client)
-            if name is None:  # nobody: there is no place to take
+        names = [tag_of(offered.tag) for offered in group]
+        tags = [None if name is None else self.ledger.keyed(name) for name in names]
+        stored = self.ledger.past_visits([tag for tag in tags if tag is not None])
+        records = self._admission.admitted_together([offered.sample for offered in group])
+        for offered, tag, admitted in zip(group, tags, records, strict=True):
+            self.epochs.bookmark = offered.bookmark or self.epochs.bookmark
+            if tag is None:  # nobody: there is no place to take
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
-            self.ledger.check()
-            admitted, tag = self._admission.admitted(sample), self.ledger.keyed(name)
             step = self.local.step + len(places) // self.terms.clients_per_step
-            takes = not self._spent(tag, step)
+            takes = not self._spent(tag, step, stored.get(tag))
             if takes:
                 self._check_room(len(places))
                 self._planned.setdefault(tag, []).append(PastVisits(self.epoch, step, 1))
@@ -586,12 +594,11 @@ class Learner:
             self._store_steps([()] * empty)
         self.epochs.seal()
 
-    def _spent(self, tag: bytes, step: int) -> bool:
+    def _spent(self, tag: bytes, step: int, stored: PastVisits | None) -> bool:
         """Whether the client with this keyed tag may not take a place in this step."""
-        stored = self.ledger.past_visits(tag)
         past = [] if stored is None else [stored]
         past += self._planned.get(tag, [])
-        return spent(past, step, self.plan.participation, self.epoch) is not None
+        return bool(past) and spent(past, step, self._participation, self.epoch) is not None
 
 
 def _checked_round(field: str, r: Any) -> int:

@@ -11,6 +11,7 @@ type checker refuses them wherever a `Noised` is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Generic, NewType, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import PrivacyError
-from veilstream.privacy.clipping import clip
+from veilstream.privacy.clipping import clip_one, normalised
 from veilstream.privacy.grid import Grid, OnGrid
 from veilstream.privacy.telemetry import Telemetry
 
@@ -77,8 +78,17 @@ def clip_onto_grid(
 
     Gradients are normalised first where there is a ``gamma``; one that is not finite becomes zero.
     """
-    shares = grid.gradient(clip(raw.reveal(), grid.clip_norm, gamma=gamma), clients_per_step)
-    return ClippedGradient(OnGrid(shares.sum(axis=0)) if shares.ndim > 1 else shares)
+    total = np.zeros(raw.reveal().shape[-1], np.int64)
+    for gradient in np.atleast_2d(raw.reveal()):  # one after the other, so that each stays in cache
+        own = gradient if gamma is None else normalised(gradient, gamma)
+        total += grid.gradient(clip_one(own, grid.clip_norm), clients_per_step)
+    return ClippedGradient(OnGrid(total))
+
+
+def add_up(parts: Sequence[ClippedGradient]) -> ClippedGradient:
+    """What the clients of all parts contribute to one step."""
+    first, *others = parts
+    return ClippedGradient(OnGrid(sum((part.reveal() for part in others), first.reveal())))
 
 
 def extend_on_grid(

@@ -61,7 +61,7 @@ class Grid:
             raise InputError("step", self.step, "at least 2^-31 of the clip norm", "use grid_for")
 
     def gradient(self, clipped: Clipped, clients_per_step: int = 1) -> OnGrid:
-        """Each vector along the last axis as its share of a step, rounded towards zero.
+        """A client's share of a step, rounded towards zero.
 
         The share is 1 / ``clients_per_step``, the plan's number, however many clients came. A share that
         exceeds clip_norm / clients_per_step then is a defect, and is refused.
@@ -69,15 +69,14 @@ class Grid:
         exact = np.asarray(clipped, np.float64)
         # Division by a power of two is exact; by another number it rounds by far less than clipping leaves free.
         whole = np.trunc(exact / (self.step * clients_per_step))
-        if not np.isfinite(whole).all():
+        squares = float((whole * whole).sum())
+        if not math.isfinite(squares):
             raise PrivacyError("a clipped gradient is not finite: nothing was released")
         units: Int64s = whole.astype(np.int64)
         bound = Fraction(self.clip_norm) / (Fraction(self.step) * clients_per_step)
-        squares = (whole * whole).sum(axis=-1)
-        if not (squares <= float(bound * bound) * (1.0 - _SURELY_WITHIN)).all():  # where floats cannot tell
-            for row in units.reshape(-1, units.shape[-1]):
-                if _square_norm(row, bound) > bound * bound:
-                    raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
+        surely = squares <= float(bound * bound) * (1.0 - _SURELY_WITHIN)
+        if not surely and _square_norm(units, bound) > bound * bound:  # decided in integers
+            raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
         return OnGrid(units)
 
     def value(self, units: NDArray[np.int64]) -> NDArray[np.float32]:

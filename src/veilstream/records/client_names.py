@@ -22,6 +22,8 @@ _EXACT = 2.0**53  # above it, a float does not tell neighbouring whole numbers a
 
 def client_name(told: object) -> str | None:
     """The client's name in one form; None if it is not a name by `NAME_RULE`."""
+    if type(told) is str and 0 < len(told) <= LONGEST_NAME and told.isascii() and told.isprintable():
+        return told.strip(" ") or None  # in its one form already, as nearly always
     if isinstance(told, bool):
         return None
     if isinstance(told, bytes):  # a text column of some stores

@@ -13,7 +13,7 @@ import itertools
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -367,10 +367,10 @@ class Ledger:
         """A client's tag as the ledger keeps it."""
         return keyed_tag(self.tag_key, client)
 
-    def past_visits(self, tag: bytes) -> PastVisits | None:
-        """This client's visits so far."""
+    def past_visits(self, tags: Collection[bytes]) -> dict[bytes, PastVisits]:
+        """The visits so far of each of these clients who has any."""
         with readable(self.path):
-            return past_visits(self._db, tag)
+            return past_visits(self._db, tags)
 
     def forget(self) -> bool:
         """Remove what was destroyed from the log file too; False while someone reads it."""
