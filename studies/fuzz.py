@@ -4,10 +4,10 @@
 
 Messages are made from known forms of harm, so for each of them it is known what must happen:
 
-* a client is answered `TAKEN` or `REFUSED` and nothing else. Bad tags and records are refused and
-  leave the learner as it was; clients who took part are answered and not used; an admitted record
-  uses up one step, with a gradient within the clip norm, and exactly zero where the task's gradient
-  raises, is not finite, or has another shape or type;
+* a client is answered `TAKEN` or `REFUSED` and nothing else. Bad tags are refused and leave the
+  learner as it was; clients who took part are answered and not used; a new client uses up one step,
+  with a gradient within the clip norm, and exactly zero where its record cannot be used (`REFUSED`) or
+  the task's gradient raises, is not finite, or has another shape or type;
 * `observe` raises `InputError` where no round is open or the round is full, and nothing else ever;
 * a bad message from the server raises `InputError` or `PrivacyError`, changes nothing, and no
   client has been looked at by then;
@@ -204,7 +204,7 @@ class Fuzzer:
             (self._odd_server, 1),
             (self._acknowledge, 2),
             (self._decode, 9),
-            (self._proceed, 3),
+            (self._proceed, 30),
         )
         (send,) = self.rng.choices([k for k, _ in kinds], [weight for _, weight in kinds])
         self.tally.messages[send.__name__.strip("_").replace("_", " ")] += 1
@@ -216,8 +216,7 @@ class Fuzzer:
     # --- clients ---
 
     def _bad_client(self) -> None:
-        tag = fresh_tag(self.rng, next(self._numbers))
-        self._observe(tag, bad_record(self.rng), Answer.REFUSED, shut=True)
+        self._new_client(bad_record(self.rng), Answer.REFUSED, len(STEP_BEHAVIOURS))
 
     def _bad_tag(self) -> None:
         record = good_record(self.rng, 0) if self.rng.random() < 0.5 else bad_record(self.rng)
@@ -258,21 +257,26 @@ class Fuzzer:
             self.tally.violated(f"observe raised {type(error).__name__}", error)
 
     def _good_client(self) -> None:
-        learner, rng = self.learner, self.rng
-        behaviour = rng.randrange(len(BEHAVIOURS))
-        tag = fresh_tag(rng, next(self._numbers))
+        behaviour = self.rng.randrange(len(BEHAVIOURS))
+        self._new_client(good_record(self.rng, behaviour), Answer.TAKEN, behaviour)
+
+    def _new_client(self, record: Any, expected: Answer, behaviour: int) -> None:
+        """Whatever the record says, its client takes exactly one step."""
+        learner, tag = self.learner, fresh_tag(self.rng, next(self._numbers))
         if not learner.clients_wanted:
-            self._observe(tag, good_record(rng, behaviour), Answer.TAKEN)
+            self._observe(tag, record, expected)
             return
         taken, prefix = learner.local.taken, learner.local.prefix.copy()
         noise = learner.local.noise.cells
         try:
-            answer = learner.observe(tag, good_record(rng, behaviour))
+            answer = learner.observe(tag, record)
         except Exception as error:
             self._client_error(error, allowed=False)
             return
-        if answer is not Answer.TAKEN or learner.local.taken != taken + 1:
-            self.tally.violated("an admitted client was not taken once", (answer, behaviour))
+        if answer is not expected:
+            self.tally.violated(f"a client got {answer} for {expected}", record)
+        if learner.local.taken != taken + 1:
+            self.tally.violated("a new client was not taken once", (answer, behaviour))
             return
         self._used.append(tag)
         made = learner.local.noise.cells - noise

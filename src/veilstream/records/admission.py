@@ -74,7 +74,7 @@ class Admission:
             or features.dtype.kind not in "biuf"
         ):
             return False
-        return type(target) in (float, int, bool) or (
+        return type(target) in (float, bool) or (
             isinstance(target, np.ndarray | np.generic) and target.shape == () and target.dtype.kind in "biuf"
         )
 
