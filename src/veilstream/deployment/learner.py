@@ -500,12 +500,12 @@ class Learner:
 
     def _take_group(self, group: Sequence[Offered]) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        used: list[tuple[bytes, Sample]] = []
+        used: list[tuple[bytes, Sample | None]] = []
         self._planned = []
         for client, sample, bookmark in group:
             self.epochs.bookmark = bookmark or self.epochs.bookmark
             name, admitted = tag_of(client), self._admission.admitted(sample)
-            if name is None or admitted is None:  # looked at first: it says nothing of who took part
+            if name is None:  # nobody came
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
             self.ledger.check()
@@ -515,7 +515,8 @@ class Learner:
                 self._check_room(len(used))
                 self._planned.append((tag, PastVisits(self.epoch, self._next_step, 1)))
                 used.append((tag, admitted))
-            outcomes.append(Outcome(Answer.TAKEN, takes))
+            # Refused whether or not it takes its step: the answer says nothing of who took part.
+            outcomes.append(Outcome(Answer.REFUSED if admitted is None else Answer.TAKEN, takes))
         if used:
             self.steps.check()
             with self.epochs.whole_or_broken():

@@ -3,12 +3,14 @@
 The fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
 is called if the plan has it. Other fields are ignored. ``features`` and ``target`` are numbers that
 the caller encoded. A refusal names the field and the rule, never the field's value, and goes to the
-caller alone.
+caller alone. Where it is of a named client of this learner it says so (``client``): that client takes a
+step with a zero gradient, as with a file, so that the server sees nothing of the refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ _RECORD_BYTES = 64 << 10
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered; ``record``: why its record cannot be used, None if the request is wrong."""
+    """A request that is refused; ``record``: why its record cannot be used, None if the request is wrong."""
 
     def __init__(
         self,
@@ -44,6 +46,11 @@ class RefusedRequest(Exception):
         super().__init__(why)
         self.why, self.record, self.status, self.reason = why, record, status, reason
         self.headers = dict(headers or {})
+
+    @property
+    def client(self) -> str | None:
+        """Who takes a step all the same; None if nobody is named."""
+        return None if self.record is None else self.record.client
 
 
 class LiveRecords:
@@ -59,17 +66,40 @@ class LiveRecords:
         return encoded if self._schema is None else max(encoded, _RECORD_BYTES)
 
     def observation(self, said: Mapping[str, Any]) -> Encoded:
-        """The client, and a sample that the task admits."""
+        """The client, and a sample that the task admits; a `RefusedRequest` says whose record is refused."""
         if not isinstance(said, Mapping):
             raise RefusedRequest("expected a JSON object for each record")
+        name = self._client(said)
+        try:
+            return self._encoded(said, name)
+        except RefusedRequest as refused:
+            refused.record = replace(refused.record or Refusal("not readable"), client=name)
+            raise
+
+    def _client(self, said: Mapping[str, Any]) -> str:
+        """Whose record it is, and that it is this learner's; a refusal where nobody is named."""
+        schema, record = self._schema, said.get("record")
+        row = record if isinstance(record, dict) else {}
+        told = None if schema is None or schema.learner is None else row.get(schema.learner)
+        if schema is not None and not is_missing(told) and as_text(told) != self._learner:
+            why = f"record.{schema.learner}: expected this learner's name, or left out"
+            raise RefusedRequest(why, Refusal("other learner", schema.learner or ""))
+        column = None if schema is None or schema.client == EACH_ROW else schema.client
+        if "client" not in said and column in row:
+            return self._name(row[column], f"record.{column}", column)
+        name = self._name(said.get("client"), "client", "client")
+        if column in row and client_name(row[column]) != name:
+            why = f"record.{column}: expected the same person as client, or left out"
+            raise RefusedRequest(why, Refusal("no client", column))
+        return name
+
+    def _encoded(self, said: Mapping[str, Any], name: str) -> Encoded:
         if unknown := set(said) - _FIELDS:
             raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
-        who = said.get("client")
         if "record" not in said:
             if self._schema is not None and "features" not in said:
                 why = "record: expected an object of the plan's fields by name"
                 raise RefusedRequest(why, Refusal("not readable"))
-            name = self._name(who)
             sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
             if sample is None:
                 raise self._not_admitted()
@@ -77,11 +107,7 @@ class LiveRecords:
         if extra := {"features", "target"} & set(said):
             raise RefusedRequest(f"{min(extra)}: expected nothing beside record")
         schema, row = self._row(said["record"])
-        name = self._name(who) if "client" in said or schema.client == EACH_ROW else ""
-        if schema.client != EACH_ROW and "client" in said:
-            if schema.client in row and client_name(row[schema.client]) != name:
-                why = f"record.{schema.client}: expected the same person as client, or left out"
-                raise RefusedRequest(why, Refusal("no client", schema.client))
+        if schema.client != EACH_ROW:
             row[schema.client] = name
         found = schema.encode(row, row_name=name)
         if isinstance(found, Refusal):
@@ -89,7 +115,7 @@ class LiveRecords:
         sample = self._admission.admitted(found.sample)
         if sample is None:
             raise self._not_admitted()
-        return Encoded(found.client, sample, found.clamped)
+        return Encoded(name, sample, found.clamped)
 
     def features(self, said: Mapping[str, Any]) -> NDArray[np.float32]:
         """The numbers to predict from: ``features``, or a ``record``, which needs no label or client."""
@@ -118,11 +144,11 @@ class LiveRecords:
             return {}
         return {"label": label.in_units(float(prediction))}
 
-    def _name(self, who: object) -> str:
+    def _name(self, who: object, where: str, column: str) -> str:
         name = None if is_missing(who) else client_name(who)
         if name is None:
-            why = f"client: expected {NAME_RULE}; NA, null and the like name nobody"
-            raise RefusedRequest(why, Refusal("no client", "client"))
+            why = f"{where}: expected {NAME_RULE}; NA, null and the like name nobody"
+            raise RefusedRequest(why, Refusal("no client", column))
         return name
 
     def _row(self, record: object) -> tuple[RecordSchema, dict[str, Any]]:
@@ -139,10 +165,6 @@ class LiveRecords:
                 if column != schema.client and isinstance(record.get(column), dict | list):
                     why = f"record.{column}: expected {_rule(schema, column)}, no list or object"
                     raise RefusedRequest(why, Refusal("not readable", column))
-        told = None if schema.learner is None else record.get(schema.learner)
-        if not is_missing(told) and as_text(told) != self._learner:
-            why = f"record.{schema.learner}: expected this learner's name, or left out"
-            raise RefusedRequest(why, Refusal("other learner", schema.learner or ""))
         return schema, dict(record)
 
     def _refused(self, refusal: Refusal) -> RefusedRequest:
