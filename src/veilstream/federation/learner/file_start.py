@@ -24,9 +24,7 @@ _FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
 _MANY_CLAMPED = 0.05  # share of cells outside the plan's range that is worth a line
 
 
-def resume_file(
-    source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, learner: str
-) -> None:
+def resume_file(source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, learner: str) -> None:
     """Go on where the file was left, and tell what its next records look like before anything is spent."""
     copies = check_not_read_before(open_table(path, query=plan.data.query), marks)
     if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
@@ -52,9 +50,7 @@ def resume_file(
             )
 
 
-def check_first_records(
-    source: TableSource, path: Path, *, learner: str, rows: int = FIRST_RECORDS
-) -> LookAhead:
+def check_first_records(source: TableSource, path: Path, *, learner: str, rows: int = FIRST_RECORDS) -> LookAhead:
     """Log what is odd about the next records; refuse a file without a row of this learner."""
     seen = source.look_ahead(rows)
     counts, check = seen.counts, f"`veilstream data check {path} --plan PLAN` shows each column"

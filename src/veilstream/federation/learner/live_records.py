@@ -69,37 +69,37 @@ class LiveRecords:
         """The client, and a sample that the task admits; a `RefusedRequest` says whose record is refused."""
         if not isinstance(said, Mapping):
             raise RefusedRequest("expected a JSON object for each record")
-        name = self._client(said)
         try:
-            return self._encoded(said, name)
+            return self._encoded(said)
         except RefusedRequest as refused:
-            refused.record = replace(refused.record or Refusal("not readable"), client=name)
+            name = self._named(said)
+            if name is not None:
+                refused.record = replace(refused.record or Refusal("not readable"), client=name)
             raise
 
-    def _client(self, said: Mapping[str, Any]) -> str:
-        """Whose record it is, and that it is this learner's; a refusal where nobody is named."""
+    def _named(self, said: Mapping[str, Any]) -> str | None:
+        """The client of a refused record; None if nobody is named, two people are, or another learner is."""
         schema, record = self._schema, said.get("record")
         row = record if isinstance(record, dict) else {}
-        told = None if schema is None or schema.learner is None else row.get(schema.learner)
-        if schema is not None and not is_missing(told) and as_text(told) != self._learner:
-            why = f"record.{schema.learner}: expected this learner's name, or left out"
-            raise RefusedRequest(why, Refusal("other learner", schema.learner or ""))
-        column = None if schema is None or schema.client == EACH_ROW else schema.client
-        if "client" not in said and column in row:
-            return self._name(row[column], f"record.{column}", column)
-        name = self._name(said.get("client"), "client", "client")
-        if column in row and client_name(row[column]) != name:
-            why = f"record.{column}: expected the same person as client, or left out"
-            raise RefusedRequest(why, Refusal("no client", column))
-        return name
+        if schema is not None and schema.learner is not None:
+            told = row.get(schema.learner)
+            if not is_missing(told) and as_text(told) != self._learner:
+                return None
+        named = [said["client"]] if "client" in said else []
+        if schema is not None and schema.client != EACH_ROW and schema.client in row:
+            named.append(row[schema.client])
+        names = {None if is_missing(who) else client_name(who) for who in named}
+        return names.pop() if len(names) == 1 else None
 
-    def _encoded(self, said: Mapping[str, Any], name: str) -> Encoded:
+    def _encoded(self, said: Mapping[str, Any]) -> Encoded:
         if unknown := set(said) - _FIELDS:
             raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
+        who = said.get("client")
         if "record" not in said:
             if self._schema is not None and "features" not in said:
                 why = "record: expected an object of the plan's fields by name"
                 raise RefusedRequest(why, Refusal("not readable"))
+            name = self._name(who)
             sample = self._admission.admitted(Sample(said.get("features"), said.get("target")))
             if sample is None:
                 raise self._not_admitted()
@@ -107,7 +107,11 @@ class LiveRecords:
         if extra := {"features", "target"} & set(said):
             raise RefusedRequest(f"{min(extra)}: expected nothing beside record")
         schema, row = self._row(said["record"])
-        if schema.client != EACH_ROW:
+        name = self._name(who) if "client" in said or schema.client == EACH_ROW else ""
+        if schema.client != EACH_ROW and "client" in said:
+            if schema.client in row and client_name(row[schema.client]) != name:
+                why = f"record.{schema.client}: expected the same person as client, or left out"
+                raise RefusedRequest(why, Refusal("no client", schema.client))
             row[schema.client] = name
         found = schema.encode(row, row_name=name)
         if isinstance(found, Refusal):
@@ -115,7 +119,7 @@ class LiveRecords:
         sample = self._admission.admitted(found.sample)
         if sample is None:
             raise self._not_admitted()
-        return Encoded(name, sample, found.clamped)
+        return Encoded(found.client, sample, found.clamped)
 
     def features(self, said: Mapping[str, Any]) -> NDArray[np.float32]:
         """The numbers to predict from: ``features``, or a ``record``, which needs no label or client."""
@@ -144,11 +148,11 @@ class LiveRecords:
             return {}
         return {"label": label.in_units(float(prediction))}
 
-    def _name(self, who: object, where: str, column: str) -> str:
+    def _name(self, who: object) -> str:
         name = None if is_missing(who) else client_name(who)
         if name is None:
-            why = f"{where}: expected {NAME_RULE}; NA, null and the like name nobody"
-            raise RefusedRequest(why, Refusal("no client", column))
+            why = f"client: expected {NAME_RULE}; NA, null and the like name nobody"
+            raise RefusedRequest(why, Refusal("no client", "client"))
         return name
 
     def _row(self, record: object) -> tuple[RecordSchema, dict[str, Any]]:
@@ -165,6 +169,10 @@ class LiveRecords:
                 if column != schema.client and isinstance(record.get(column), dict | list):
                     why = f"record.{column}: expected {_rule(schema, column)}, no list or object"
                     raise RefusedRequest(why, Refusal("not readable", column))
+        told = None if schema.learner is None else record.get(schema.learner)
+        if not is_missing(told) and as_text(told) != self._learner:
+            why = f"record.{schema.learner}: expected this learner's name, or left out"
+            raise RefusedRequest(why, Refusal("other learner", schema.learner or ""))
         return schema, dict(record)
 
     def _refused(self, refusal: Refusal) -> RefusedRequest:
