@@ -18,14 +18,15 @@ an alarm means that so many would come with probability below `FALSE_ALARMS` at 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
 from veilstream.federation.direct import DirectServer
-from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.keys.identity import PublicKey, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.process import LearnerService
 from veilstream.federation.protocol.messages import Reply
@@ -92,15 +93,24 @@ def csv_of(first: list[str]) -> str:
     return "".join(",".join(row) + "\n" for row in (names, first, *others))
 
 
+class _NobodyLeft(Exception):
+    """The learner sits a round out: a server that waits for it would wait for ever."""
+
+
 class _Wiretap(DirectServer):
     """The server's transport, which keeps what came."""
 
-    heard: list[bytes]
+    heard: list[tuple[Reply, int]]
+    learner: PublicKey
 
     def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
         """What the server gets."""
         came = super().receive(timeout_s)
-        self.heard += [bytes(data) for _, data in came if not isinstance(data, Failure)]
+        for _, data in came:
+            if not isinstance(data, Failure):
+                self.heard.append((Reply.read(bytes(data), self.learner), len(data)))
+                if self.heard[-1][0].kind == "absent":
+                    raise _NobodyLeft
         return came
 
 
@@ -112,20 +122,15 @@ class Seen:
     releases: tuple[bytes, ...]
     models: Floats  # x^0 to the last, one a round
 
-    @property
-    def count(self) -> int:
-        """Releases."""
-        return len(self.releases)
 
-
-def run_world(root: Path, content: str, plan: Plan, rounds: int = ROUNDS) -> Seen:
+def run_world(root: Path, content: str, plan: Plan) -> Seen:
     """A server and a learner beside this file, until the run is over or the learner has no more clients."""
     make_keys(root / "keys", ["127.0.0.1"], [NAME])
     (root / "records.csv").write_text(content, encoding="utf-8")
     keys = ServerKeys.load(root / "keys/server")
     task = task_of(plan)
     wire = _Wiretap(root / "keys/server", ("127.0.0.1", 0), dim=task.dim)
-    wire.heard = []
+    wire.heard, wire.learner = [], keys.learners[NAME]
     wire.start()
     stop, failed = threading.Event(), list[BaseException]()
     service = LearnerService(
@@ -147,26 +152,26 @@ def run_world(root: Path, content: str, plan: Plan, rounds: int = ROUNDS) -> See
     thread.start()
     try:
         coordinator = Coordinator(plan, np.zeros(task.dim, np.float32), keys, root / "run")
-        coordinator.go(wire, rounds)
-        models = np.array([coordinator.models.read(r) for r in range(rounds + 1)], np.float64)
+        with contextlib.suppress(_NobodyLeft):
+            coordinator.go(wire, ROUNDS)
+        models = np.array([coordinator.models.read(r) for r in range(coordinator.round + 1)], np.float64)
     finally:
         stop.set()
         thread.join()
         wire.close()
     if failed:
         raise failed[0]
-    replies = [Reply.read(data, keys.learners[NAME]) for data in wire.heard]
     return Seen(
-        tuple((reply.kind, len(data)) for reply, data in zip(replies, wire.heard, strict=True)),
-        tuple(bytes(reply.body) for reply in replies if reply.kind == "release"),
+        tuple((reply.kind, size) for reply, size in wire.heard),
+        tuple(bytes(reply.body) for reply, _ in wire.heard if reply.kind == "release"),
         models,
     )
 
 
-def in_folder(content: str, plan: Plan, rounds: int = ROUNDS) -> Seen:
+def in_folder(content: str, plan: Plan) -> Seen:
     """`run_world` in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="vs-refusals-") as folder:
-        return run_world(Path(folder), content, plan, rounds)
+        return run_world(Path(folder), content, plan)
 
 
 class BestTest:
@@ -207,7 +212,7 @@ class Result:
     """What the study found."""
 
     alike: bool  # whether all compared worlds have the same messages
-    messages: dict[str, list[Any]]
+    messages: dict[str, dict[str, int]]  # by world and kind
     guesses: int
     right: int
     advantage: float  # share of right guesses, times two, minus one
@@ -221,27 +226,21 @@ class Result:
         return not self.alike or self.p_value < FALSE_ALARMS
 
 
-def study(
-    pairs: int,
-    *,
-    run: Callable[[str, Plan], Seen] = in_folder,
-    refused: str = "empty cell",
-    tick: Callable[[int], None] = lambda _: None,
-) -> Result:
-    """Compare the worlds, then guess ``pairs`` times in each of two; ``run`` is replaced by sabotages."""
+def study(pairs: int, *, tick: Callable[[int], None] = lambda _: None) -> Result:
+    """Compare the worlds, then guess ``pairs`` times in each of two."""
     plan = plan_of()
-    seen = {name: run(csv_of(first), plan) for name, first in COMPARED.items()}
-    alike = len({world.forms for world in seen.values()}) == 1
+    seen = {name: in_folder(csv_of(first), plan) for name, first in (COMPARED | NOBODY).items()}
+    alike = len({seen[name].forms for name in COMPARED}) == 1
     test, right = BestTest(plan), 0
     for _ in range(pairs if alike else 0):
-        right += test.says_good(run(csv_of(GOOD), plan))
-        right += not test.says_good(run(csv_of(COMPARED[refused]), plan))
+        right += test.says_good(in_folder(csv_of(GOOD), plan))
+        right += not test.says_good(in_folder(csv_of(COMPARED["empty cell"]), plan))
         tick(1)
     guesses = 2 * pairs if alike else 0
     allowed = (math.exp(EPSILON) - 1 + 2 * DELTA) / (math.exp(EPSILON) + 1)
     return Result(
         alike,
-        {name: [world.count, sum(size for _, size in world.forms)] for name, world in seen.items()},
+        {name: _counts(world) for name, world in seen.items()},
         guesses,
         right,
         2.0 * right / guesses - 1.0 if guesses else math.nan,
@@ -249,6 +248,10 @@ def study(
         allowed,
         _upper_tail(right, guesses, 0.5 * (1.0 + allowed)),
     )
+
+
+def _counts(seen: Seen) -> dict[str, int]:
+    return dict(Counter(kind for kind, _ in seen.forms))
 
 
 def _upper_tail(right: int, guesses: int, share: float) -> float:
