@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 from veilstream.cli.options import Insecure, LogFormat, LogLevel, PlanFile, TrustCarrier, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
+
+_log = logging.getLogger(__name__)
 
 
 def learner_command(
@@ -54,9 +57,8 @@ def learner_command(
         ),
     ] = None,
     accept_refusals: Annotated[
-        float,
-        typer.Option(help="Start although up to this share of the next 200 records is refused.", min=0.0, max=1.0),
-    ] = 0.05,
+        float | None, typer.Option(help="No longer used: what records say never stops a start.", hidden=True)
+    ] = None,
     end_with_file: Annotated[
         bool, typer.Option("--end-with-file", help="End when the file ends; otherwise wait for rows to be appended.")
     ] = False,
@@ -80,10 +82,11 @@ def learner_command(
     be killed at any time: started again, it goes on where its ledger stands, which `veilstream ledger
     status STORE` shows. The first start needs `--new-store`; a ledger that exists is never replaced.
 
-    The learner checks the file's next records before it spends anything: if too many cannot be used
-    (`--accept-refusals`), it ends with exit code 2 and says why. It sits out a round, at no cost, for
-    which fewer than federation.min_clients people wait. It logs what was used and refused, and how well
-    the model does here; that stays on this machine.
+    The learner looks at the file before it spends anything: if columns are missing or it cannot be read,
+    it ends with exit code 2 and says why; what is odd about the next records it logs. A record that
+    cannot be used takes its client's step with a zero gradient, so that the server sees no difference. The
+    learner sits out a round, at no cost, for which fewer than federation.min_clients people wait. It logs
+    what was used and refused, and how well the model does here; that stays on this machine.
     """
     from veilstream.deployment.process_secrecy import no_core_dumps, terse_tracebacks
     from veilstream.federation.learner.process import LearnerService
@@ -93,6 +96,8 @@ def learner_command(
     no_core_dumps()
     terse_tracebacks()
     configure_logs(log_level, log_format)
+    if accept_refusals is not None:
+        _log.warning("--accept-refusals has no effect any more: refused records take their steps")
     at = None if learner_api is None else parse_address("--learner-api", learner_api)
     if data == "live" and at is None:
         raise InputError("--learner-api", None, "an address, since records come there", "--learner-api 127.0.0.1:8490")
@@ -112,7 +117,6 @@ def learner_command(
         exit_when_done=exit_when_done,
         socket=socket,
         trust_carrier=trust_carrier,
-        accept_refusals=accept_refusals,
         end_with_file=end_with_file,
         pages=learner_page,
     )

@@ -544,6 +544,7 @@ class Learner:
                 self._check_room(len(places))
                 self._planned.setdefault(tag, []).append(PastVisits(self.epoch, step, 1))
                 places.append((tag, admitted))
+            # Refused whether or not it takes its place: the answer says nothing of who took part.
             outcomes.append(Outcome(Answer.REFUSED if admitted is None else Answer.TAKEN, takes))
         return outcomes
 

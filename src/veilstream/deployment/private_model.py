@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class PrivateModel:
         return not isinstance(self._learner, SimulatedLearner)
 
     def learn_one(self, x: Mapping[Any, object], y: object, client: str | bytes | None = None) -> Answer:
-        """Learn from one client's record; what cannot be used is refused and counted.
+        """Learn from one client's record; what cannot be used is refused and counted, and takes its step.
 
         Args:
             x: the record's cells by name; it is not changed or kept.
@@ -117,14 +117,18 @@ class PrivateModel:
                 "who this record is of, since nobody may be used too often",
                 "learn_one(x, y, client=...)",
             )
+        why = "not admitted by the task"
+        sample: Sample | Refusal | None
         try:
             sample = self._sample(x, y)
-        except InputError as error:  # of the task's own encoder: names a key and a type, no value
-            return self._refuse(error.rule)
+        except Exception as error:  # of the task's own encoder: an `InputError` names a key and a type, no value
+            sample, why = None, error.rule if isinstance(error, InputError) else "not readable"
         if isinstance(sample, Refusal):
-            return self._refuse(str(sample))
-        answer = self._observe(client, sample)
-        return self._refuse("not admitted by the task") if answer is Answer.REFUSED else answer
+            sample, why = None, str(sample)
+        answer = self._observe(client, sample)  # with a zero gradient where there is no sample
+        if answer is Answer.REFUSED:
+            self.refused[why] += 1
+        return answer
 
     def predict_one(self, x: Mapping[Any, object]) -> Any:
         """What the newest released model says of a record, in the label's own words.
@@ -194,15 +198,11 @@ class PrivateModel:
         found = self._schema.features_of(x)
         return None if isinstance(found, Refusal) else found
 
-    def _observe(self, client: str | bytes | None, sample: Sample) -> Answer:
+    def _observe(self, client: str | bytes | None, sample: Sample | None) -> Answer:
         if isinstance(self._learner, SimulatedLearner):
             return self._learner.observe(client, sample)
         assert client is not None
-        return self._learner.observe(client, sample)
-
-    def _refuse(self, why: str) -> Answer:
-        self.refused[why] += 1
-        return Answer.REFUSED
+        return self._learner.observe(client, cast(Sample, sample))
 
     def __repr__(self) -> str:
         learner = self._learner

@@ -75,12 +75,12 @@ class SimulatedLearner:
 
     @property
     def horizon(self) -> int:
-        """How many records it can learn from."""
+        """How many clients it can take."""
         return self._terms.rounds * self._terms.local_steps
 
     @property
     def steps(self) -> int:
-        """How many it has learned from."""
+        """How many it has taken."""
         return self._local.step
 
     @property
@@ -95,24 +95,25 @@ class SimulatedLearner:
         shown.flags.writeable = False
         return shown
 
-    def observe(self, client: bytes | str | None, sample: Sample) -> Answer:
+    def observe(self, client: bytes | str | None, sample: Sample | None) -> Answer:
         """Take one client, as a deployed learner does; None is someone who never returns.
+
+        A sample that is None or is not admitted is refused, and takes its step with a zero gradient.
 
         Raises:
             HorizonExhausted: after the plan's last step.
 
         """
         admitted = self._admission.admitted(sample)
-        if admitted is None:
-            return Answer.REFUSED
+        answer = Answer.REFUSED if admitted is None else Answer.TAKEN
         if client is not None and self._visits.take(client, self.steps) is not None:
-            return Answer.TAKEN
+            return answer
         if self.steps == self.horizon:
             raise HorizonExhausted(self.horizon, self.steps)
         self._local.apply(self._steps.noisy(self._local, [admitted], b""))
         if not self._local.steps_wanted:
             self._close_round()
-        return Answer.TAKEN
+        return answer
 
     def _close_round(self) -> None:
         """What a server makes of the round's message, and the next model pinned."""

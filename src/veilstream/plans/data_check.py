@@ -31,7 +31,7 @@ class DataCheck:
 
     report: TableReport
     labels: Counter[str]
-    per_learner: dict[str, int]  # records that each deployed learner would use
+    per_learner: dict[str, int]  # records that take a step at each deployed learner, refused ones as well
     rounds: dict[str, int]  # rounds that these records are enough for
     unused_columns: list[str]
     needed: int  # records that the plan's horizon needs at each learner
@@ -54,6 +54,11 @@ class DataCheck:
         for refusal, count in report.refused.most_common():
             where = f" in {refusal.column}" if refusal.column else ""
             found.append(f"{counted(count, 'row')} ({self._percent(count)}) refused{where}: {REASONS[refusal.reason]}")
+        if report.refused_steps:
+            found.append(
+                f"{counted(report.refused_steps, 'step')} of refused records: a client who is named takes a step "
+                "whatever the record says, and that step teaches nothing"
+            )
         found += [
             f"{counted(count, 'cell')} ({self._percent(count)}) in {column} outside the plan's range or vocabulary"
             for column, count in report.clamped.most_common()
@@ -97,7 +102,8 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
     count_people(records, report)
     per_round = learning.local_steps * learning.clients_per_step
     kept = _at_deployed_learners(records, plan, report)
-    labels = Counter(str(schema.label.in_units(float(record.encoded.sample.target))) for record in records)
+    usable = [record.encoded for record in records if record.encoded is not None]
+    labels = Counter(str(schema.label.in_units(float(encoded.sample.target))) for encoded in usable)
     named = {column for _, table in tables for column in table.columns if column}
     used = {*schema.columns, schema.learner, schema.time}
     checked = DataCheck(
@@ -121,16 +127,17 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
 
 
 def _at_deployed_learners(records: list[ClientRecord], plan: Plan, report: TableReport) -> dict[str, int]:
-    """Records that deployed learners would use: in the order of the file, nobody held out."""
+    """Records that take a step at deployed learners: in the order of the file, nobody held out."""
     by_learner: dict[str, list[ClientRecord]] = {}
     for record in records:
         by_learner.setdefault(record.learner, []).append(record)
     kept = {
-        name: len(allowed(own, plan.participation, plan.learning.clients_per_step, report))
+        name: allowed(own, plan.participation, plan.learning.clients_per_step, report)
         for name, own in sorted(by_learner.items())
     }
-    report.used = sum(kept.values())
-    return kept
+    report.used = sum(record is not None for own in kept.values() for record in own)
+    report.refused_steps = sum(map(len, kept.values())) - report.used
+    return {name: len(own) for name, own in kept.items()}
 
 
 def _simulate(

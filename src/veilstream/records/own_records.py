@@ -55,8 +55,7 @@ class OwnRecords(RecordSchema):
         """The client's column; the function decides about others."""
         return () if self.client == EACH_ROW else (self.client,)
 
-    def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:
-        client = self._client(row, row_name)
+    def _encoded(self, row: Mapping[str, object], client: str, decimal_comma: bool) -> Encoded:
         features, target = self._called(row, decimal_comma, with_target=True)
         if self.targets is not None and float(target) not in self.targets:
             raise RefusedRecord("unknown label", "")

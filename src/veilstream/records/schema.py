@@ -2,7 +2,8 @@
 
 Every constant is public: it stands in the plan, and nothing here is estimated from records. The largest norm
 of an encoded record is known beforehand, so features have norm `RecordSchema.norm` or less whatever the
-record says. A record that cannot be used is a `Refusal`: which rule, which column, never the value.
+record says. A record that cannot be used is a `Refusal`: which rule, which column, never the value. It still
+says whose record it was, since a named client takes a step whatever the record says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -52,9 +53,15 @@ class Refusal:
 
     reason: str  # one of `REASONS`
     column: str = ""
+    client: str | None = field(default=None, compare=False, repr=False)  # whose record; None if nobody is named
 
     def __str__(self) -> str:
         return f"{self.column}: {self.reason}" if self.column else self.reason
+
+    @property
+    def without_client(self) -> Refusal:
+        """For counts, which hold no names."""
+        return replace(self, client=None)
 
 
 class RefusedRecord(Exception):
@@ -312,13 +319,15 @@ class RecordSchema:
     def encode(
         self, row: Mapping[str, object], *, row_name: str = "", decimal_comma: bool = False
     ) -> Encoded | Refusal:
-        """Encode one record; never raises, whatever is in it."""
+        """Encode one record; never raises, whatever is in it. A refusal names the client if the record does."""
+        client = None
         try:
-            return self._encoded(row, row_name, decimal_comma)
+            client = self._client(row, row_name)
+            return self._encoded(row, client, decimal_comma)
         except RefusedRecord as refused:
-            return refused.refusal
+            return replace(refused.refusal, client=client)
         except Exception:  # whatever a cell holds
-            return Refusal("not readable")
+            return Refusal("not readable", client=client)
 
     def features_of(self, row: Mapping[str, object]) -> Float32s | Refusal:
         """Features alone, for a prediction."""
@@ -329,8 +338,7 @@ class RecordSchema:
         except Exception:
             return Refusal("not readable")
 
-    def _encoded(self, row: Mapping[str, object], row_name: str, decimal_comma: bool) -> Encoded:
-        client = self._client(row, row_name)
+    def _encoded(self, row: Mapping[str, object], client: str, decimal_comma: bool) -> Encoded:
         told = _cell(row, self.label.name)
         if is_missing(told):
             raise RefusedRecord("missing", self.label.name)

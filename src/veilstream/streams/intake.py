@@ -4,6 +4,9 @@
 deleted, its offset is committed, or the source's bookmark is stored in the same transaction as the
 step that uses it. A crash between the two loses the record, which costs a little accuracy. The other
 order would use it twice, which costs its client the promise.
+
+**Content decides nothing.** A source hands over every record that names a client, also one that cannot be
+used (``sample`` None): it takes its step with a zero gradient, so what the server sees is the same.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class ClientSource(Protocol):
     """What a daemon asks for clients."""
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
-        """Whether enough clients wait who can be taken; asked before a round begins."""
+        """Whether enough clients wait who can be taken, whatever their records say; asked before a round begins."""
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer clients for this round until no more are wanted, or none comes."""

@@ -1,7 +1,9 @@
 """Any Python iterator of (person, sample) pairs as a deployed learner's clients (`--data module:function`).
 
 The function is called with how many records this learner has consumed so far, across restarts, by its ledger: a
-stream that can be read again yields from there on. One that deletes what it hands out may ignore it.
+stream that can be read again yields from there on. One that deletes what it hands out may ignore it. For a record
+that cannot be used it yields (person, None), which takes its step with a zero gradient; it must not raise, since
+an iterator that has raised is at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class IteratorSource(WaitingSource):
     """Reads an iterator ahead in a thread of its own; the iterator may block.
 
     Args:
-        make: called once, with how many records were consumed before; gives (tag, sample) pairs.
+        make: called once, with how many records were consumed before; gives (tag, sample) pairs, with
+            None as sample for a record that cannot be used.
         name: under which the learner remembers how far it was read.
         patience_s: how long a round waits for records.
 
@@ -34,7 +37,7 @@ class IteratorSource(WaitingSource):
         super().__init__(patience_s, _READ_AHEAD)
         self.name = name
         self._make, self._consumed = make, 0
-        self.admission: Admission | None = None  # other records are counted and not offered
+        self.admission: Admission | None = None  # other records are counted, and offered as None
         self.not_admitted = 0
         self._thread: threading.Thread | None = None
 
@@ -77,7 +80,7 @@ class IteratorSource(WaitingSource):
                 self._consumed += 1
                 if self.admission is not None and self.admission.admitted(sample) is None:
                     self._refuse(self.admission)
-                    continue
+                    sample = None
                 bookmark = SourceBookmark(self.name, str(self._consumed))
                 if not self._put_when_there_is_room(WaitingRecord(Offered(tag, sample, bookmark))):
                     return
@@ -92,8 +95,8 @@ class IteratorSource(WaitingSource):
         self.not_admitted += 1
         if self.not_admitted in (10**k for k in range(12)):
             _log.warning(
-                "%s: %d of %d records so far cannot be used: the task takes %s; they are not "
-                "offered, and no round is begun for them",
+                "%s: %d of %d records so far cannot be used: the task takes %s; their clients take "
+                "their steps all the same, with a zero gradient",
                 self.name,
                 self.not_admitted,
                 self._consumed,

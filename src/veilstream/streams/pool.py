@@ -2,14 +2,15 @@
 
 A learner whose share of the pool is used up meets no one from then on: index -1, ``present`` 0. Its steps
 go on with a zero gradient and their noise, because a client who came twice would not be protected as
-promised, and a learner that fell silent would show that its clients have run out.
+promised, and a learner that fell silent would show that its clients have run out. The same holds for the place
+of a client whose record cannot be used, where the order of a stream has such places (`may_be_empty`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,8 @@ class PoolStream:
     split: Split
     provenance: str
     """Where the data come from, for the run folder."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether -1 in an order is a place with nobody in it; else it is an error."""
 
     def __post_init__(self) -> None:
         for name in ("learners", "rounds", "per_round"):
@@ -129,9 +132,10 @@ class PoolStream:
 
     def clients_met(self, seed: int) -> ClientsMet:
         """How far each learner's share of the pool reaches."""
-        shares = np.array([len(order) for order in self._order(seed)], np.int64)
         places = self.rounds * self.per_round
-        met = np.minimum(shares, places)
+        orders = self._order(seed)
+        shares = np.array([(order >= 0).sum() for order in orders], np.int64)
+        met = np.array([(order[:places] >= 0).sum() for order in orders], np.int64)
         return ClientsMet(met.astype(np.int32), (places - met).astype(np.int32), (shares - met).astype(np.int32))
 
     def _order(self, seed: int) -> list[Int32s]:
@@ -143,6 +147,8 @@ class PoolStream:
                     "split", self.split, f"one share for each of {self.learners} learners", f"it gave {len(order)}"
                 )
             everyone = np.concatenate(order)
+            if self.may_be_empty:
+                everyone = everyone[everyone != -1]
             if len(everyone) and not 0 <= everyone.min() <= everyone.max() < len(self.targets):
                 raise InputError(
                     "split",

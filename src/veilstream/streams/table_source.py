@@ -1,7 +1,9 @@
 """Records of a table as a deployed learner's clients: read in order, each at most once.
 
-A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. Rows are
-read ahead of the round that uses them; each is handed over together with the bookmark behind it.
+A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
+of a named client is handed over without a sample and takes its step; a row that cannot be read as cells stands
+for a client of its own. Rows that name nobody, or no learner, are skipped. Rows are read ahead of the round that
+uses them; each is handed over together with the bookmark behind it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class RowCounts:
             return
         self.rows += 1
         if isinstance(record, Refusal):
-            self.refused[record] += 1
+            self.refused[record.without_client] += 1
         else:
             self.clamped.update(record.clamped)
 
@@ -53,16 +55,16 @@ class LookAhead:
     labels: Counter[str]  # empty where the label is a number
     whole: bool  # whether these are all the rows there are
 
-    @property
-    def refused_share(self) -> float:
-        """Of this learner's rows."""
-        return sum(self.counts.refused.values()) / max(self.counts.rows, 1)
-
 
 @dataclass(frozen=True)
 class _Item:
     record: Encoded | Refusal | None  # None for another learner's row
     bookmark: Bookmark
+
+    @property
+    def client(self) -> str | None:
+        """Who takes a step; None if the row is skipped."""
+        return None if self.record is None else self.record.client
 
 
 class TableSource:
@@ -78,7 +80,9 @@ class TableSource:
     def __init__(self, table: Table, schema: RecordSchema, learner: str | None = None) -> None:
         check_columns(table, schema.columns)
         self.table, self.schema = table, schema
-        self._learner = learner if schema.learner in (table.columns or (schema.learner,)) else None
+        self._learner = learner
+        named = learner is not None and schema.learner in (table.columns or (schema.learner,))
+        self._learner_column = schema.learner if named else None
         self._held: deque[_Item] = deque()
         self._rows: Iterator[tuple[int, Cells | None]] | None = None
         self._passed = table.bookmark
@@ -125,7 +129,7 @@ class TableSource:
         """
 
         def usable(item: _Item) -> bool:
-            return isinstance(item.record, Encoded) and may_take(item.record.client)
+            return item.client is not None and may_take(item.client)
 
         people: set[str] = set()
         looked_at, ended = 0, False
@@ -134,8 +138,8 @@ class TableSource:
                 self.counts.not_again += isinstance(self._pass().record, Encoded)
             while looked_at < len(self._held) and len(people) < max(minimum, 1):
                 item = self._held[looked_at]
-                if isinstance(item.record, Encoded) and usable(item):
-                    people.add(item.record.client)
+                if item.client is not None and usable(item):
+                    people.add(item.client)
                 looked_at += 1
             if len(people) >= minimum and len(self._held) >= most:
                 break
@@ -152,8 +156,9 @@ class TableSource:
     def _clients(self) -> Iterator[Offered]:
         while self._held or self._hold_one():
             item = self._pass()
-            if isinstance(item.record, Encoded):
-                yield Offered(item.record.client, item.record.sample, self.bookmark)
+            if item.client is not None:
+                sample = item.record.sample if isinstance(item.record, Encoded) else None
+                yield Offered(item.client, sample, self.bookmark)
 
     def _pass(self) -> _Item:
         """Take the row at the front; from here on it counts as read."""
@@ -172,15 +177,16 @@ class TableSource:
         return True
 
     def _encoded(self, number: int, cells: Cells | None) -> Encoded | Refusal | None:
-        if cells is None:
-            return Refusal("not readable")
-        if self._learner is not None and self.schema.learner is not None:
-            told = cells.get(self.schema.learner, self._learner)
-            if is_missing(told):
-                return Refusal("missing", self.schema.learner)
+        row_name = f"{self.table.name}:{number}"
+        column = self._learner_column
+        if cells is None:  # whose it is cannot be read either
+            return Refusal("not readable", client=row_name if column is None else None)
+        if column is not None:
+            if is_missing(cells.get(column, self._learner)):
+                return Refusal("missing", column)
             if not _is_of(cells, self.schema, self._learner):
                 return None
-        return self.schema.encode(cells, row_name=f"{self.table.name}:{number}", decimal_comma=self.table.decimal_comma)
+        return self.schema.encode(cells, row_name=row_name, decimal_comma=self.table.decimal_comma)
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:

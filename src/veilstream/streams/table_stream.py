@@ -1,23 +1,25 @@
 """A simulation's clients from tables of records, in the order in which they came.
 
 A plan that promises "once" is refused if people return. Where more visits are allowed, records that come too
-often or too soon are left out, as a deployed learner does. Held-out people are chosen by a hash of their tag.
+often or too soon are left out, as a deployed learner does. A refused record of a named client keeps its place, with
+nobody in it: its step has a zero gradient. Held-out people are chosen by a hash of their tag.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.participation import ONCE, Participation
-from veilstream.records.cells import TimeOrder, as_text, time_of, with_decimal_point
+from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of, with_decimal_point
 from veilstream.records.participation import VisitsInMemory
 from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
 from veilstream.streams.pool import PoolStream
@@ -34,8 +36,9 @@ class TableReport:
     """What became of the rows; for the person beside the data."""
 
     rows: int = 0
-    used: int = 0
+    used: int = 0  # to learn from
     held_out: int = 0
+    refused_steps: int = 0  # refused records that take their client's step, with a zero gradient
     refused: Counter[Refusal] = field(default_factory=Counter)
     clamped: Counter[str] = field(default_factory=Counter)
     too_often: int = 0  # records over the visit limit
@@ -44,7 +47,7 @@ class TableReport:
     returning: int = 0  # people with more than one record
     most_visits: int = 0
     unordered: int = 0  # rows whose time is before that of the row above; a simulation sorts them
-    learned: dict[str, int] = field(default_factory=dict)  # by learner, without held-out people
+    learned: dict[str, int] = field(default_factory=dict)  # steps with a client by learner, without held-out people
     notices: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class FixedOrder:
-    """Each learner's records in the order in which they came, whatever the seed."""
+    """Each learner's records in the order in which they came, whatever the seed; -1 for a refused one."""
 
     orders: tuple[NDArray[np.int32], ...]
 
@@ -71,6 +74,7 @@ class FixedOrder:
 class TableStream(PoolStream):
     """`PoolStream` that knows what became of the rows."""
 
+    may_be_empty: ClassVar[bool] = True
     names: tuple[str, ...] = ()  # the learners, in order
     report: TableReport = field(default_factory=TableReport)
 
@@ -82,7 +86,7 @@ class ClientRecord:
     client: str
     learner: str
     when: float | str
-    encoded: Encoded
+    encoded: Encoded | None  # None for a refused record, which keeps its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +104,28 @@ class Dealing:
 class DealtOut:
     """Who is learned from at which learner, and who is held out."""
 
-    learned: dict[str, list[Encoded]]  # by learner, in the order in which they are met
+    learned: dict[str, list[Encoded | None]]  # by learner, in the order in which they are met; None: refused
     held_out: list[ClientRecord]
 
 
 def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
-    """Every record of some tables, encoded, in the order of the files; and what became of the rows so far."""
+    """Every record of some tables that names its client, in the order of the files; and what became of the rows."""
     report, records = TableReport(), []
     order = TimeOrder()
+    last: dict[str, float | str] = {}  # time of a learner's row above, for a row without one
     for learner, table in tables:
         extra = tuple(c for c in (schema.learner, schema.time) if c)
         check_columns(table, (*schema.columns, *extra), show=show)
         report.notices += table.notices
         for number, cells in table.rows():
             report.rows += 1
-            record = _record(schema, table, learner, number, cells)
-            if isinstance(record, Refusal):
-                report.refused[record] += 1
+            record, refusal = _record(schema, table, learner, number, cells, last)
+            if refusal is not None:
+                report.refused[refusal.without_client] += 1
+            if record is None:
                 continue
-            report.clamped.update(record.encoded.clamped)
+            if record.encoded is not None:
+                report.clamped.update(record.encoded.clamped)
             if schema.time is not None:
                 order.add(record.learner, record.when)
             records.append(record)
@@ -132,23 +139,32 @@ def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> 
 
 
 def _record(
-    schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None
-) -> ClientRecord | Refusal:
-    if cells is None:
-        return Refusal("not readable")
-    encoded = schema.encode(cells, row_name=f"{table.name}:{number}", decimal_comma=table.decimal_comma)
-    if isinstance(encoded, Refusal):
-        return encoded
+    schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None, last: dict[str, float | str]
+) -> tuple[ClientRecord | None, Refusal | None]:
+    """A row's record, None if it names nobody or no learner; and why the row is refused, if it is."""
+    row_name = f"{table.name}:{number}"
+    if cells is None:  # as in `TableSource`: a client of its own, if the file is one learner's
+        encoded: Encoded | Refusal = Refusal("not readable", client=row_name if schema.learner is None else None)
+        cells = {}
+    else:
+        encoded = schema.encode(cells, row_name=row_name, decimal_comma=table.decimal_comma)
+    refusal = encoded if isinstance(encoded, Refusal) else None
+    if encoded.client is None:
+        return None, refusal
     if schema.learner is not None:
-        learner = as_text(cells.get(schema.learner, ""))
-        if not learner:
-            return Refusal("missing", schema.learner)
-    if schema.time is None:
-        return ClientRecord(encoded.client, learner, number, encoded)
-    when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
-    if when is None:
-        return Refusal("missing", schema.time)
-    return ClientRecord(encoded.client, learner, when, encoded)
+        told = cells.get(schema.learner, "")
+        if is_missing(told):
+            return None, Refusal("missing", schema.learner)
+        learner = as_text(told)
+    when: float | str = number
+    if schema.time is not None:
+        told_time = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+        if told_time is None:  # its place is behind the row above
+            refusal = refusal or Refusal("missing", schema.time)
+        when = last.get(learner, -math.inf) if told_time is None else told_time
+        last[learner] = when
+    usable = encoded if isinstance(encoded, Encoded) and refusal is None else None
+    return ClientRecord(encoded.client, learner, when, usable), refusal
 
 
 def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, rounds: int, per_round: int) -> TableStream:
@@ -156,8 +172,11 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
     found, report = read_tables(tables, schema)
     names = [table.name for _, table in tables]
     dealt = deal_out(found, report, schema, names, dealing)
-    pool = [record for own in dealt.learned.values() for record in own]
-    held = [record.encoded for record in dealt.held_out]
+    places = [record for own in dealt.learned.values() for record in own]
+    pool = [record for record in places if record is not None]
+    held = [record.encoded for record in dealt.held_out if record.encoded is not None]
+    met = np.array([record is not None for record in places])
+    order = np.where(met, np.cumsum(met) - 1, -1).astype(np.int32)
     ends = np.cumsum([len(own) for own in dealt.learned.values()])
     report.notices += short_of(report.learned, rounds, per_round)
     return TableStream(
@@ -168,7 +187,7 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
         targets=np.array([e.sample.target for e in pool], np.float32),
         held_features=np.stack([e.sample.features for e in held]),
         held_targets=np.array([e.sample.target for e in held], np.float32),
-        split=FixedOrder(tuple(np.split(np.arange(len(pool), dtype=np.int32), ends[:-1]))),
+        split=FixedOrder(tuple(np.split(order, ends[:-1]))),
         names=tuple(dealt.learned),
         report=report,
         provenance=f"records of {', '.join(names)}, in the order they came",
@@ -179,7 +198,8 @@ def deal_out(
     found: list[ClientRecord], report: TableReport, schema: RecordSchema, names: list[str], dealing: Dealing
 ) -> DealtOut:
     """Deal records out to learners as a simulation does; `data check` asks this too."""
-    if not found:
+    usable = [record for record in found if record.encoded is not None]
+    if not usable:
         reasons = "; ".join(f"{r}: {count}" for r, count in report.refused.most_common(5))
         raise InputError(
             "data.source",
@@ -193,13 +213,14 @@ def deal_out(
         _check_one_learner_each(found, schema.client)
     share = dealing.held_out_share
     learned = {name: [r for r in own if not is_held_out(r.client, share)] for name, own in by_learner.items()}
-    held = [r for r in found if is_held_out(r.client, share)] or found[-1:]
+    held = [r for r in usable if is_held_out(r.client, share)] or usable[-1:]
     report.held_out = len(held) if share > 0.0 else 0  # else only a placeholder
     if dealing.returning == "refuse":
         _check_visits(learned, dealing.participation.times)
     kept = {name: allowed(own, dealing.participation, dealing.per_step, report) for name, own in learned.items()}
     report.learned = {name: len(own) for name, own in kept.items()}
-    report.used = sum(report.learned.values())
+    report.used = sum(record is not None for own in kept.values() for record in own)
+    report.refused_steps = sum(report.learned.values()) - report.used
     if not report.used:
         raise InputError(
             "data.source", names, "records of people to learn from", "all of them are held out: give more records"
@@ -228,19 +249,20 @@ def rows_to_learn_from(
 ) -> dict[str, list[dict[str, object]]]:
     """Cells of the records that `table_stream` learns from, by learner, in order, with decimal points."""
     found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
+    last: dict[str, float | str] = {}
     for learner, table in tables:
         for number, cells in table.rows():
-            record = _record(schema, table, learner, number, cells)
-            if isinstance(record, Refusal) or cells is None or is_held_out(record.client, held_out_share):
+            record, _ = _record(schema, table, learner, number, cells, last)
+            if record is None or is_held_out(record.client, held_out_share):
                 continue
             kept = {
                 column: with_decimal_point(value) if table.decimal_comma else value
-                for column, value in cells.items()
+                for column, value in ({schema.client: record.client} if cells is None else cells).items()
                 if column != schema.learner
             }
             found.setdefault(record.learner, []).append((record.when, kept))
     for own in found.values():
-        own.sort(key=lambda pair: pair[0])
+        own.sort(key=lambda pair: _sort_key(pair[0]))
     return {name: [cells for _, cells in found[name]] for name in sorted(found)}
 
 
@@ -265,10 +287,15 @@ def _by_learner(found: list[ClientRecord], learners: int | None) -> dict[str, li
     for record in found:
         by_learner[record.learner].append(record)
     for own in by_learner.values():
-        if len({isinstance(record.when, str) for record in own}) > 1:
+        if len({isinstance(record.when, str) for record in own if record.when != -math.inf}) > 1:
             raise InputError("data.time", "numbers and texts", "one kind in all records", "check the column")
-        own.sort(key=lambda record: record.when)
+        own.sort(key=lambda record: _sort_key(record.when))
     return by_learner
+
+
+def _sort_key(when: float | str) -> tuple[bool, Any]:
+    """A row without a time and without a row above it comes first, whether times are numbers or texts."""
+    return when != -math.inf, when
 
 
 def _check_one_learner_each(found: list[ClientRecord], column: str) -> None:
@@ -298,10 +325,15 @@ def _check_visits(by_learner: dict[str, list[ClientRecord]], visits: int) -> Non
         )
 
 
-def allowed(own: list[ClientRecord], participation: Participation, per_step: int, report: TableReport) -> list[Encoded]:
-    """The records that a learner takes, `per_step` a step; counts those over the visit limit and too soon."""
+def allowed(
+    own: list[ClientRecord], participation: Participation, per_step: int, report: TableReport
+) -> list[Encoded | None]:
+    """The records that a learner takes, `per_step` a step, None for a refused one, whose visit counts as well.
+
+    Counts those over the visit limit and too soon.
+    """
     visits = VisitsInMemory(participation)
-    kept: list[Encoded] = []
+    kept: list[Encoded | None] = []
     for record in own:
         why = visits.take(record.client, len(kept) // per_step)
         if why is None:

@@ -87,8 +87,8 @@ class WaitingSource:
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
         """Whether enough people wait who can be taken; waits for them in the window.
 
-        Somebody who cannot be taken is told "taken" if one more person would have begun the round:
-        the answer then does not say whether that person took part before.
+        Somebody who cannot be taken is told "taken" (or "refused", by the record alone) if one more person
+        would have begun the round: the answer then does not say whether that person took part before.
         """
         self._until = time.monotonic() + self.window_s
         if minimum <= 0:
@@ -113,7 +113,7 @@ class WaitingSource:
                     self._queue = deque(r for r in self._queue if can.get(r) is not False)
                     self.told_without_a_round += len(told)
             for record in told:
-                record.answered(Answer.TAKEN)
+                record.answered(Answer.REFUSED if record.offered.sample is None else Answer.TAKEN)
             if not fresh:
                 self._until = None
                 return False
@@ -158,7 +158,7 @@ class WaitingSource:
 class LiveSource(WaitingSource):
     """People who call. A restart forgets those who wait; none of them was told "taken"."""
 
-    def offer(self, tag: str | bytes, sample: Sample, timeout_s: float = 10.0) -> Answer | None:
+    def offer(self, tag: str | bytes, sample: Sample | None, timeout_s: float = 10.0) -> Answer | None:
         """Wait for the answer to one record; None where it was not taken: no room, or no round in that time."""
         done = threading.Event()
         found: list[Answer | None] = []

@@ -1,4 +1,9 @@
-"""A file of records before a learner reads on in it: where it stands, and whether its next records fit."""
+"""A file of records before a learner reads on in it: where it stands, and what its next records look like.
+
+Only the file's form can stop a start: its columns, whether it can be read, whose rows it holds. What the
+records say never does, since the server sees whether a learner starts. That is told to the person beside the
+data, in the log, before round 0; `veilstream data check` says more.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,11 @@ _log = logging.getLogger(__name__)
 
 FIRST_RECORDS = 200
 _FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
+_MANY_CLAMPED = 0.05  # share of cells outside the plan's range that is worth a line
 
 
-def resume_file(
-    source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, accept: float, learner: str
-) -> None:
-    """Go on where the file was left, and check its next records before anything is spent."""
+def resume_file(source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, learner: str) -> None:
+    """Go on where the file was left, and tell what its next records look like before anything is spent."""
     copies = check_not_read_before(open_table(path, query=plan.data.query), marks)
     if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
         _log.warning(
@@ -32,7 +36,7 @@ def resume_file(
     source.resume(marks)
     for notice in source.table.notices:
         _log.info("%s", notice)
-    check_first_records(source, path, accept=accept, learner=learner)
+    check_first_records(source, path, learner=learner)
     if not marks and source.schema.time is not None:  # a file that was read from can no longer be sorted
         unordered, rows = rows_out_of_order(open_table(path, query=plan.data.query), source.schema, learner)
         if unordered:
@@ -46,10 +50,8 @@ def resume_file(
             )
 
 
-def check_first_records(
-    source: TableSource, path: Path, *, accept: float, learner: str, rows: int = FIRST_RECORDS
-) -> LookAhead:
-    """Refuse to start on records that cannot be used, and log what is only odd."""
+def check_first_records(source: TableSource, path: Path, *, learner: str, rows: int = FIRST_RECORDS) -> LookAhead:
+    """Log what is odd about the next records; refuse a file without a row of this learner."""
     seen = source.look_ahead(rows)
     counts, check = seen.counts, f"`veilstream data check {path} --plan PLAN` shows each column"
     if not counts.rows and counts.other_learners and seen.whole:
@@ -67,23 +69,22 @@ def check_first_records(
         f"{count}{f' in {refusal.column}' if refusal.column else ''}: {REASONS[refusal.reason]}"
         for refusal, count in counts.refused.most_common(8)
     )
-    if seen.refused_share > accept:
+    if refused:
         labels = ""
         if source.schema.label.classes is not None:
             each = (f"{label} {seen.labels[label]}" for label in source.schema.label.classes)
             labels = f"; labels of the plan among the others: {', '.join(each)}"
-        at_least = min(1.0, int(seen.refused_share * 100 + 1) / 100)
-        raise InputError(
-            "data",
-            path.name,
-            f"at most {100 * accept:g}% of the next {counts.rows} records refused, and {refused} "
-            f"are ({by_reason}{labels})",
-            f"nothing was spent; {check}; --accept-refusals {at_least:g} goes on without them",
+        _log.warning(
+            "%d of the next %d records are refused (%s%s). A refused record takes its client's step and teaches "
+            "nothing: if these are too many, stop now, before round 0, and mend the file or the plan; %s",
+            refused,
+            counts.rows,
+            by_reason,
+            labels,
+            check,
         )
-    if refused:
-        _log.warning("%d of the next %d records are refused: %s", refused, counts.rows, by_reason)
     for column, count in counts.clamped.most_common():
-        if count > accept * counts.rows:
+        if count > _MANY_CLAMPED * counts.rows:
             _log.warning(
                 "%d of the next %d records have a cell in %s outside the plan's range or vocabulary",
                 count,

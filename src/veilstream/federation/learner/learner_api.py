@@ -13,7 +13,9 @@
 It listens on loopback and answers only callers who show the access token (`Authorization: Bearer
 ...`). So a web page that someone has open here, or another account, can use up no step and learn
 nothing about a client. A record is checked before the ledger is asked whether its client took part.
-Every well-formed record gets the same answer, "taken", once it is stored, whatever became of it.
+Every well-formed record gets the same answer, "taken", once it is stored, whatever became of it. A
+record of a named client that cannot be used waits for a round like any other and takes its step with a
+zero gradient; then it is answered 422, with the reason. So the server sees nothing of the refusal.
 
 Records wait in a bounded queue for the next round, also between rounds and while the learner pauses.
 If the queue is full the answer is 429, if no round came in time 503, both with Retry-After, and
@@ -297,9 +299,15 @@ class LearnerApi:
             return await self._observe_batch(self._source, said)
         if not isinstance(said, dict):
             raise RefusedRequest("expected one JSON object, or a list of them", status=400, reason="JSON")
-        (answer,) = await self._answers(self._source, [self._observation(said)])
+        record = self._observation(said)
+        if isinstance(record, RefusedRequest) and record.client is None:
+            raise record
+        (answer,) = await self._answers(self._source, [record])
         if answer is None:
-            return _json(503, {"answer": "wait"}, _AGAIN)
+            told = {"why": record.why} if isinstance(record, RefusedRequest) else {}
+            return _json(503, {"answer": "wait", **told}, _AGAIN)
+        if isinstance(record, RefusedRequest):
+            raise record
         return _json(200, {"answer": answer.value})
 
     async def _observe_batch(self, source: LiveSource, said: list[Any]) -> Response:
@@ -307,38 +315,46 @@ class LearnerApi:
             why = f"expected a list of 1 to {_BATCH_RECORDS} records"
             raise RefusedRequest(why, status=413 if said else 422, reason="batch")
         answers, reasons = ["refused"] * len(said), Counter[str]()
-        records: dict[int, Encoded] = {}
-        for place, record in enumerate(said):
-            try:
-                records[place] = self._observation(record)
-            except RefusedRequest as refused:
-                self._count(refused.reason)
-                reasons[refused.why] += 1
+        records: dict[int, Encoded | RefusedRequest] = {}
+        for place, each in enumerate(said):
+            record = self._observation(each)
+            if isinstance(record, RefusedRequest):
+                self._count(record.reason)
+                reasons[record.why] += 1
+            if record.client is not None:
+                records[place] = record
         if records:
             told = await self._answers(source, list(records.values()))
             for place, answer in zip(records, told, strict=True):
-                answers[place] = "wait" if answer is None else answer.value
+                refused = isinstance(records[place], RefusedRequest)
+                answers[place] = "wait" if answer is None else "refused" if refused else answer.value
         counts = Counter(answers)
         body = {"answers": answers, "counts": dict(counts), "why": dict(reasons)}
         if "taken" in counts:
             return _json(200, body)
         return _json(503, body, _AGAIN) if counts["wait"] else _json(422, body)
 
-    def _observation(self, said: Any) -> Encoded:
+    def _observation(self, said: Any) -> Encoded | RefusedRequest:
+        """The record, or why it is refused; one that names nobody is counted here, since no round takes it."""
         try:
             return self._records.observation(said)
         except RefusedRequest as refused:
-            if refused.record is not None and self._daemon.account is not None:
-                self._daemon.account.looked_at(refused.record)
-            raise
+            if refused.client is None:
+                self._look_at(refused)
+            return refused
 
-    async def _answers(self, source: LiveSource, records: list[Encoded]) -> list[Answer | None]:
+    def _look_at(self, record: Encoded | RefusedRequest) -> None:
+        looked_at = record.record if isinstance(record, RefusedRequest) else record
+        if looked_at is not None and self._daemon.account is not None:
+            self._daemon.account.looked_at(looked_at)
+
+    async def _answers(self, source: LiveSource, records: list[Encoded | RefusedRequest]) -> list[Answer | None]:
         """Let records wait for a round; None for those that no round took in time."""
         if (why := self._daemon.ended) is not None:
             raise RefusedRequest(why, status=410, reason="ended")
         if self._ending:
             return [None] * len(records)
-        waiting = _Waiting([Offered(each.client, each.sample) for each in records])
+        waiting = _Waiting([_offered(each) for each in records])
         if not source.put(waiting.records):
             why = "too many records wait for a round"
             raise RefusedRequest(why, status=429, reason="queue full", headers=_AGAIN)
@@ -349,10 +365,9 @@ class LearnerApi:
             await waiting.all_answered  # a round that holds some of them answers soon
         if (why := self._daemon.ended) is not None and not any(waiting.answers):
             raise RefusedRequest(why, status=410, reason="ended")
-        if (account := self._daemon.account) is not None:
-            for record, answer in zip(records, waiting.answers, strict=True):
-                if answer is not None:
-                    account.looked_at(record)
+        for record, answer in zip(records, waiting.answers, strict=True):
+            if answer is not None:
+                self._look_at(record)
         return waiting.answers
 
     async def _predict(self, request: Request) -> Response:
@@ -429,6 +444,12 @@ class _Turns:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _offered(record: Encoded | RefusedRequest) -> Offered:
+    """As a source hands it over: without a sample where it is refused."""
+    assert record.client is not None
+    return Offered(record.client, record.sample if isinstance(record, Encoded) else None)
 
 
 def _no_such_path(error: Exception) -> RefusedRequest:

@@ -3,12 +3,14 @@
 The fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
 is called if the plan has it. Other fields are ignored. ``features`` and ``target`` are numbers that
 the caller encoded. A refusal names the field and the rule, never the field's value, and goes to the
-caller alone.
+caller alone. Where it is of a named client of this learner it says so (``client``): that client takes a
+step with a zero gradient, as with a file, so that the server sees nothing of the refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ _RECORD_BYTES = 64 << 10
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered; ``record``: why its record cannot be used, None if the request is wrong."""
+    """A request that is refused; ``record``: why its record cannot be used, None if the request is wrong."""
 
     def __init__(
         self,
@@ -44,6 +46,11 @@ class RefusedRequest(Exception):
         super().__init__(why)
         self.why, self.record, self.status, self.reason = why, record, status, reason
         self.headers = dict(headers or {})
+
+    @property
+    def client(self) -> str | None:
+        """Who takes a step all the same; None if nobody is named."""
+        return None if self.record is None else self.record.client
 
 
 class LiveRecords:
@@ -59,9 +66,32 @@ class LiveRecords:
         return encoded if self._schema is None else max(encoded, _RECORD_BYTES)
 
     def observation(self, said: Mapping[str, Any]) -> Encoded:
-        """The client, and a sample that the task admits."""
+        """The client, and a sample that the task admits; a `RefusedRequest` says whose record is refused."""
         if not isinstance(said, Mapping):
             raise RefusedRequest("expected a JSON object for each record")
+        try:
+            return self._encoded(said)
+        except RefusedRequest as refused:
+            name = self._named(said)
+            if name is not None:
+                refused.record = replace(refused.record or Refusal("not readable"), client=name)
+            raise
+
+    def _named(self, said: Mapping[str, Any]) -> str | None:
+        """The client of a refused record; None if nobody is named, two people are, or another learner is."""
+        schema, record = self._schema, said.get("record")
+        row = record if isinstance(record, dict) else {}
+        if schema is not None and schema.learner is not None:
+            told = row.get(schema.learner)
+            if not is_missing(told) and as_text(told) != self._learner:
+                return None
+        named = [said["client"]] if "client" in said else []
+        if schema is not None and schema.client != EACH_ROW and schema.client in row:
+            named.append(row[schema.client])
+        names = {None if is_missing(who) else client_name(who) for who in named}
+        return names.pop() if len(names) == 1 else None
+
+    def _encoded(self, said: Mapping[str, Any]) -> Encoded:
         if unknown := set(said) - _FIELDS:
             raise RefusedRequest(f"unknown field {_shown(min(unknown))}")
         who = said.get("client")

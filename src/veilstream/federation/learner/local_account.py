@@ -56,11 +56,13 @@ class Counts:
     """What became of records and steps, over all restarts."""
 
     used: int = 0
-    """Records that took a place in a step, also as a zero gradient."""
+    """Records of which a step was made."""
+    refused_steps: int = 0
+    """Refused records whose client took a step, with a zero gradient."""
     returning: int = 0
     """Records of people who may not take part again yet."""
     not_admitted: int = 0
-    """Records that the task does not admit."""
+    """Records that the task does not admit, and their source has not counted."""
     empty_steps: int = 0
     rounds: int = 0
     clipped: int = 0
@@ -97,7 +99,8 @@ class LocalAccount:
         if path is not None:
             self._load(path)
         # A kill loses what was counted since the file was written; who took part, the ledger knows.
-        self.counts.used = max(self.counts.used, learner.ledger.chain.visits.value().count)
+        visits = learner.ledger.chain.visits.value().count
+        self.counts.used = max(self.counts.used, visits - self.counts.refused_steps)
 
     def looked_at(self, record: Encoded | Refusal) -> None:
         """Count a caller's record, read or refused; a table counts its own."""
@@ -105,13 +108,14 @@ class LocalAccount:
             self._rows.add(record)
 
     def observed(self, sample: Sample | None, answer: Answer, *, used: bool) -> None:
-        """Count a record that was offered; ``used`` says whether it took a place in a step."""
-        self.counts.used += used
-        if answer is Answer.REFUSED:
-            self.counts.not_admitted += 1
+        """Count a record that was offered (None: refused before); ``used`` says whether its client took a step."""
+        if answer is Answer.REFUSED or sample is None:
+            self.counts.not_admitted += sample is not None
+            self.counts.refused_steps += used
         elif not used:
             self.counts.returning += 1
-        elif sample is not None:
+        else:
+            self.counts.used += 1
             with contextlib.suppress(Exception):  # a score must not stop a learner
                 self._waiting.append((np.asarray(sample.features), float(sample.target)))
             if len(self._waiting) >= _AT_ONCE:
@@ -157,6 +161,7 @@ class LocalAccount:
             "used": counts.used,
             "refused": {str(r): c for r, c in rows.refused.most_common()},
             "not_admitted": counts.not_admitted + getattr(self._source, "not_admitted", 0),
+            "refused_steps": counts.refused_steps,
             "clamped": dict(rows.clamped),
             "returning": counts.returning + rows.not_again + getattr(self._source, "told_without_a_round", 0),
             "other_learners": rows.other_learners,
@@ -247,6 +252,8 @@ def account_line(shown: dict[str, Any]) -> str:
     if refused:
         why = "; ".join(f"{reason} {count}" for reason, count in list(shown["refused"].items())[:5])
         parts.append(f"{refused} refused ({why or 'not admitted'})")
+    if shown.get("refused_steps"):
+        parts.append(f"{shown['refused_steps']} steps of refused records, with a zero gradient")
     if shown["clamped"]:
         per = ", ".join(f"{column} {count}" for column, count in shown["clamped"].items())
         parts.append(f"outside the plan's range or vocabulary: {per}")

@@ -64,8 +64,6 @@ class LearnerService:
     socket: Path | None = None
     trust_carrier: bool = False
     """Answer a carrier of this process's own account, which could read everything here."""
-    accept_refusals: float = 0.05
-    """Share of a file's next records that may be refused at the start."""
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
@@ -90,7 +88,7 @@ class LearnerService:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
-                resume_file(source, Path(self.data), self.plan, marks, accept=self.accept_refusals, learner=keys.name)
+                resume_file(source, Path(self.data), self.plan, marks, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
