@@ -71,9 +71,9 @@ def clip(gradients: NDArray[np.floating], clip_norm: float, *, gamma: float | No
     slack = 64 * np.finfo(np.float64).eps + np.finfo(raw.dtype).eps
     with np.errstate(over="ignore"):
         inside = np.ldexp(root, exponent) * (1.0 + slack) <= bound
-    if inside.all():
-        return Clipped(x.astype(raw.dtype))
-    factor = np.where(inside, 0.0, bound * (1.0 - 2.0 * slack) / np.where(inside, 1.0, root))
+    # Both results are always computed: a shorter way inside the bound would tell whoever sees the
+    # time of a step whether a client's gradient was clipped, and by that its label.
+    factor = bound * (1.0 - 2.0 * slack) / np.where(root > 0.0, root, 1.0)
     scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
 

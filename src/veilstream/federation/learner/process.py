@@ -143,14 +143,12 @@ class LearnerService:
         from veilstream.federation.learner.learner_api import LearnerApi
 
         path = token_path(self.store)
-        token, made = open_token(path)
+        token = open_token(path)
         api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
         _log.info(
             "a link to its local page: veilstream ledger page %s --learner-api %s:%d", self.store, at[0], api.port
         )
-        if made:
-            _log.info("learner API: new access token, shown this once: %s", token)
         return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
