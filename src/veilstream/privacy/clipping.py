@@ -74,7 +74,8 @@ def clip(gradients: NDArray[np.floating], clip_norm: float, *, gamma: float | No
     # Both results are always computed: a shorter way inside the bound would tell whoever sees the
     # time of a step whether a client's gradient was clipped, and by that its label.
     factor = bound * (1.0 - 2.0 * slack) / np.where(root > 0.0, root, 1.0)
-    scaled = _towards_zero(unit * factor, raw.dtype)
+    with np.errstate(over="ignore", under="ignore"):  # of the result that is not taken
+        scaled = _towards_zero(unit * factor, raw.dtype)
     return Clipped(np.where(inside, x.astype(raw.dtype), scaled))
 
 

@@ -79,7 +79,7 @@ class LearnerService:
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         replies = reply_times(window_s, self.reply_after_s)
-        if replies is not None and window_s is not None:
+        if window_s is not None:
             self._check_deadline(replies.after_s)
         task = task_of(self.plan) if self.task is None else self.task
         with ExitStack() as stack:
@@ -99,7 +99,7 @@ class LearnerService:
                 learner,
                 keys,
                 source,
-                replies=replies or "when done",
+                replies=replies,
                 min_clients=self.plan.federation.min_clients,
                 account=account,
             )
