@@ -96,12 +96,7 @@ class LearnerService:
                 source.admission = admission_of(task)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
-                learner,
-                keys,
-                source,
-                replies=replies,
-                min_clients=self.plan.federation.min_clients,
-                account=account,
+                learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
             )
             stack.callback(account.save)
             stack.callback(daemon.close)
