@@ -147,7 +147,7 @@ def be_daemon(asked: argparse.Namespace) -> None:
     plan = plan_of(asked.learners, asked.rounds + 3)
     keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
     learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
-    daemon = Daemon(learner, keys, Endless())
+    daemon = Daemon(learner, keys, Endless(), replies="when done")  # the work alone, without the slots
     if asked.transport != "direct":
         carrier = CarrierSocket(daemon.handle, asked.socket, dim=asked.dim, trust_own_account=True)
         carrier.start()

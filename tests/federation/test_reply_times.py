@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -13,7 +14,7 @@ from veilstream.deployment.learner import Learner
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.reply_times import SEAL_S, ReplyTimes, reply_times
+from veilstream.federation.learner.reply_times import SEAL_S, SLOT_S, ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
@@ -113,7 +114,7 @@ def test_due_times_are_the_schedule_or_whole_slots_later(done, due):
 def test_where_people_call_the_default_is_the_safe_one():
     assert reply_times(30.0, None) == ReplyTimes(30.0 + SEAL_S)
     assert reply_times(30.0, 45.0) == ReplyTimes(45.0)
-    assert reply_times(None, None) is None  # a file
+    assert reply_times(None, None) == ReplyTimes(SLOT_S, late_slot_s=SLOT_S)  # a file
     assert reply_times(None, 5.0) == ReplyTimes(5.0)
 
 
@@ -178,3 +179,61 @@ def test_a_reply_that_is_held_back_is_not_sent_early_when_the_learner_stops(tmp_
         asking.join(10)
         assert len(found) == 1
         assert isinstance(found[0], OSError)
+
+
+class GrowingFile:
+    """A file to which one row is appended at each of these times; `ready` is where a daemon looks."""
+
+    def __init__(self, clock: Clock, rows_at: list[float]) -> None:
+        self._clock, self._rows_at, self._read = clock, rows_at, 0
+        self.looks: list[float] = []
+
+    def ready(self, minimum, most, may_take):
+        self.looks.append(self._clock.now)
+        return self._rows_at[self._read : self._read + 1] <= [self._clock.now] != []
+
+    def serve(self, round_, observe, wanted):
+        observe([(f"row {self._read}", Sample(np.full(DIM, 0.1), 1.0))])
+        self._read += 1
+
+
+ROWS_AT = [1000.0 + at for at in (0.31, 1.27, 2.713, 3.001, 4.4449, 5.9, 7.1234, 8.2)]
+REQUEST_S = 0.00145  # 6,214 requests in 9 s
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_server_that_polls_dates_rows_of_a_growing_file_no_finer_than_a_slot(tmp_path, slots):
+    """The bracket of a row: from the last "absent" before its release to that release."""
+    clock = Clock()
+    file = GrowingFile(clock, ROWS_AT)
+    world = World(tmp_path, plan_of(learners=1, rounds=8), names=("a",))
+    server, public = ServerKeys.load(tmp_path / "keys/server"), world.keys_of("a").identity.public
+    learner = Learner(world.plan, tmp_path / "a.db", Plain(), create=True)
+    replies = reply_times(None, None) if slots else ReplyTimes(0.0, late_slot_s=1e-6)
+    daemon = Held(learner, world.keys_of("a"), file, replies=dataclasses.replace(replies, clock=clock))
+    if not slots:  # as it was: looked at when asked
+        daemon._slot_starts = clock
+    x, r, brackets, replied = np.zeros(DIM, "<f4").tobytes(), 0, [], [clock.now]
+    try:
+        while r < len(ROWS_AT):
+            clock.now += REQUEST_S
+            request = Request("round", "run", "a", "n", r, None, body=x).sign(server.identity)
+            looks = len(file.looks)
+            reply = Reply.read(daemon.handle(request), public)
+            assert len(file.looks) == looks + 1
+            replied.append(clock.now)
+            if reply.kind == "release":
+                brackets.append(file.looks[-1] - file.looks[-2])
+                assert ROWS_AT[r] <= file.looks[-1]
+                r += 1
+    finally:
+        daemon.close()
+    looked = np.diff(file.looks)
+    if not slots:  # the same server, where nothing holds it: the attack that the slots are for
+        assert max(brackets) < 0.017
+        return
+    assert min(brackets) >= SLOT_S - 1e-9
+    assert looked.min() >= SLOT_S - 1e-9
+    phases = np.array([*file.looks, *replied[1:]]) / SLOT_S
+    assert np.abs(phases - phases.round()).max() < 1e-6  # the server chooses no time of its own
+    assert looked.max() <= 2 * SLOT_S + 1e-9  # and a federation that is well stays fast

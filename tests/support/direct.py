@@ -36,7 +36,7 @@ class DirectWorld(World):
         plan = self.plan if plan is None else plan
         learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
-        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source)
+        daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, replies="when done")
         self.connect(name, daemon.handle)
         return daemon
 

@@ -25,6 +25,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.tables import RowsTable
+from veilstream.streams.waiting_source import WaitingSource
 
 DIM = 6
 
@@ -135,6 +136,8 @@ class World:
         plan = self.plan if plan is None else plan
         learner = Learner(plan, self.store(name), Plain(), create=True)
         source = PlanSource(plan, self.names.index(name)) if source is None else source
+        if not isinstance(source, WaitingSource):
+            options.setdefault("replies", "when done")  # slots have tests of their own
         daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
         self.carriers[name] = serve(daemon, self.socket(name))
         return daemon

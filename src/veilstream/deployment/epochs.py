@@ -8,6 +8,7 @@ ledger, and the learner must restart.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from veilstream.privacy.seeds import SEED_BYTES
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.streams.intake import SourceBookmark
 
+_log = logging.getLogger(__name__)
 Float32s = NDArray[np.float32]
 
 _SNAPSHOT_STEPS = 64
@@ -89,6 +91,8 @@ class EpochLedger:
         self.model: Float32s | None = None
         self.bookmark: SourceBookmark | None = None
         """How far a source has been read, if that is not written down yet."""
+        self.not_forgotten = 0
+        """Snapshots since this start after which destroyed secrets stayed in the log file: someone read the store."""
         self._forgotten = True  # whether no destroyed secret is left in the log file
         self.ledger = parts.ledger(store, witness, create=create)
         try:
@@ -179,6 +183,14 @@ class EpochLedger:
         )
         self.snapshot_step = noise.position
         self.ledger.reached("snapshot-stored")
+        if not self.ledger.forget(wait_s=0.0):
+            self.not_forgotten += 1
+            if self.not_forgotten == 1:
+                _log.warning(
+                    "the store is being read, so destroyed secrets stay in its log file until the next snapshot "
+                    "(every %d steps or more): close what reads it. Further times are counted and not logged",
+                    _SNAPSHOT_STEPS,
+                )
 
     def destroy_secrets(self) -> None:
         """At the end of an epoch.

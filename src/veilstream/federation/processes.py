@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 # Runs in the child before the command: the kernel kills the child when the parent is gone.
 _LEASH = (
@@ -61,7 +62,7 @@ class Child:
         if sys.platform == "linux":
             leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as out:
+        with _open_log(self.log) as out:
             self._process = _STARTER.submit(
                 subprocess.Popen,
                 [*leash, *self.command],
@@ -95,3 +96,10 @@ class Child:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
         except OSError:
             return ""
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """For its owner alone, whatever the umask: a learner's log has exact counts of its clients."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.fchmod(handle, 0o600)
+    return os.fdopen(handle, "ab")

@@ -372,11 +372,11 @@ class Ledger:
         with readable(self.path):
             return past_visits(self._db, tags)
 
-    def forget(self) -> bool:
-        """Remove what was destroyed from the log file too; False while someone reads it."""
+    def forget(self, wait_s: float = 2.0) -> bool:
+        """Remove what was destroyed from the log file too; False if someone still reads it after ``wait_s``."""
         self._failed = True
         with readable(self.path):
-            self._db.execute("PRAGMA busy_timeout=2000")
+            self._db.execute(f"PRAGMA busy_timeout={round(1000 * wait_s)}")
             (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._failed = False
         return not busy

@@ -22,19 +22,20 @@ def token_path(store: Path) -> Path:
     return store.with_suffix(".token")
 
 
-def open_token(path: Path) -> tuple[str, bool]:
-    """The token in this file, and whether it was made just now."""
+def open_token(path: Path) -> str:
+    """The token in this file, which is made where there is none; it is shown nowhere else."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return read_token(path), False
+        return read_token(path)
     token = secrets.token_urlsafe(32)
     with os.fdopen(handle, "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask
         file.write(token + "\n")
         file.flush()
         os.fsync(file.fileno())
-    return token, True
+    return token
 
 
 def read_token(path: Path) -> str:

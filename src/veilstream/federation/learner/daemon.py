@@ -3,10 +3,10 @@
 `handle(request bytes) -> reply bytes` is all that the outside can call: the direct transport from
 this process, a framework's process over a Unix socket (`carrier_socket`). Requests are answered one
 at a time, and a repeated request gets the same release. Only releases leave: no loss, no count of
-refused clients. A release has one size whatever the data, and where people call (`WaitingSource`)
-it leaves at a time that does not depend on who came (`reply_times`). A round with fewer than
-`federation.min_clients` waiting clients is not begun: the reply is "absent", nothing is spent, and
-the server asks again.
+refused clients. A release has one size whatever the data. Whether clients wait is looked at once a
+slot, and a reply leaves at a time that does not depend on who came (`reply_times`). A round with
+fewer than `federation.min_clients` waiting clients is not begun: the reply is "absent", nothing is
+spent, and the server asks again.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Daemon:
         try:
             request = Request.read(data, self._keys.server)
             with self._busy:  # the time of a second request begins when the first is answered
-                reply = self._answer(request, digest(data), self._now())
+                reply = self._answer(request, digest(data))
         except _Closing:
             raise
         except VeilstreamError as error:
@@ -106,7 +106,7 @@ class Daemon:
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
-    def _answer(self, request: Request, answers: str, arrived: float) -> Reply:
+    def _answer(self, request: Request, answers: str) -> Reply:
         unnamed = request.kind in ("enrol", "end") and request.learner == ""
         if request.learner != self._keys.name and not unnamed:
             raise ProtocolError(
@@ -118,7 +118,7 @@ class Daemon:
         if request.kind == "end":
             return self._end(request, answers)
         self._join(request)
-        release = self._release(request, arrived)
+        release = self._release(request)
         if release is None:
             return Reply("absent", self._keys.name, answers)
         self.rounds_done += 1
@@ -189,7 +189,7 @@ class Daemon:
                 f"check both clocks (at most {_CLOCKS_APART_S} s apart); someone may have sent an old request again",
             )
 
-    def _release(self, request: Request, arrived: float) -> Release | None:
+    def _release(self, request: Request) -> Release | None:
         """Do the round, or repeat its sealed release; a round begun with another x is finished.
 
         None if too few clients wait: then nothing was pinned or spent.
@@ -198,10 +198,11 @@ class Daemon:
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
+        started = self._slot_starts()
         if not (learner.pinned and r == learner.round):
             x = self._model(bytes(request.body))
             if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
-                self._hold(r, arrived)
+                self._hold(r, started)
                 return None
             learner.begin_round(r, x, request.acknowledged)
         try:
@@ -216,7 +217,7 @@ class Daemon:
             return release
         finally:
             self._let_callers_go()
-            self._hold(r, arrived)
+            self._hold(r, started)
 
     def _clients_wait(self) -> bool:
         learner = self.learner
@@ -257,14 +258,23 @@ class Daemon:
     def _now(self) -> float:
         return 0.0 if self._replies is None else self._replies.clock()
 
-    def _hold(self, r: int, arrived: float) -> None:
+    def _slot_starts(self) -> float:
+        """Wait for the next slot: only then may be looked at what the clients do."""
+        if self._replies is None:
+            return 0.0
+        arrived = self._now()
+        started = self._replies.start(arrived)
+        self._wait(started - arrived)
+        return started
+
+    def _hold(self, r: int, started: float) -> None:
         """Wait until the reply may leave; requests that come meanwhile wait as well."""
         if self._replies is None:
             return
         done = self._now()
-        due = self._replies.due(arrived, done)
-        late = due - arrived - self._replies.after_s
-        if late > 0:
+        due = self._replies.due(started, done)
+        late = due - started - self._replies.after_s
+        if late > 0 and self._replies.tells_of_late_replies:
             _log.warning(
                 "round %d is answered %g s late, and how late may depend on clients: set "
                 "--reply-after to more than %g seconds",
@@ -272,7 +282,10 @@ class Daemon:
                 late,
                 self._replies.after_s + late,
             )
-        if self._closing.wait(max(0.0, due - done)):  # closed meanwhile: nothing may leave
+        self._wait(due - done)
+
+    def _wait(self, seconds: float) -> None:
+        if self._closing.wait(max(0.0, seconds)):  # closed meanwhile: nothing may leave
             raise _Closing
 
     def _take_clients(self, r: int) -> None:

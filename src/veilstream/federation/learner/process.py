@@ -77,7 +77,7 @@ class LearnerService:
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         replies = reply_times(window_s, self.reply_after_s)
-        if replies is not None and window_s is not None:
+        if window_s is not None:
             self._check_deadline(replies.after_s)
         task = task_of(self.plan) if self.task is None else self.task
         with ExitStack() as stack:
@@ -94,12 +94,7 @@ class LearnerService:
                 source.admission = admission_of(task)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
-                learner,
-                keys,
-                source,
-                replies=replies or "when done",
-                min_clients=self.plan.federation.min_clients,
-                account=account,
+                learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
             )
             stack.callback(account.save)
             stack.callback(daemon.close)
@@ -141,14 +136,12 @@ class LearnerService:
         from veilstream.federation.learner.learner_api import LearnerApi
 
         path = token_path(self.store)
-        token, made = open_token(path)
+        token = open_token(path)
         api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
         _log.info(
             "a link to its local page: veilstream ledger page %s --learner-api %s:%d", self.store, at[0], api.port
         )
-        if made:
-            _log.info("learner API: new access token, shown this once: %s", token)
         return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
