@@ -28,7 +28,8 @@ from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol.bounds import FALSE_ALARM, OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.fold import ServerFold
-from veilstream.federation.protocol.messages import Reply, Request, digest, shown
+from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.wording import shown
 from veilstream.federation.protocol.transport import Inbox
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
+from veilstream.federation.keys.identity import PrivateKey
 from veilstream.federation.protocol.fold import Seat
+from veilstream.federation.protocol.messages import Reply, Request, digest
 from veilstream.federation.server.checkpoint import MESSAGES, MessageFile, Position, Slots
+from veilstream.federation.server.enrolments import ENROLMENTS, ENROLMENTS_HEADER, enrolment_line
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
+from veilstream.privacy.gradient_types import Noised
 from veilstream.runs.folder import versions
 from veilstream.runs.tables import history_csv
 
@@ -37,7 +43,8 @@ step_size = 0.1
 def federation_folder(folder: Path, rounds: int = 6, third: str = "west", *, silent: bool = False) -> Path:
     """A finished federation of three learners; the third missed round 2, or all if it was ``silent``."""
     plan = Plan.parse(FEDERATION, {"learning.rounds": rounds})
-    guarantee = Terms.of(plan, 4).guarantee.as_dict()
+    terms = Terms.of(plan, 4)
+    guarantee = terms.guarantee.as_dict()
     names = ["east", "north", third]
     folder.mkdir(parents=True)
     (folder / "plan.toml").write_text(plan.to_toml())
@@ -48,7 +55,10 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west", *, sil
     for r in range(rounds):
         missing = third if r == 2 or silent else ""
         closed.append(f"{r},{0.1 + 0.01 * r:.4f},{2 if missing else 3},{missing}")
-        releases += [f"{r},{n},0,{r - (n == third and r > 2)},{i}{r:063x}" for i, n in enumerate(names) if n != missing]
+        for i, n in enumerate(names):
+            own = r - (n == third and r > 2)
+            hashed = hashlib.sha256(last_message(terms, i, own)).hexdigest()
+            releases += [f"{r},{n},0,{own},{hashed}"] if n != missing else []
     (folder / "rounds.csv").write_text("\n".join(closed) + "\n")
     (folder / "releases.csv").write_text("\n".join(releases) + "\n")
     summary = {
@@ -59,19 +69,42 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west", *, sil
         "learners": {n: {"epoch": 0, "rounds": rounds - (n == third)} for n in names},
     }
     _json(folder / "summary.json", summary)
-    seats = {
-        n: Seat(
-            n,
-            Slots(messages, i),
-            0,
-            rounds - (n == third),
-            None if silent and n == third else (rounds - 1 - (n == third), f"{i}{rounds - 1:063x}"),
-            "open",
-        )
-        for i, n in enumerate(names)
-    }
-    Position("clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages).save(folder)
+    seats, enrolled = {}, [ENROLMENTS_HEADER]
+    for i, n in enumerate(names):
+        last, slots = rounds - 1 - (n == third), Slots(messages, i)
+        if silent and n == third:
+            seats[n] = Seat(n, slots)
+            continue
+        slots.keep(last_message(terms, i, last))
+        hashed = hashlib.sha256(last_message(terms, i, last)).hexdigest()
+        seats[n] = Seat(n, slots, 0, last + 1, (last, hashed), "open")
+        enrolled.append(enrolment(n, learner_key(i), terms))
+    (folder / ENROLMENTS).write_text("".join(enrolled))
+    Position(
+        "clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages, terms=terms.settings["digest"]
+    ).save(folder)
     return folder
+
+
+SERVER_KEY = PrivateKey(bytes(range(32)))
+
+
+def learner_key(index: int) -> PrivateKey:
+    """Of `federation_folder`'s learners, in their order."""
+    return PrivateKey(bytes([index] * 32))
+
+
+def last_message(terms: Terms, index: int, round_: int) -> bytes:
+    """A learner's message, with made-up numbers."""
+    prefix = Noised(np.arange(terms.release_dim) + 100 * index)
+    return encode(0, round_, (round_ + 1) * terms.local_steps, terms.grid.step, prefix)
+
+
+def enrolment(name: str, key: PrivateKey, terms: Terms, run: str = "clinics-1", epoch: int = 0) -> str:
+    """A line of enrolments.csv, signed as server and learner sign."""
+    asked = Request("enrol", run, name, "00", settings=terms.settings).sign(SERVER_KEY)
+    facts = {"epoch": epoch, "round": 0, "daemon": "d", "settings": terms.settings, "time": 0}
+    return enrolment_line(name, epoch, asked, Reply("enrolled", name, digest(asked), facts).sign(key))
 
 
 def simulated_folder(folder: Path, methods: int, seeds: int, rounds: int) -> Path:

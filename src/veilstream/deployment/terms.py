@@ -28,6 +28,7 @@ from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
+from veilstream.wording import shown
 
 NOISE_LAW = "rounded Gaussian prefix sums, 1"
 """Version of the law of what is sent. It changes with anything that makes the same seeds give other
@@ -212,7 +213,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
 
 def check_settings(ours: dict[str, Any], stored: dict[str, Any]) -> None:
     """Refuse to go on with an epoch under other settings than it was begun with."""
-    changed = _causes(differences(ours, stored))
+    changed = causes(differences(ours, stored))
     if changed:
         then = {key: before for key, (_, before) in changed.items()}
         raise InputError(
@@ -230,16 +231,16 @@ def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
     Of tables only the fields that differ are named. Values are the other side's word: they are
     escaped and cut.
     """
-    told = _causes(unlike)
-    lines = [f"{_cut(k)}: server {_cut(repr(s))}, learner {_cut(repr(o))}" for k, (s, o) in told.items()]
+    told = causes(unlike)
+    lines = [f"{shown(k, _LONGEST)}: server {shown(repr(s), _LONGEST)}, learner {shown(repr(o), _LONGEST)}" for k, (s, o) in told.items()]
     more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     return ", ".join(lines[:_MOST_NAMED]) + more
 
 
-_MOST_NAMED, _LONGEST_VALUE = 12, 80
+_MOST_NAMED, _LONGEST = 12, 83
 
 
-def _causes(unlike: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+def causes(unlike: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """What differs, without what only follows from it: numbers that were worked out from plans that differ."""
     if any("." in name for name in unlike):  # keys of the plan
         unlike = {name: pair for name, pair in unlike.items() if name not in _WORKED_OUT}
@@ -259,11 +260,6 @@ def _leaves(unlike: dict[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any
                     yield f"{name}.{field}", (ours.get(field), theirs.get(field))
         else:
             yield name, (ours, theirs)
-
-
-def _cut(text: str) -> str:
-    shown = text if text.isprintable() else ascii(text)
-    return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "..."
 
 
 def _digest(settings: dict[str, Any]) -> str:

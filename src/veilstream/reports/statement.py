@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veilstream.deployment.terms import Terms
+from veilstream.deployment.terms import Terms, causes, differences
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import PublicKey, ServerKeys
-from veilstream.federation.server.checkpoint import RunHead
+from veilstream.federation.server.checkpoint import RunHead, stored_message
+from veilstream.federation.server.enrolments import ENROLMENTS, verified_enrolments
 from veilstream.files import write_file
 from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of
 from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
 from veilstream.runs.tables import damaged, table_rows
+from veilstream.wording import hidden, shown
 
 _DOMAIN = b"veilstream privacy statement 1\n"
 _MARK = "\n---- signature: Ed25519 of all above ----\n"
@@ -58,8 +60,10 @@ def _signed_text(text: str, key: str, signature: str) -> str:
 def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> Statement:
     """State what a federation's folder says, and sign it.
 
-    Guarantees: the stated promise is computed again from the plan; run and ledger heads are those
-    of the server's checkpoint, and the list of releases has them too.
+    Guarantees: the stated promise is computed again from the plan, and its terms are those that every
+    learner signed when it enrolled in this run, that the server's checkpoint names, and on whose grid the
+    stored messages lie; run and ledger heads are those of the checkpoint, and the list of releases has
+    them too. A folder in which one of these does not fit is refused (`InputError`).
     """
     if not run.is_federation:
         raise InputError(
@@ -69,7 +73,6 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
             "a simulation protects no one, so there is nothing to state: deploy its plan",
         )
     head = RunHead.load(run.path)
-    _check_folder(run, head)
     if not any(seat.name in keys.learners for seat in head.seats):
         raise InputError(
             "keys",
@@ -77,10 +80,19 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
             f"the keys of this run's server, with its learners ({', '.join(seat.name for seat in head.seats[:8])})",
             "none of them is there: name the folder that the server was started with",
         )
+    agreed = _check_folder(run, head, keys)
     key = keys.identity
-    parts = _parts(run, head, time.time() if now is None else now)
+    parts = _parts(run, head, agreed, time.time() if now is None else now)
     body = "\n\n".join(f"{title}\n\n" + "\n".join(_wrapped(line) for line in lines) for title, lines in parts)
     text = f"PRIVACY STATEMENT\n{run.plan.name}\n\n{body}\n"
+    if (found := hidden(text)) is not None:
+        raise InputError(
+            "run",
+            str(run.path),
+            f"text that shows as it is, not {found}",
+            "a name, the audit or versions.json in this folder has it; such characters can make a signed text look "
+            "like another",
+        )
     return Statement(text, key.public.raw.hex(), key.sign(_DOMAIN + text.encode()).hex(), parts)
 
 
@@ -104,6 +116,11 @@ def verify_statement(content: str, server: PublicKey) -> str:
     signature = bytes.fromhex(said["signature"])
     if not server.verifies(signature, _DOMAIN + text.encode()):
         raise ProtocolError("a statement whose text is not what was signed", "ask for the original; trust none else")
+    if (found := hidden(text)) is not None:
+        raise ProtocolError(
+            f"a signed statement with {found}, which can make it look like another",
+            "it is not shown; ask the server's operator for one without such characters",
+        )
     return text
 
 
@@ -116,10 +133,10 @@ def write_statement(run: Run, keys: ServerKeys) -> list[Path]:
     return paths
 
 
-def _parts(run: Run, head: RunHead, now: float) -> Parts:
+def _parts(run: Run, head: RunHead, agreed: list[str], now: float) -> Parts:
     guarantee, plan = run.guarantee, run.plan
     promise = promise_of(guarantee, simulated=False)
-    versions = run.versions
+    versions = _versions(run)
     day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     parts = [
         (
@@ -129,15 +146,16 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
         ("What it rests on", [f"- {line}" for line in promise["rests"]]),
         ("What leaves a learner", [" ".join(promise["leaves"])]),
         ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
+        ("Who has agreed to it", agreed),
         ("How far it has come, by the server's account", _heads(run, head)),
         ("The last audit", _audit(run)),
         (
             "Plan and run",
             [
                 f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
-                f"Run {head.run}, started {versions.get('began', 'at an unknown time')}, veilstream "
-                f"{versions.get('veilstream', 'of an unknown version')}, commit "
-                f"{versions.get('commit', 'unknown')}.",
+                f"Terms, SHA-256 {head.terms}.",
+                f"Run {head.run}, started {versions['began']}, veilstream {versions['veilstream']}, commit "
+                f"{versions['commit']}, as versions.json says.",
                 f"Stated {day}.",
             ],
         ),
@@ -147,24 +165,155 @@ def _parts(run: Run, head: RunHead, now: float) -> Parts:
     return parts
 
 
-def _check_folder(run: Run, head: RunHead) -> None:
-    if not Terms.promises(run.plan, head.dim, run.guarantees):
+def _check_folder(run: Run, head: RunHead, keys: ServerKeys) -> list[str]:
+    """Refuse a folder whose files do not fit each other; returns what is said about enrolments."""
+    if not head.terms:
+        raise InputError(
+            "run",
+            str(run.path / "checkpoint.bin"),
+            "a checkpoint that names the terms of its run",
+            "an earlier version wrote it, and what ran cannot be checked: state it with that version; if the run "
+            "is not over, start its server again, so that learners enrol again",
+        )
+    plan = run.plan
+    if not Terms.promises(plan, head.dim, run.guarantees):
         raise InputError(
             "run",
             str(run.path / "guarantee.json"),
             "the guarantee that plan.toml gives",
             "one of the two was changed, or another version wrote them: restore them, or state it with that version",
         )
-    if not run.finished:
-        return
-    summary = run.federation
-    if (summary.run, summary.rounds, summary.guarantee) != (head.run, head.round, run.guarantee):
+    terms = Terms.of(plan, head.dim)
+    agreed = _agreed(run, head, terms.settings, keys)
+    if head.terms != terms.settings["digest"]:
         raise InputError(
             "run",
-            str(run.path / "summary.json"),
-            f"the summary of run {head.run} after {head.round} rounds, as checkpoint.bin has it",
-            "restore the whole folder from one copy",
+            str(run.path / "checkpoint.bin"),
+            f"the terms that plan.toml gives (digest {terms.settings['digest'][:16]}…, not {head.terms[:16]}…)",
+            _ONE_COPY,
         )
+    _check_messages(run, head, terms)
+    if run.finished:
+        summary = run.federation
+        if (summary.run, summary.rounds, summary.guarantee) != (head.run, head.round, run.guarantee):
+            raise InputError(
+                "run",
+                str(run.path / "summary.json"),
+                f"the summary of run {head.run} after {head.round} rounds, as checkpoint.bin has it",
+                "restore the whole folder from one copy",
+            )
+    return agreed
+
+
+_ONE_COPY = (
+    "one of them was changed, or another version of veilstream, NumPy or SciPy made other numbers: restore the whole "
+    "folder from one copy, or state it with the versions in versions.json"
+)
+
+
+def _agreed(run: Run, head: RunHead, settings: dict[str, Any], keys: ServerKeys) -> list[str]:
+    """Check what learners signed when they enrolled: this run, and the terms that plan.toml gives."""
+    path = run.path / ENROLMENTS
+    signed, others = verified_enrolments(run.path, keys.identity.public, keys.learners)
+    for (name, epoch), enrolment in signed.items():
+        if enrolment.run != head.run:
+            raise InputError(
+                "run",
+                str(path),
+                f"enrolments in run {head.run}, as checkpoint.bin calls it; {name} signed epoch {epoch} of another",
+                "restore the whole folder from one copy",
+            )
+        if unlike := differences(enrolment.settings, settings):
+            told = ", ".join(f"{shown(k)}: {shown(repr(pair[0]))}" for k, pair in causes(unlike).items())
+            raise InputError(
+                "run",
+                str(run.path / "plan.toml"),
+                f"the plan that {name} signed when it enrolled ({shown(told, 400)})",
+                _ONE_COPY,
+            )
+    seats = {seat.name: seat for seat in head.seats}
+    needed = {(s.name, s.epoch) for s in head.seats if s.accepted is not None or s.state in ("open", "base")}
+    for name, epoch in sorted(needed - set(signed)):
+        by_another = (name, epoch) in others
+        raise InputError(
+            "run",
+            str(path),
+            f"the enrolment of {name} in epoch {epoch}, signed with its key",
+            f"{'the one there is of another key' if by_another else 'it is missing'}: restore the whole folder from "
+            "one copy, or name the folder of keys that the server was started with (--keys)",
+        )
+    for name, epoch in sorted(signed):
+        if name not in seats or epoch > seats[name].epoch or seats[name].state == "new":
+            raise InputError(
+                "run",
+                str(run.path / "checkpoint.bin"),
+                f"{name} as enrolled in epoch {epoch} or later, which it signed",
+                "restore the whole folder from one copy; after a kill, start the server again",
+            )
+    lines = [
+        f"{len(needed)} of {len(head.seats)} learners have enrolled. Each signed these terms with its own key, and "
+        "the signatures are verified."
+    ]
+    earlier = {(name, epoch) for name, epoch, _, _ in _listed_releases(run.path / "releases.csv")}
+    lines += [
+        f"NOT VERIFIED: {name}'s enrolment in epoch {epoch}, which is over, is missing or of a key that the server no "
+        "longer knows."
+        for name, epoch in sorted(earlier - set(signed))
+    ]
+    return lines
+
+
+def _check_messages(run: Run, head: RunHead, terms: Terms) -> None:
+    """Each learner's last message lies on the grid, and has the size and the steps, that the plan's terms give."""
+    for index, seat in enumerate(head.seats):
+        if seat.accepted is None:
+            continue
+        try:
+            message = stored_message(run.path, head, index)
+        except InputError:
+            if RunHead.load(run.path) != head:
+                raise InputError(
+                    "run", str(run.path), "a run that stands still", "its server has closed a round: try again"
+                ) from None
+            raise
+        wanted = {
+            "epoch": seat.epoch,
+            "grid": terms.grid.step,
+            "numbers": terms.release_dim,
+            "steps": (message.round + 1) * terms.local_steps,
+        }
+        found = {
+            "epoch": message.epoch,
+            "grid": message.grid,
+            "numbers": len(message.prefix),
+            "steps": message.steps,
+        }
+        if unlike := {key: (value, wanted[key]) for key, value in found.items() if value != wanted[key]}:
+            told = ", ".join(f"{key} {here:g}, by the plan {plan:g}" for key, (here, plan) in unlike.items())
+            raise InputError(
+                "run",
+                str(run.path / "messages.bin"),
+                f"a last message of {seat.name} under the terms of plan.toml ({told})",
+                _ONE_COPY,
+            )
+
+
+_VERSIONS = {
+    "began": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+    "veilstream": re.compile(r"[0-9A-Za-z.+!-]{1,60}|not installed"),
+    "commit": re.compile(r"[0-9a-f]{40}(\+changes)?|not a checkout|unknown"),
+}
+
+
+def _versions(run: Run) -> dict[str, str]:
+    """What versions.json says of time and version, where that is what a server writes: nothing else is signed."""
+    said = run.versions
+    for key, form in _VERSIONS.items():
+        if not form.fullmatch(str(said.get(key))):
+            raise InputError(
+                "run", str(run.path / "versions.json"), f"{key} as the server wrote it", "restore it from a copy"
+            )
+    return {key: str(said[key]) for key in _VERSIONS}
 
 
 def _heads(run: Run, head: RunHead) -> list[str]:
@@ -219,7 +368,16 @@ def _audit(run: Run) -> list[str]:
         digest = audit["plan_sha256"]
         whose = f"is for another plan ({digest})" if digest else "does not say which plan it is for"
         return [f"The one in the run's folder {whose}, so it says nothing about this run. {again}"]
+    told = {key: audit["claimed"].get(key) for key in ("epsilon", "delta")}
+    if told != {"epsilon": run.guarantee.epsilon, "delta": run.guarantee.delta}:
+        raise InputError(
+            "run",
+            "audit.json",
+            f"an audit of the promise of this run ({run.guarantee.epsilon:g}, {run.guarantee.delta:g})",
+            "it was changed, or is of another run: audit again, or remove it",
+        )
     return [
+        "What audit.json in the run's folder says; nobody has signed that file:",
         f"{audit['verdict']}.",
         f"Made {audit['made']}, for this plan, from {audit['runs']:,} runs with a canary; each "
         f"bound holds with probability {audit['confidence']:.0%}. It ran the learners' code "

@@ -40,7 +40,6 @@ Buffer = bytes | memoryview
 
 MAGIC = b"VSM2"
 _SIGNATURE_BYTES = 64
-_LONGEST_SHOWN = 200
 _HEAD = struct.Struct("<4sI")
 _LONGEST_HEAD = (1 << 16) - 256  # with signature and a release's own header: 64 KiB
 _WHOLE_BELOW = 1 << 32
@@ -271,16 +270,3 @@ def _small(text: str) -> int:
     if not 0 <= number < _WHOLE_BELOW:
         raise ValueError("a whole number that is out of range")
     return number
-
-
-def shown(said: object, longest: int = _LONGEST_SHOWN) -> str:
-    """A peer's text for a terminal or a log, cut to so many characters; what does not print becomes escapes."""
-    text = str(said)
-    escaped = "".join(_escaped(letter) for letter in text[: longest + 1])
-    return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."
-
-
-def _escaped(letter: str) -> str:
-    if letter.isprintable():
-        return letter
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -9,7 +9,7 @@ intact what the checkpoint names. The checkpoint is written whole or not at all,
 and before the next round is announced: a server that is killed loses at most the round in flight.
 Prefixes are read back when they are needed and not kept in memory.
 
-    8 bytes   VEILRUN1
+    8 bytes   VEILRUN2 (VEILRUN1, of earlier versions, has no `terms` in its head)
     8 bytes   length of the head, little-endian
     head      JSON: `RunHead`
     8·d       x, float64
@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.release import HEADER_BYTES, decode
+from veilstream.deployment.release import HEADER_BYTES, Message, decode
 from veilstream.errors import InputError
 from veilstream.federation.protocol.fold import Seat, SeatState
 from veilstream.federation.protocol.messages import Buffer
@@ -40,7 +40,7 @@ from veilstream.runs.folder import SERVER_CHECKPOINT
 
 CHECKPOINT, MESSAGES = SERVER_CHECKPOINT, "messages.bin"
 
-_MAGIC = b"VEILRUN1"
+_MAGIC, _EARLIER = b"VEILRUN2", b"VEILRUN1"
 _HEAD = struct.Struct("<8sQ")
 _HASH_BYTES = 32
 
@@ -70,6 +70,8 @@ class RunHead:
     release_dim: int
     """Numbers of a message: telemetry makes them more than ``dim``."""
     seats: tuple[SeatHead, ...]
+    terms: str = ""
+    """Digest of the terms that the run is under (`Terms.settings`); "" where an earlier version wrote it."""
 
     @classmethod
     def load(cls, folder: Path) -> RunHead:
@@ -88,6 +90,8 @@ class Position:
     """What is published: x itself, or an average of all so far."""
     seats: Mapping[str, Seat]
     messages: MessageFile
+    terms: str = ""
+    """As `RunHead.terms`."""
 
     def save(self, folder: Path) -> None:
         """Durable when it returns, messages included."""
@@ -95,7 +99,7 @@ class Position:
         seats = tuple(
             SeatHead(s.name, s.epoch, s.round, s.accepted, s.state, s.why, _slots(s).slot) for s in self.seats.values()
         )
-        about = RunHead(self.run, self.round, len(self.x), self.messages.dim, seats)
+        about = RunHead(self.run, self.round, len(self.x), self.messages.dim, seats, self.terms)
         head = json.dumps(dataclasses.asdict(about)).encode()
         pieces = [_HEAD.pack(_MAGIC, len(head)), head, self.x.astype("<f8").tobytes()]
         if not np.array_equal(self.average, self.x):
@@ -120,7 +124,7 @@ class Position:
                 slots.check(s.name, *s.accepted)
             seats[s.name] = Seat(s.name, slots, s.epoch, s.round, s.accepted, s.state, s.why)
         x, average = numbers[: head.dim], numbers[-head.dim :].copy()
-        return cls(head.run, head.round, x, average, seats, messages)
+        return cls(head.run, head.round, x, average, seats, messages, head.terms)
 
 
 def _slots(seat: Seat) -> Slots:
@@ -134,14 +138,14 @@ def _read(path: Path) -> tuple[RunHead, NDArray[np.float64]]:
     except OSError as error:
         raise _missing(path, "the server's checkpoint", error) from error
     whole = memoryview(data)[:-_HASH_BYTES]
-    if data[:4] == _MAGIC[:4] and data[:8] != _MAGIC:
+    if data[:4] == _MAGIC[:4] and data[:8] not in (_MAGIC, _EARLIER):
         raise InputError(
             "run folder",
             str(path),
-            "a checkpoint of version 1",
+            "a checkpoint of version 1 or 2",
             "another veilstream wrote it: finish the run with that one, or begin a new run in another folder",
         )
-    if data[:8] != _MAGIC or hashlib.sha256(whole).digest() != data[-_HASH_BYTES:]:
+    if data[:8] not in (_MAGIC, _EARLIER) or hashlib.sha256(whole).digest() != data[-_HASH_BYTES:]:
         raise InputError(
             "run folder", str(path), "a whole checkpoint", "it is damaged: put the whole folder back from one copy"
         )
@@ -151,6 +155,31 @@ def _read(path: Path) -> tuple[RunHead, NDArray[np.float64]]:
         seat["accepted"] = seat["accepted"] and tuple(seat["accepted"])
     told["seats"] = tuple(SeatHead(**seat) for seat in told["seats"])
     return RunHead(**told), np.frombuffer(whole[end:], "<f8").astype(np.float64)
+
+
+def stored_message(folder: Path, head: RunHead, index: int) -> Message:
+    """The message that a checkpoint names for the seat at ``index``; only read, so a server may be running."""
+    seat, path = head.seats[index], folder / MESSAGES
+    assert seat.accepted is not None
+    size = HEADER_BYTES + 8 * head.release_dim
+    try:
+        with path.open("rb") as file:
+            file.seek((2 * index + (seat.slot or 0)) * size)
+            found = file.read(size)
+    except OSError as error:
+        raise _missing(path, "the file with the learners' last messages", error) from error
+    _check_message(path, seat.name, found, *seat.accepted)
+    return decode(found)
+
+
+def _check_message(path: Path, name: str, found: bytes, round_: int, hashed: str) -> None:
+    if hashlib.sha256(found).hexdigest() != hashed or decode(found).round != round_:
+        raise InputError(
+            "run folder",
+            str(path),
+            f"to hold the message of {name!r} that the checkpoint names",
+            "the file is damaged, or from another moment: put the whole folder back from one copy",
+        )
 
 
 def _missing(path: Path, rule: str, error: OSError) -> InputError:
@@ -244,13 +273,7 @@ class Slots:
     def check(self, name: str, round_: int, hashed: str) -> None:
         """Refuse a message that is not the one that the checkpoint names."""
         found = b"" if self.slot is None else self._file.read(self._index, self.slot)
-        if hashlib.sha256(found).hexdigest() != hashed or decode(found).round != round_:
-            raise InputError(
-                "run folder",
-                str(self._file.path),
-                f"to hold the message of {name!r} that the checkpoint names",
-                "the file is damaged, or from another moment: put the whole folder back from one copy",
-            )
+        _check_message(self._file.path, name, found, round_, hashed)
 
 
 class ModelFile:

@@ -22,12 +22,13 @@ from veilstream.errors import InputError, ProtocolError, UnknownName, Veilstream
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat
-from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest, shown
+from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
+from veilstream.wording import shown
 
 _log = logging.getLogger(__name__)
 
@@ -141,10 +142,9 @@ class Coordinator:
         for node in nodes:
             asking = self._ending.setdefault(node, Enrolling())
             if now > asking.again_at:
-                request = Request("end", self.run, "", secrets.token_hex(8), self.fold.round).sign(self._keys.identity)
-                asking.asked.append(digest(request))
+                request = Request("end", self.run, "", secrets.token_hex(8), self.fold.round)
                 asking.again_at = now + _AGAIN_S
-                transport.send(node, request)
+                transport.send(node, asking.ask(request, self._keys.identity))
         for node, data in transport.receive(_LOOK_S):
             try:
                 self._confirmed |= self._ended(node, data)
@@ -250,10 +250,9 @@ class Coordinator:
                     secrets.token_hex(8),
                     settings=self._settings,
                     follows=self._follows,
-                ).sign(self._keys.identity)
-                asking.asked.append(digest(request))
+                )
                 asking.again_at = now + _AGAIN_S
-                transport.send(node, request)
+                transport.send(node, asking.ask(request, self._keys.identity))
 
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
         now, answered = time.monotonic(), set(self.fold.answered)
@@ -295,7 +294,7 @@ class Coordinator:
             if reply.kind == "refusal":
                 self._refusal(node, reply, here)
             elif reply.kind == "enrolled":
-                self._seat(node, reply, here)
+                self._seat(node, reply, data, here)
             elif reply.kind == "absent":
                 self._absent(reply, here)
             else:
@@ -328,7 +327,7 @@ class Coordinator:
             raise ProtocolError(f"a reply from {name!r} to nothing that was asked", "an old message was sent again")
         return reply
 
-    def _seat(self, node: str, reply: Reply, here: OpenRound) -> None:
+    def _seat(self, node: str, reply: Reply, data: Buffer, here: OpenRound) -> None:
         name, facts = reply.learner, reply.facts
         if node in self._keys.learners and node != name:
             raise ProtocolError(f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys")
@@ -352,6 +351,8 @@ class Coordinator:
                 self._refused[name] = f"{name}: {error.what}"
             self._ask_later(node)
             raise
+        asked = self._enrolling[node].asked[reply.answers].sign(self._keys.identity)
+        self._files.keep_enrolment(name, facts["epoch"], asked, data)
         apart = abs(int(time.time()) - facts["time"])
         if apart > _CLOCKS_APART_S:
             _log.warning("the clocks of learner %s and of this server are %d s apart", name, apart)

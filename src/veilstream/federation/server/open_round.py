@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
+from veilstream.federation.keys.identity import PrivateKey
 from veilstream.federation.protocol.fold import ClosedRound
+from veilstream.federation.protocol.messages import Request, digest
 
 _ASKED = 16  # requests to one node that may still be answered: it may never answer any
 
@@ -36,9 +37,17 @@ class Asked:
 class Enrolling:
     """A node that has been asked who it is."""
 
-    asked: deque[str] = field(default_factory=lambda: deque(maxlen=_ASKED))
-    """Hashes of the newest requests; any of them may be answered."""
+    asked: dict[str, Request] = field(default_factory=dict)
+    """The newest requests by their hashes; any of them may be answered."""
     again_at: float = 0.0
+
+    def ask(self, request: Request, key: PrivateKey) -> bytes:
+        """The request as it is sent; from now on it may be answered."""
+        sent = request.sign(key)
+        self.asked[digest(sent)] = request
+        if len(self.asked) > _ASKED:
+            del self.asked[next(iter(self.asked))]  # the oldest
+        return sent
 
 
 @dataclass

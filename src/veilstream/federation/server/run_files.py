@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, RunBusy
 from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
+from veilstream.federation.protocol.messages import Buffer
 from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, MessageFile, ModelFile, Position, Slots
+from veilstream.federation.server.enrolments import ENROLMENTS, ENROLMENTS_HEADER, drop_superseded, enrolment_line
 from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
 from veilstream.files import FileLock, write_file
 from veilstream.plans.plan import Plan
@@ -26,7 +29,11 @@ from veilstream.runs.tables import keep_whole_lines
 
 _log = logging.getLogger(__name__)
 
-_TABLES = {"rounds.csv": "round,seconds,answered,missing\n", "releases.csv": "round,learner,epoch,learner_round,hash\n"}
+_TABLES = {
+    "rounds.csv": "round,seconds,answered,missing\n",
+    "releases.csv": "round,learner,epoch,learner_round,hash\n",
+    ENROLMENTS: ENROLMENTS_HEADER,
+}
 """Tables that grow by lines, with their headers."""
 
 
@@ -63,6 +70,8 @@ class RunFiles:
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
         self.models = ModelFile(folder / "models.f32", terms.dim)
         self.telemetry = TelemetryFiles.of(folder, plan, terms)
+        self._digest = str(terms.settings["digest"])
+        self._enrolled: dict[tuple[str, int], str] = {}  # lines of enrolments.csv since this start
 
     def open(self, x0: NDArray[np.float32], learners: list[str]) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
@@ -105,10 +114,20 @@ class RunFiles:
                 f"those that the run was begun with: {sorted(position.seats)}",
                 "name another folder for another run",
             )
+        if position.terms not in ("", self._digest):
+            raise InputError(
+                "run folder",
+                str(self._folder),
+                f"the terms that the run was begun under (digest {position.terms[:16]}…, now {self._digest[:16]}…)",
+                "another version of veilstream, NumPy or SciPy makes other numbers of the same plan: go on with the "
+                "versions in versions.json, or begin a new run in another folder",
+            )
         self.run, self._messages = position.run, position.messages
         for name, header in _TABLES.items():
-            if keep_whole_lines(self._folder / name, header):
+            there = (self._folder / name).exists()  # an earlier version kept no enrolments
+            if keep_whole_lines(self._folder / name, header) and there:
                 _log.warning("%s: removed an unfinished last line", self._folder / name)
+        drop_superseded(self._folder)
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
         state = FoldState(position.round, position.x, position.average, self.models.read(0))
@@ -132,6 +151,10 @@ class RunFiles:
         if fold.finished:
             self._sum_up(fold)
 
+    def keep_enrolment(self, learner: str, epoch: int, request: bytes, reply: Buffer) -> None:
+        """Durable with the next checkpoint: what a learner signed, and what it answered; the newest of an epoch."""
+        self._enrolled[learner, epoch] = enrolment_line(learner, epoch, request, bytes(reply))
+
     def record_operation(self, fold: ServerFold, operation: str, about: str, why: str) -> None:
         """Durable when it returns: what an operator did between rounds, and what came of it."""
         path = self._folder / "operations.csv"
@@ -146,7 +169,14 @@ class RunFiles:
         self._save(fold)
 
     def _save(self, fold: ServerFold) -> None:
-        Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages).save(self._folder)
+        if self._enrolled:  # before the checkpoint, which a statement compares with them
+            with (self._folder / ENROLMENTS).open("a") as file:
+                file.writelines(self._enrolled.values())
+                file.flush()
+                os.fsync(file.fileno())
+            self._enrolled = {}
+        position = Position(self.run, fold.round, fold.x, fold.average, fold.seats, self._messages, self._digest)
+        position.save(self._folder)
 
     def _sum_up(self, fold: ServerFold) -> None:
         seats = fold.seats.values()
