@@ -315,4 +315,4 @@ def test_a_plans_query_may_use_everything_that_reads(tmp_path):
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2) SELECT upper(name) AS name, "
         "row_number() OVER (ORDER BY age) AS place FROM people JOIN n ON i = age WHERE json_valid('1') ORDER BY age"
     )
-    assert list(open_table(path, query=query)) == [{"name": "A", "place": 1}, {"name": "B", "place": 2}]
+    assert cells(open_table(path, query=query)) == [{"name": "A", "place": 1}, {"name": "B", "place": 2}]

@@ -99,14 +99,14 @@ class Daemon:
         except _Closing:
             raise
         except VeilstreamError as error:
-            self._say(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
+            self._note_refused(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might quote data, so it is not shown
-            self._say(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
+            self._note_refused(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
-    def _say(self, reason: str, text: str) -> None:
+    def _note_refused(self, reason: str, text: str) -> None:
         """Write one line a minute for each reason: no server may fill the disk."""
         for line in (*self._lines.due(), self._lines.add("the server", reason, text)):
             if line is not None:
