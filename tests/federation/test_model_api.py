@@ -369,3 +369,22 @@ def test_addresses_that_cannot_be_listened_at_are_named(world):
     for address in (("127.0.0.1", world.api.port), ("192.0.2.1", 0)):
         with pytest.raises(InputError, match=r"--model-api.*an address to listen at"):
             ModelApi(world.coordinator, world.plan, address)
+
+
+def test_connections_that_never_shake_hands_are_counted_when_they_are_accepted(world):
+    """The limits once applied after the TLS handshake: 1,100 silent connections took every open file."""
+    keys = world.ca.parent
+    tls = (keys / "tls.pem", keys / "tls.key")
+    limits = Limits(connections_per_address=8, handshake_s=2.0)
+    with closing(ModelApi(world.coordinator, world.plan, ("127.0.0.1", 0), tls, limits=limits)) as api:
+        silent = [socket.create_connection(("127.0.0.1", api.port)) for _ in range(100)]
+        try:
+            wait_for(lambda: sum(map(ended, silent)) == 92)
+            assert api._server.connections == 8
+            got = fetch_model(f"https://127.0.0.1:{api.port}", ca=world.ca)  # others still get in
+            assert got.round == 3
+            wait_for(lambda: all(map(ended, silent)), 10)  # the handshake's deadline
+            wait_for(lambda: api._server.connections == 0)
+        finally:
+            for raw in silent:
+                raw.close()

@@ -280,3 +280,39 @@ def test_other_files_are_refused(tmp_path):
 def test_files_that_are_no_text_are_named_for_what_they_are(tmp_path, content, says):
     with pytest.raises(InputError, match=says):
         table(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "VACUUM INTO '{out}'",
+        "ATTACH DATABASE '{out}' AS other",
+        "PRAGMA writable_schema = 1",
+        "CREATE TEMP TABLE t AS SELECT * FROM people",
+        "SELECT load_extension('{out}')",
+        "DELETE FROM people",
+    ],
+)
+def test_a_plans_query_may_read_and_do_nothing_else(query, tmp_path):
+    """`VACUUM INTO` once copied a file of mode 0600 to one of mode 0644, although the connection was read-only."""
+    path, out = tmp_path / "a.sqlite", tmp_path / "copy.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE people (name)")
+        connection.execute("INSERT INTO people VALUES ('x')")
+    connection.close()
+    with pytest.raises(InputError, match=r"data\.query"):
+        open_table(path, query=query.format(out=out))
+    assert not out.exists()
+
+
+def test_a_plans_query_may_use_everything_that_reads(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE people (name, age)")
+        connection.executemany("INSERT INTO people VALUES (?, ?)", [("b", 2), ("a", 1)])
+    connection.close()
+    query = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2) SELECT upper(name) AS name, "
+        "row_number() OVER (ORDER BY age) AS place FROM people JOIN n ON i = age WHERE json_valid('1') ORDER BY age"
+    )
+    assert cells(open_table(path, query=query)) == [{"name": "A", "place": 1}, {"name": "B", "place": 2}]

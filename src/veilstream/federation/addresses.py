@@ -65,6 +65,27 @@ def wait_until_free(host: str, port: int, patience_s: float = 10.0) -> None:
         time.sleep(0.1)
 
 
+def listen_at(address: Address, option: str, backlog: int = 128) -> socket.socket:
+    """A socket that listens; `option` is what to name if it cannot."""
+    host, port = address
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # asyncio sets TCP_NODELAY only on sockets that name the protocol. Without it, every second
+        # answer on a connection waits 40 ms for the caller's delayed ACK.
+        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+            listening.listen(backlog)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise InputError(option, f"{host}:{port}", "an address to listen at", str(error)) from None
+    listening.setblocking(False)
+    return listening
+
+
 def connections_allowed(peers: int) -> int:
     """How many connections to take on one port: a third of the open files, or more for that many peers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

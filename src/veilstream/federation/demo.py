@@ -193,7 +193,7 @@ def _run_flower(folder: Path, sources: Mapping[str, str], rounds: int, *, truste
 def _veilstream(folder: Path, command: str, name: str, *, keys: str, **options: str) -> Child:
     """A veilstream command; options that name a file of the folder are relative to it."""
     paths = {"plan": "plan.toml", "keys": keys}
-    arguments = [sys.executable, "-m", "veilstream", command]
+    arguments = [sys.executable, "-P", "-m", "veilstream", command]  # -P: no module of the current folder
     for option, value in {**paths, **options}.items():
         inside = option in ("plan", "keys", "out", "store")
         arguments += [f"--{option}", str(folder / value) if inside else value]

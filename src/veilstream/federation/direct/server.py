@@ -23,6 +23,7 @@ from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import expiring, invalid, load
 from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
 from veilstream.federation.protocol.transport import Failure, Inbox, Received
+from veilstream.federation.repeated_lines import RepeatedLines
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
@@ -65,6 +66,7 @@ class DirectServer:
         self._server: grpc.aio.Server | None = None
         self._loop = wire.event_loop()
         self._notes: deque[str] = deque(maxlen=100)
+        self._lines = RepeatedLines()
         self._warn_at = 0.0
 
     def start(self) -> None:
@@ -114,10 +116,14 @@ class DirectServer:
             self._warn_at = time.monotonic() + _DAY_S
             if soon := expiring(self._certificate(), "the server's"):
                 self._notes.append(f"warning: {soon}")
-        lines = []
+        lines = self._lines.due()
         while self._notes:
             lines.append(self._notes.popleft())
         return "; ".join(lines) or None
+
+    def _note(self, peer: str, reason: str, text: str) -> None:
+        if (line := self._lines.add(peer, reason, text)) is not None:
+            self._notes.append(line)
 
     def nodes(self) -> set[str]:
         """Learners that are connected."""
@@ -179,7 +185,7 @@ class DirectServer:
             while (frame := await context.read()) is not grpc.aio.EOF:
                 if not self._hear(link, frame):
                     why = "it sent what was not asked for"
-                    self._notes.append(f"{name}: {why}; its connection was ended")
+                    self._note(name, "unasked", f"{name}: {why}; its connection was ended")
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
                 del frame  # else each stream would hold its last one while it waits
         except asyncio.CancelledError:
@@ -212,7 +218,8 @@ class DirectServer:
         if key is None or not (self._insecure or learner_uri(name, key) in self._uris(context)):
             shown = ascii(name[:64])
             who = "the learner that it names" if key else "known"
-            self._notes.append(f"a connection as {shown} was refused: its certificate is not {who}")
+            text = f"a connection as {shown} was refused: its certificate is not {who}"
+            self._note(name if key else "unknown names", "certificate", text)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not known")
         return name, instance
 
@@ -232,7 +239,7 @@ class DirectServer:
         if first is not None and first.instance != instance:
             there = await first.ping()
             if there:
-                self._notes.append(f"a second learner calls itself {name!r}: it was refused")
+                self._note(name, "second", f"a second learner calls itself {name!r}: it was refused")
                 await context.abort(grpc.StatusCode.ALREADY_EXISTS, "this name is connected")
             if name in self._links:  # keep-alive will tell; then it may have the place
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "this place is being cleared")

@@ -2,8 +2,10 @@
 
 Every connection has a deadline at every moment: for its next request to arrive whole, and for its
 answer to be read. If there are too many, a new connection replaces the one that has kept the server
-waiting longest, at the address that has most. So callers who trickle bytes, or read nothing, cost a
-socket each for some seconds and block nobody else. Requests are not logged.
+waiting longest, at the address that has most. Connections are counted from the moment they are
+accepted, before TLS: each has a buffer of 0.3 MB from there on. So callers who say nothing, trickle
+bytes, or read nothing, cost a socket each for some seconds and block nobody else. Requests are not
+logged.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
-from veilstream.federation.addresses import connections_allowed
+from veilstream.federation.addresses import connections_allowed, listen_at
 
 try:
     import uvicorn
@@ -35,11 +37,10 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 256
+_BACKLOG = 128  # also the most that are accepted before the first of them is counted
 _START_S = 20.0
 _ABORT_S = 1.0  # from asking a connection to end until it is cut
 _GRACE_S = 1  # for answers under way when the server is closed
-_HANDSHAKE_S = 10.0
 _LARGEST_HEAD = 16 << 10
 _PIECE = 1 << 16
 _LATE_BODY = b'{"error": "the request came too slowly"}\n'
@@ -54,7 +55,10 @@ class Limits:
     """What one caller, and all callers together, may take."""
 
     connections: int = 512
+    """Fewer where the system allows few open files."""
     connections_per_address: int = 64
+    handshake_s: float = 5.0
+    """From accepting a connection to the end of its TLS handshake."""
     idle_s: float = 30.0
     """How long a connection may stay open between two requests."""
     request_s: float = 10.0
@@ -82,13 +86,14 @@ class AsgiServer:
     def __init__(
         self,
         app: ASGIApp,
-        address: tuple[str, int],
+        address: tuple[str, int] | socket.socket,
         *,
         option: str,
         tls: tuple[Path, Path] | None = None,
         limits: Limits | None = None,
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``address``: where to listen, or a socket that listens already."""
         limits = limits or Limits()
         most = min(limits.connections, connections_allowed(0))
         self._connections = _Connections(replace(limits, connections=most), refused)
@@ -112,9 +117,9 @@ class AsgiServer:
         config.load()
         if tls is not None:
             config.ssl = _context(tls)
-        listening = _listen(address, option)
+        listening = address if isinstance(address, socket.socket) else listen_at(address, option)
         self.port = int(listening.getsockname()[1])
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, self._connections)
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listening,), name=f"http {option}", daemon=True)
         self._thread.start()
@@ -123,7 +128,7 @@ class AsgiServer:
             raise VeilstreamError(f"{option}: the HTTP server did not start; try again")
 
     def _run(self, listening: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: _Loop(self._connections)) as runner:
             runner.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
@@ -144,34 +149,31 @@ class AsgiServer:
         self._thread.join(_START_S)
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, guard: _Connections) -> None:
+        super().__init__(config)
+        self._guard = guard
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn knows connections from their first request on; the others are ended here."""
+        for connection in tuple(self._guard.open):
+            if isinstance(connection, _Handshake):
+                connection.cut()
+        await super().shutdown(sockets)
+
+
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers give a TLS handshake ten seconds, not a minute."""
+    """An event loop whose TLS servers count a connection before its handshake, not after it."""
 
-    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
-        if options.get("ssl") is not None:
-            options.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
-        return await super().create_server(*args, **options)
+    def __init__(self, guard: _Connections) -> None:
+        super().__init__()
+        self._guard = guard
 
-
-def _listen(address: tuple[str, int], option: str) -> socket.socket:
-    host, port = address
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # asyncio sets TCP_NODELAY only on sockets that name the protocol. Without it, every second
-        # answer on a connection waits 40 ms for the caller's delayed ACK.
-        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(where)
-            listening.listen(_BACKLOG)
-        except OSError:
-            listening.close()
-            raise
-    except OSError as error:
-        shown = f"{host}:{port}"
-        raise InputError(option, shown, "an address to listen at", str(error)) from None
-    listening.setblocking(False)
-    return listening
+    async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> asyncio.Server:
+        context, make = options.pop("ssl", None), protocol_factory
+        if context is not None:
+            make = lambda: _Handshake(protocol_factory, context, self._guard, self)  # noqa: E731
+        return await super().create_server(make, *args, **options)
 
 
 def _context(tls: tuple[Path, Path]) -> ssl.SSLContext:
@@ -204,9 +206,9 @@ def _guarded(app: ASGIApp) -> ASGIApp:
 class _Connections:
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
         self.limits, self.refused = limits, refused
-        self.open: set[_Connection] = set()
+        self.open: set[_Connection | _Handshake] = set()
 
-    def enter(self, new: _Connection) -> None:
+    def enter(self, new: _Connection | _Handshake) -> None:
         """Add a connection; if there are too many, one that waits for its caller leaves, or else the new one."""
         self.open.add(new)
         held = Counter(connection.address for connection in self.open)
@@ -220,6 +222,74 @@ class _Connections:
         leaving = min(others, key=lambda c: c.since, default=new)
         self.refused("too many connections")
         leaving.cut()
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection from the moment it is accepted to the end of its TLS handshake."""
+
+    waiting = True
+
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext, guard: _Connections, loop: _Loop
+    ) -> None:
+        self._make, self._context, self._guard, self._loop = make, context, guard, loop
+        self._early = b""
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.pause_reading()  # TLS reads, not this
+        self.transport, self.since = transport, self._loop.time()
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if isinstance(peer, tuple) else ""
+        self._guard.enter(self)
+        if not self._ended:
+            self._task = self._loop.create_task(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        try:
+            encrypted = await self._loop.start_tls(
+                self.transport,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._guard.limits.handshake_s,
+                ssl_shutdown_timeout=_ABORT_S,
+            )
+        except (OSError, asyncio.CancelledError):
+            if not self._ended:
+                self._guard.refused("no TLS handshake")
+            return
+        finally:
+            self._guard.open.discard(self)
+        if encrypted is None or self._ended:
+            return
+        inner = self._make()
+        encrypted.set_protocol(inner)
+        inner.connection_made(encrypted)
+        if self._early:
+            inner.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        """What came with the end of the handshake."""
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        self._guard.open.discard(self)
+
+    def cut(self) -> None:
+        self._ended = True
+        self._guard.open.discard(self)
+        _reset(self.transport)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    if (raw := transport.get_extra_info("socket")) is not None:
+        # By a reset: otherwise the kernel keeps unread bytes until the caller reads them.
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class _Connection(H11Protocol):
@@ -258,7 +328,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def shutdown(self) -> None:
-        """An answer under way may be read; other connections are cut, also during a TLS handshake."""
+        """An answer under way may be read; other connections are cut."""
         if self.waiting:
             self.cut()
         else:
@@ -276,11 +346,7 @@ class _Connection(H11Protocol):
     def cut(self) -> None:
         self._cut = True
         self.guard.open.discard(self)
-        if (raw := self.transport.get_extra_info("socket")) is not None:
-            # By a reset: otherwise the kernel keeps unread bytes until the caller reads them.
-            with contextlib.suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
+        _reset(self.transport)
 
     def _set(self, seconds: float) -> None:
         if self._timer is not None:

@@ -29,11 +29,12 @@ from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
-from veilstream.wording import shown
+from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
+from veilstream.wording import shown
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Daemon:
         self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
+        self._lines = RepeatedLines()
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         if replies == "by source":
@@ -100,12 +102,18 @@ class Daemon:
         except _Closing:
             raise
         except VeilstreamError as error:
-            _log.error("request refused: %s", shown(error, LONGEST_TEXT))
+            self._note_refused(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might quote data, so it is not shown
-            _log.error("%s while answering; this is a defect", type(error).__name__)
+            self._note_refused(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
+
+    def _note_refused(self, reason: str, text: str) -> None:
+        """Write one line a minute for each reason: no server may fill the disk."""
+        for line in (*self._lines.due(), self._lines.add("the server", reason, text)):
+            if line is not None:
+                _log.error("%s", line)
 
     def _answer(self, request: Request, answers: str) -> Reply:
         unnamed = request.kind in ("enrol", "end") and request.learner == ""

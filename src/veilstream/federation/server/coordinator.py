@@ -24,6 +24,7 @@ from veilstream.federation.protocol.bounds import OutOfBounds
 from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat
 from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.transport import Failure, Received, Transport
+from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -89,6 +90,7 @@ class Coordinator:
         self._said_stuck = -_SAY_AGAIN_S
         self.messages_refused: Counter[str] = Counter()
         """How many messages were not acted on, by the kind of error."""
+        self._lines = RepeatedLines()
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
 
     @property
@@ -145,6 +147,7 @@ class Coordinator:
                 request = Request("end", self.run, "", secrets.token_hex(8), self.fold.round)
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, asking.ask(request, self._keys.identity))
+        self._say_repeated()
         for node, data in transport.receive(_LOOK_S):
             try:
                 self._confirmed |= self._ended(node, data)
@@ -183,6 +186,7 @@ class Coordinator:
         for node, data in transport.receive(_LOOK_S):
             self._take(node, data, here)
         if time.monotonic() > self._tell_at:
+            self._say_repeated()
             self._tell()
 
     def _complete(self, here: OpenRound) -> bool:
@@ -284,7 +288,7 @@ class Coordinator:
 
     def _take(self, node: str, data: Received, here: OpenRound) -> None:
         if isinstance(data, Failure):
-            _log.warning("%s: %s", self._name_at(node), shown(data.why))
+            self._say(node, "delivery failed", f"{self._name_at(node)}: {shown(data.why)}")
             for asked in here.asked.values():
                 if asked.node == node:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
@@ -303,15 +307,22 @@ class Coordinator:
             self._note_refused(node, error)
 
     def _note_refused(self, node: str, error: Exception) -> None:
-        self.messages_refused[type(error).__name__] += 1
+        kind, who = type(error).__name__, self._name_at(node)
+        self.messages_refused[kind] += 1
         if isinstance(error, VeilstreamError):
-            _log.warning("%s: %s", self._name_at(node), shown(error, _LONGEST_LINE))
+            self._say(node, kind, f"{who}: {shown(error, _LONGEST_LINE)}")
         else:
-            _log.error(
-                "%s: %s while reading a reply, which was dropped; this is a defect",
-                self._name_at(node),
-                type(error).__name__,
-            )
+            text = f"{who}: {kind} while reading a reply, which was dropped; this is a defect"
+            self._say(node, kind, text, logging.ERROR)
+
+    def _say(self, node: str, reason: str, text: str, level: int = logging.WARNING) -> None:
+        """Write one line a minute for each peer and reason: no peer may fill the disk."""
+        if (line := self._lines.add(node, reason, text)) is not None:
+            _log.log(level, "%s", line)
+
+    def _say_repeated(self) -> None:
+        for line in self._lines.due():
+            _log.warning("%s", line)
 
     def _checked(self, node: str, data: Buffer) -> Reply:
         """From a known learner, signed, in answer to something that was asked."""
@@ -403,7 +414,7 @@ class Coordinator:
         else:
             self._refused[name] = f"{name}: {why}"
             self._ask_later(node)  # someone may repair it
-        _log.warning("learner %s refuses: %s", name, why)
+        self._say(node, "refusal", f"learner {name} refuses: {why}")
 
     def _ask_later(self, node: str) -> None:
         asking = self._enrolling.setdefault(node, Enrolling())

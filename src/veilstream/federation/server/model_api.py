@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.federation.http.asgi_server import AsgiServer, Limits, SharedBody
-from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.server_metrics import CONTENT_TYPE, ServerMetrics
 from veilstream.plans.plan import Plan
 from veilstream.runs.released_model import ReleasedModel, model_sha256, plan_digest
@@ -46,21 +46,55 @@ _KEPT_TAGS = 256
 _SLOWEST = 50_000  # bytes a second that a caller must be able to read
 
 
+class Published(Protocol):
+    """A `Coordinator`, or what another process was told of one (`model_process`)."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def round(self) -> int:
+        """Rounds that are done."""
+
+    @property
+    def terms(self) -> Any:
+        """rounds, dim and guarantee."""
+
+    @property
+    def models(self) -> Any:
+        """`read` gives the model of a round."""
+
+
+class Counts(Protocol):
+    """Where requests are counted, and the metrics page comes from."""
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Count."""
+
+    def refuse(self, reason: str) -> None:
+        """Count a connection that was cut."""
+
+    def text(self, coordinator: Any) -> str:
+        """The page."""
+
+
 class ModelApi:
     """Serves a coordinator's models until `close`."""
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: Published,
         plan: Plan,
-        address: tuple[str, int],
+        address: tuple[str, int] | socket.socket,
         tls: tuple[Path, Path] | None = None,
         *,
-        metrics: ServerMetrics | None = None,
+        metrics: Counts | None = None,
         limits: Limits | None = None,
         more: Sequence[BaseRoute] = (),
     ) -> None:
-        self._coordinator, self._metrics = coordinator, metrics or ServerMetrics()
+        self._coordinator = coordinator
+        self._metrics: Counts = metrics or ServerMetrics()
         self._plan_toml, self._plan_digest = plan.to_toml(), plan_digest(plan)
         self._encoded: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._tags: OrderedDict[int, str] = OrderedDict()
@@ -76,8 +110,13 @@ class ModelApi:
             ],
             exception_handlers={HTTPException: _not_found},
         )
-        self._server = AsgiServer(app, address, option="--model-api", tls=tls, limits=limits)
+        self._server = AsgiServer(app, address, option="--model-api", tls=tls, limits=limits, refused=self._metrics.refuse)
         self.port = self._server.port
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return self._server.connections
 
     def close(self) -> None:
         """Stop answering."""

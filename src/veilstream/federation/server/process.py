@@ -1,10 +1,13 @@
-"""The server's long-lived process: transport, coordinator and the model API; no noise, no clients' data."""
+"""The server's long-lived process: transport and coordinator; no noise, no clients' data.
+
+The model API, which strangers reach, is a process of its own (`model_process`).
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +29,9 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 
 if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
+    from veilstream.federation.server.model_process import ModelProcess, RelayedPage
 
-    from veilstream.federation.http.live_routes import LivePage
-
-    class LiveFederationPage(LivePage, Protocol):
+    class LiveFederationPage(RelayedPage, Protocol):
         """A live page that is told how the server stands."""
 
         def standing(self, now: Standing) -> None:
@@ -85,11 +86,14 @@ class ServerService:
         opening = open_run(self.folder, self.plan, task, next_run=self.next_run)
         self.folder, x0 = opening.folder, opening.x0
         page: LiveFederationPage | None = None
+        api: ModelProcess | None = None
 
         def moved(now: Standing) -> None:
             metrics.standing(now)
             if page is not None:
                 page.standing(now)
+            if api is not None:
+                api.tell()
             watch(now)
 
         with ExitStack() as stack:
@@ -104,7 +108,7 @@ class ServerService:
             _log.info("guarantee: %s", coordinator.terms.guarantee)
             if self.live is not None:
                 page = self.live(coordinator, metrics, self.folder)
-            self._publish(coordinator, metrics, page, stack)
+            api = self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
             carrying = self._carrying(len(x0))
@@ -138,27 +142,24 @@ class ServerService:
 
     def _publish(
         self, coordinator: Coordinator, metrics: ServerMetrics, page: LiveFederationPage | None, stack: ExitStack
-    ) -> None:
+    ) -> ModelProcess | None:
         if self.model_api is None:
-            return
-        from veilstream.federation.server.model_api import ModelApi
+            return None
+        from veilstream.federation.server.model_process import ModelProcess
 
         tls = None if self.insecure else (self.keys / "tls.pem", self.keys / "tls.key")
-        routes: Sequence[BaseRoute] = ()
-        if page is not None:
-            from veilstream.federation.http.live_routes import LiveRoutes
-
-            local = is_loopback(self.model_api[0])
-            routes = LiveRoutes(page, LIVE, own_port=(lambda: api.port) if local else None).routes
-        api = ModelApi(coordinator, self.plan, self.model_api, tls, metrics=metrics, more=routes)
+        local = is_loopback(self.model_api[0])
+        api = ModelProcess(
+            coordinator, self.plan, self.model_api, tls, metrics=metrics, page=page, path=LIVE, local=local
+        )
         stack.callback(api.close)
         scheme = "http" if tls is None else "https"
         host = f"[{self.model_api[0]}]" if ":" in self.model_api[0] else self.model_api[0]
         at = f"{scheme}://{host}:{api.port}"
         _log.info("models are published at %s/model/latest", at)
         if page is not None:
-            stack.callback(page.feed.stop)
             _log.info("the live page is at %s%s", at, LIVE)
+        return api
 
     def _serve_on(
         self, coordinator: Coordinator, transport: Transport, check: Callable[[], None], stop: threading.Event

@@ -49,6 +49,10 @@ class ServerMetrics:
         with self._lock:
             self._counts[name] += amount
 
+    def refuse(self, reason: str) -> None:
+        """Count a connection that was cut."""
+        self.add(f"connections cut: {reason}")
+
     def counted(self, name: str) -> int:
         """How often, since the start."""
         with self._lock:
@@ -123,7 +127,6 @@ _COUNTERS = {
     "message_sent_bytes": "Bytes of messages to learners.",
     "message_received_bytes": "Bytes of messages from learners.",
     "deliveries_failed": "Messages that the transport reported as not delivered or not answered.",
-    "model_requests": "Requests for models that were answered with one.",
 }
 
 
