@@ -69,6 +69,7 @@ class Daemon:
         self._lines = RepeatedLines()
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
+        self._replies: ReplyTimes | None
         if replies == "by source":
             self._replies = reply_times(window_s, None)
         else:
