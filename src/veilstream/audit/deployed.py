@@ -86,6 +86,10 @@ class Unkind(TelemetryTask):
         self._before, self._open = self.known, {}
         return self._before
 
+    def reset(self, known: Integers) -> None:
+        """Go back to where `known` was this."""
+        self._before, self._open = known, {}
+
     def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
         """The gradient of this client; counted once, however often it is asked for."""
         client = int(sample.target)
