@@ -100,8 +100,8 @@ def group_checks(
 def varied(rounds: int, seed: int) -> dict[str, Any]:
     """Ways, a restart and kills for a run of `listen`, by chance."""
     rng = np.random.default_rng([seed, 11])
-    at = [int(r) for r in rng.permutation(rounds)[: 1 + len(POINTS)]]
-    return {"served": ways(rounds, seed), "restarts": set(at[:1]), "kills": dict(zip(at[1:], POINTS, strict=False))}
+    at = [int(r) for r in rng.permutation(rounds)[: 2 + len(POINTS)]]
+    return {"served": ways(rounds, seed), "restarts": set(at[:2]), "kills": dict(zip(at[2:], POINTS, strict=False))}
 
 
 def claimed(run: OneRun) -> Check:

@@ -29,15 +29,16 @@ QUICK_ROUNDS, QUICK_STEPS = 256, 2048
 LARGE_RUNS = 3
 _COORDINATES = 100_000
 _NUMBERS = 16_000_000  # of one transcript
-_QUICK_NUMBERS = 8_000_000  # of one run, all its steps
+_QUICK_NUMBERS = 4_000_000  # of one run, all its steps
 _FULL_LATE_NUMBERS = 400_000_000
 _TELEMETRY_RUNS = 100_000
-_GROUPED_STEPS = 8
+_GROUPED_STEPS, _GROUPED_ROUNDS = 8, 24
+"""Long enough for learners to keep their noise whole (every 64 steps), and to start again from there."""
 _FEDERATION_DIM = 4000
 _GROUP_CELLS = 8001  # coordinates, so that draws of a group are made together
 _PROBE_DIM, _PROBE_ROUNDS = 20_000, 8
-_OFTEN_LATE = 4.0  # an audit may take so many times as long as it was said to
-_LEAST_LIMIT_S = 60.0
+_OFTEN_LATE = 6.0  # an audit may take so many times as long as it was said to: machines are shared
+_LEAST_LIMIT_S = 180.0
 
 
 def reduced(plan: Plan, *, full: bool = True) -> Plan:
@@ -64,14 +65,15 @@ def auditable(plan: Plan, *, full: bool = True) -> Plan:
 
 
 def in_groups(plan: Plan, terms: Terms) -> Plan | None:
-    """The plan itself if its rounds have several clients; else as many steps in rounds of several.
+    """The plan itself if its rounds have several steps, and enough of them; else the same in rounds of several.
 
     A learner stores the steps of a round together, and draws their noise together. With one step a
     round that code would never run. None where such a plan cannot be.
     """
-    if terms.local_steps * terms.clients_per_step >= _GROUPED_STEPS // 2:
+    steps = terms.rounds * terms.local_steps
+    if terms.local_steps >= _GROUPED_STEPS // 2 and steps >= _GROUPED_STEPS * _GROUPED_ROUNDS:
         return plan
-    rounds = max(2, terms.rounds * terms.local_steps // _GROUPED_STEPS)
+    rounds = max(_GROUPED_ROUNDS, steps // _GROUPED_STEPS)
     try:
         learning = dataclasses.replace(plan.learning, rounds=rounds, local_steps=_GROUPED_STEPS)
         return dataclasses.replace(plan, learning=learning)
