@@ -167,9 +167,7 @@ def _step(terms: Terms, visits: tuple[int, ...], insist: bool, epoch: int, step:
     """Who comes for a step. Nobody is left over if the canary counts as often as it may."""
     nothing = np.zeros((), np.float32)
     canary = Offered(_CANARYS_TAG, Sample(nothing, _CANARY))
-    others = [
-        Offered(f"client {epoch}/{step}/{k}", Sample(nothing, _OTHER)) for k in range(terms.clients_per_step)
-    ]
+    others = [Offered(f"client {epoch}/{step}/{k}", Sample(nothing, _OTHER)) for k in range(terms.clients_per_step)]
     if step in visits and epoch == 0:
         return [canary, *others[1:]]
     return [canary, *others] if insist and (epoch or step > visits[0]) else others

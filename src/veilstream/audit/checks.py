@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +20,12 @@ from scipy.linalg import solve_triangular
 
 from veilstream.audit.cells import DIM, cell_std, later_message, learner_cells
 from veilstream.audit.deployed import Unkind, listen
-from veilstream.audit.disposable import in_memory, quick_folder
+from veilstream.audit.disposable import Twin, in_memory, quick_folder
 from veilstream.audit.statistics import FALSE_ALARMS, Law, OneRun, one_run
 from veilstream.audit.statistics.cells import CellLaw, cell_fit
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import every_coordinate, whitened
+from veilstream.audit.statistics.differencing import ROUNDING
 from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.lattice import lattice_fit
 from veilstream.audit.statistics.pairs import all_pairs, duplicates, lags
@@ -35,6 +37,7 @@ from veilstream.deployment import learner as learner_module
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms
+from veilstream.mechanisms.keystream import KEY_BYTES
 from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import generator_p
 
@@ -231,6 +234,7 @@ def listen_epochs(
     *,
     epochs: int = EPOCHS,
     seed: int = 0,
+    served: Sequence[Way] = (),
     make: Callable[[Plan, Any], Learner] = in_memory,
     tick: Callable[[int], None] = lambda _: None,
 ) -> list[Transcript]:
@@ -239,7 +243,7 @@ def listen_epochs(
     task = Unkind(terms, seed=seed)
     visitors = Visitors(plan, task)
     x = np.zeros(terms.dim, np.float32)
-    served = iter(ways(epochs * terms.rounds, seed))
+    each = iter(served or ways(epochs * terms.rounds, seed))
     with make(plan, task) as learner:
         for epoch in range(epochs):
             if epoch:
@@ -249,12 +253,48 @@ def listen_epochs(
             for r in range(terms.rounds):
                 visitors.begin_round()
                 learner.begin_round(r, x)
-                serve_learner(visitors, next(served), learner)
+                serve_learner(visitors, next(each), learner)
                 payloads.append(learner.finish_round().payload)
                 known.append(task.settle() - before)
                 tick(1)
             transcripts.append(Transcript.of(payloads, known))
     return transcripts
+
+
+def contributions(
+    plan: Plan,
+    terms: Terms,
+    *,
+    seed: int = 0,
+    make: Callable[[Plan, Any, bytes], Learner] = Twin,
+    tick: Tick = lambda _: None,
+) -> Check:
+    """The same draws with clients and with nobody: messages differ by what clients should add, to the unit.
+
+    Exact, so it sees what no statistic of noisy messages could: a share of one coordinate too much
+    or too little, or someone who was used twice, in a group, in a run or in two epochs.
+    """
+    pair = secrets.token_bytes(KEY_BYTES)
+    rounds = 2 * terms.rounds
+    some, nobody = (
+        listen_epochs(plan, terms, epochs=2, served=served, make=lambda plan, task: make(plan, task, pair), tick=tick)
+        for served in (ways(rounds, seed), [Way.EMPTY] * rounds)
+    )
+    allowed = ROUNDING * terms.local_steps * terms.clients_per_step
+    left = np.concatenate(
+        [
+            np.abs(np.diff(one.prefixes - other.prefixes - one.known, axis=0, prepend=0))
+            for one, other in zip(some, nobody, strict=True)
+        ]
+    )
+    at = np.unravel_index(int(np.argmax(left)), left.shape)
+    alike = all(one.sizes == other.sizes for one, other in zip(some, nobody, strict=True))
+    return Check(
+        "contributions, same draws with clients and with nobody",
+        1.0 if left[at] <= allowed and alike else 0.0,
+        f"{rounds} rounds: {left[at]:,} units unexplained in coordinate {at[1]}, round {at[0]}; {allowed} allowed",
+        "clients add other than they should, or steps without clients have other noise",
+    )
 
 
 def small_checks(

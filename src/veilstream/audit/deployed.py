@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from veilstream.audit.disposable import Twin, quick_folder
 from veilstream.audit.statistics import Differencing, difference
-from veilstream.audit.statistics.check import Check
-from veilstream.audit.statistics.differencing import ROUNDING, clipped_by_hand, told_by_hand
+from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.transcript import Transcript
 from veilstream.audit.visits import Killed, Visitors, Way, kill_at, serve_learner
 from veilstream.deployment.learner import Learner
@@ -259,7 +258,7 @@ def twin_runs(
     With an adaptive server, or with several steps a round, later clients see models that differ, so
     later gradients differ too; the audit knows them in both worlds.
     """
-    made = _same_draws(make)
+    made = same_draws(make)
     runs = [
         listen(plan, terms, Replaced(terms, at, sign), adaptive=adaptive, served=_GROUPS * terms.rounds, make=made)
         for sign in (-1.0, 1.0)
@@ -279,38 +278,8 @@ def twin_runs(
 _GROUPS = (Way.GROUP,)
 
 
-def contributions(
-    plan: Plan,
-    terms: Terms,
-    served: Sequence[Way],
-    *,
-    make: Callable[[Plan, Task, bytes], Learner] = Twin,
-    tick: Callable[[int], None] = lambda _: None,
-) -> Check:
-    """The same draws with clients and with nobody: messages differ by what clients should add, to the unit.
-
-    Exact, so it sees what no statistic of noisy messages could: a share of one coordinate too much
-    or too little, or someone who was used twice.
-    """
-    made = _same_draws(make)
-    some, nobody = (
-        listen(plan, terms, Unkind(terms), adaptive=False, served=way, make=made, tick=tick)
-        for way in (served, [Way.EMPTY] * terms.rounds)
-    )
-    added = np.diff(some.prefixes - nobody.prefixes, axis=0, prepend=0)
-    left = np.abs(added - np.diff(some.known, axis=0, prepend=0))
-    worst = np.unravel_index(int(np.argmax(left)), left.shape)
-    allowed = ROUNDING * terms.local_steps * terms.clients_per_step
-    return Check(
-        "contributions, same draws with clients and with nobody",
-        1.0 if left[worst] <= allowed and some.sizes == nobody.sizes else 0.0,
-        f"{len(left)} rounds: {left[worst]:,} units unexplained in coordinate {worst[1]}, round {worst[0]}; "
-        f"{allowed} allowed",
-        "clients add other than they should, or steps without clients have other noise",
-    )
-
-
-def _same_draws(make: Callable[[Plan, Task, bytes], Learner]) -> Callable[..., Learner]:
+def same_draws(make: Callable[[Plan, Task, bytes], Learner]) -> Callable[..., Learner]:
+    """Learners whose draws are the same, from a key that the operating system drew."""
     pair = secrets.token_bytes(KEY_BYTES)
 
     def made(plan: Plan, _: Path, task: Any, **__: Any) -> Learner:

@@ -188,7 +188,7 @@ class Programme:
         found = {
             "long runs": LARGE_RUNS * cost(rounds, tau, t.release_dim),
             "canaries": cost(rounds, tau, min(BATCH, self.runs)) * -(-self.runs // BATCH),
-            "same draws": 4 * cost(rounds, tau, 64),
+            "same draws": 6 * cost(rounds, tau, 64),
             "small learners": EPOCHS * self.learners(rounds) * cost(rounds, tau, SMALL_DIM),
             "cells": self._cell_cost(later_message(rounds), self.draws, DIM)
             + self._cell_cost(self.late, self.late_draws, self.late_dim),
@@ -203,7 +203,7 @@ class Programme:
             found["groups"] += learners * cost(g.rounds, g.local_steps, self.group_dim)
             if self.grouped is not self.plan:
                 found["groups"] += cost(g.rounds, g.local_steps, BATCH) * -(-self.group_canaries // BATCH)
-                found["groups"] += 2 * cost(g.rounds, g.local_steps, 64)
+                found["groups"] += 4 * cost(g.rounds, g.local_steps, 64)
                 found["groups"] += EPOCHS * self.learners(g.rounds) * cost(g.rounds, g.local_steps, SMALL_DIM)
         if self.federation:
             found["federation"] = 4 * cost(rounds, tau, _FEDERATION_DIM)

@@ -20,6 +20,7 @@ from veilstream.audit.checks import (
     GROUP_DIM,
     SMALL_DIM,
     cell_checks,
+    contributions,
     copied_store_check,
     group_checks,
     pooled_checks,
@@ -28,7 +29,7 @@ from veilstream.audit.checks import (
     small_checks,
     varied,
 )
-from veilstream.audit.deployed import Unkind, contributions, listen, twin_runs
+from veilstream.audit.deployed import Unkind, listen, twin_runs
 from veilstream.audit.federated import federation_checks
 from veilstream.audit.programme import LARGE_RUNS, Meter, Programme, auditable
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
@@ -36,12 +37,11 @@ from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
 from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
-from veilstream.audit.visits import ways
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
-from veilstream.runs.released_model import plan_digest
+from veilstream.runs.released_model import plan_digest, rest_digest
 
 __all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
@@ -230,9 +230,7 @@ def audit(
         InputError: for a plan that cannot be deployed.
 
     """
-    programme = Programme.of(
-        plan, full=full, runs=runs, coordinates=coordinates, draws=draws, federation=federation
-    )
+    programme = Programme.of(plan, full=full, runs=runs, coordinates=coordinates, draws=draws, federation=federation)
     return run_programme(programme, tick=tick)
 
 
@@ -290,7 +288,7 @@ def run_programme(
     meter.stage("same draws")
     small = dataclasses.replace(terms, dim=_TWIN_DIM)
     twins = twin_runs(plan, small, at=law.worst * terms.clients_per_step, adaptive=tau == 1)
-    checks.append(contributions(plan, small, ways(rounds, seed), tick=meter.rounds(terms, 2 * _TWIN_DIM)))
+    checks.append(contributions(plan, small, seed=seed, tick=meter.rounds(terms, _TWIN_DIM)))
     meter.stage("small learners")
     checks += small_checks(
         plan,
@@ -325,7 +323,7 @@ def run_programme(
         checks=tuple(checks),
         telemetry=None if told is None else told.many,
         full=programme.full,
-        rounds=rounds,
+        rounds=plan.learning.rounds,
         reduced_from=programme.reduced_from,
         rest_sha256=rest_digest(programme.given),
         seconds=meter.elapsed_s,
@@ -355,7 +353,7 @@ def _in_groups(programme: Programme, meter: Meter) -> list[Check]:
     found = small_checks(
         plan, small, learners=programme.learners(terms.rounds), seed=seed, tick=meter.rounds(terms, SMALL_DIM)
     )
-    found.append(contributions(plan, dataclasses.replace(terms, dim=_TWIN_DIM), ways(terms.rounds, seed)))
+    found.append(contributions(plan, dataclasses.replace(terms, dim=_TWIN_DIM), seed=seed))
     many = canary_runs(
         plan,
         terms,
@@ -405,11 +403,6 @@ def _federations(programme: Programme, meter: Meter) -> list[Check]:
 
 def _of(meter: Meter, terms: Terms) -> Callable[[int], None]:
     return meter.rounds(terms, 4 * 4000)
-
-
-def rest_digest(plan: Plan) -> str:
-    """`plan_digest` of the plan with one round: equal for plans that differ in their rounds alone."""
-    return plan_digest(dataclasses.replace(plan, learning=dataclasses.replace(plan.learning, rounds=1)))
 
 
 def unlike_each(one: Transcript, other: Transcript, law: Law) -> float:

@@ -221,7 +221,7 @@ def _audit(run: Run) -> list[str]:
         return [f"The one in the run's folder {whose}, so it says nothing about this run. {again}"]
     return [
         f"{audit['verdict']}.",
-        f"Made {audit['made']}, for this plan, from {audit['runs']:,} runs with a canary; each "
+        f"Made {audit['made']}, for this plan{audit['reduction']}, from {audit['runs']:,} runs with a canary; each "
         f"bound holds with probability {audit['confidence']:.0%}. It ran the learners' code "
         "on the auditor's machine, not the learners themselves.",
         "It cannot see:",

@@ -148,11 +148,11 @@ def still_numbers(moved: Sequence[Integers], law: Law, *, grid: float, clients_p
     length = 1
     while True:
         least = float(largest.min())
-        at_round, at = np.unravel_index(int(np.argmin(largest)), largest.shape)
+        at_round, column = np.unravel_index(int(np.argmin(largest)), largest.shape)
         p = largest.size * min(1.0, _DENSITY * least) ** (length * runs)
         worst.add(
             p,
-            f"coordinate {at} moves by {least:.2g} standard deviations or less in {length} rounds from round "
+            f"coordinate {column} moves by {least:.2g} standard deviations or less in {length} rounds from round "
             f"{at_round}, in all of {runs} runs",
         )
         if 2 * length > rounds:
