@@ -239,7 +239,7 @@ def test_a_gradient_that_is_asked_for_twice_is_known_once():
 
 @pytest.fixture(scope="module")
 def report() -> AuditReport:
-    return audit(plan_of("buffered", rounds=16), runs=3000, coordinates=3000, draws=100_000)
+    return audit(plan_of("buffered", rounds=16), runs=3000, coordinates=3000, draws=100_000, federation=False)
 
 
 def test_the_audit_of_a_correct_learner_finds_nothing(report):
@@ -285,7 +285,7 @@ def command(folder: Path, *arguments: str, bug: str = "") -> subprocess.Complete
         [sys.executable, "-c", program, "audit", "--plan", str(path), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -302,13 +302,17 @@ def test_the_command_says_what_was_claimed_and_found(tmp_path):
     assert 0.0 <= age_s < 600.0
     names = [check["check"] for check in found["checks"]]
     assert len(names) == len(set(names))
+    assert "About" in done.stderr  # how long it takes, before it starts
+    assert done.stderr.index("About") < done.stderr.index("long runs") < done.stderr.index("federation (")
+    assert found["rounds"] == 4
+    assert found["reduced_from"] is None
     for said in ("cells of message 1", "cells of message 4", "federation, north: repeats", "seeds"):
         assert said in names
         assert said in done.stdout
 
 
 def test_the_command_leaves_with_4_where_the_promise_is_broken(tmp_path):
-    done = command(tmp_path, "--runs", "4000", "--draws", "2e4", "--json", bug=PLANTED)
+    done = command(tmp_path, "--runs", "4000", "--draws", "2e4", "--json", "--no-federation", bug=PLANTED)
     assert done.returncode == 4, done.stderr
     assert "broken promise" in done.stderr
     found = json.loads(done.stdout)

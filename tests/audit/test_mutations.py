@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from studies.mutations import path_bugs
 from studies.mutations.__main__ import ALL
 
 NAMED = {
@@ -30,8 +31,20 @@ NAMED = {
     "telemetry that was not calibrated for",
     "half the noise in telemetry's coordinates",
     "metrics sent threefold by the learner's step",
+    *path_bugs.PLANTED,
 }
-CHECKS = {"one run", "many runs", "same draws", "conformance", "coordinates", "pairs", "epochs", "cells", "guard"}
+CHECKS = {
+    "one run",
+    "many runs",
+    "same draws",
+    "conformance",
+    "coordinates",
+    "pairs",
+    "epochs",
+    "cells",
+    "guard",
+    "whole audit",
+}
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.__name__)

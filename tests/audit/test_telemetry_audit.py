@@ -113,7 +113,7 @@ def test_the_whole_audit_sees_what_is_wrong_with_telemetrys_coordinates(bug, sca
     planted, names = PLANTED[bug]
     plan, _ = both(scale=scale)
     with planted:
-        report = audit(plan, runs=20_000, coordinates=1000, draws=2000)
+        report = audit(plan, runs=20_000, coordinates=1000, draws=2000, federation=False)
     assert names <= {check.name for check in alarming(report.checks)}, report.verdict
     assert report.twins.alarm == (bug == "metrics threefold")
 
@@ -124,8 +124,8 @@ def test_plain_learners_show_it_too(divisor):
     plan, terms = both(dim=SMALL_DIM)
     assert not alarming(small_checks(plan, terms))
     with less_noise(divisor):
-        (found,) = alarming(small_checks(plan, terms))
-    assert found.name == "noise of telemetry's coordinates, all learners"
+        found = alarming(small_checks(plan, terms))
+    assert "noise of telemetry's coordinates, all learners" in {check.name for check in found}
 
 
 def test_the_variance_that_is_seen_is_the_one_that_was_sent():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.reports.statement import make_statement, verify_statement
-from veilstream.runs.released_model import plan_digest
+from veilstream.runs.released_model import plan_digest, rest_digest
 
 
 @pytest.fixture
@@ -61,6 +62,15 @@ def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
     text = stated(plan_sha256="ab" * 32, **made)
     assert f"is for another plan ({'ab' * 32}), so it says nothing about this run" in text
     assert "KEPT" not in text
+    more = {"rest_sha256": rest_digest(run.plan), "rounds": 3, **made}
+    text = stated(plan_sha256="ab" * 32, **more)
+    assert f"for this plan, with 3 of its {run.plan.learning.rounds} rounds and all else the same" in text
+    for lie in ({"rest_sha256": "cd" * 32}, {"rounds": run.plan.learning.rounds + 1}):
+        assert "KEPT" not in stated(plan_sha256="ab" * 32, **more | lie)
+    other = dataclasses.replace(run.plan, learning=dataclasses.replace(run.plan.learning, rounds=3))
+    assert rest_digest(other) == rest_digest(run.plan)
+    louder = dataclasses.replace(run.plan, privacy=dataclasses.replace(run.plan.privacy, epsilon=9.0))
+    assert rest_digest(louder) != rest_digest(run.plan)
     text = stated()
     assert "does not say which plan it is for" in text
     assert "KEPT" not in text

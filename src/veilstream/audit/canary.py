@@ -23,7 +23,7 @@ from scipy.linalg import block_diag
 
 from veilstream.audit.deployed import AuditServer, TelemetryTask
 from veilstream.audit.disposable import Apart
-from veilstream.audit.statistics import Law, ManyRun, many_run
+from veilstream.audit.statistics import FALSE_ALARMS, Law, ManyRun, many_run
 from veilstream.audit.statistics.law import patterns
 from veilstream.audit.transcript import law_of_terms, reach_of
 from veilstream.deployment.learner import Learner
@@ -32,15 +32,18 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
+from veilstream.streams.intake import Offered
 
 Float32s = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Others = Literal["silent", "loud", "echo"]
 
-BATCH = 25_000
+BATCH = 8000
+"""Runs of one learner: few enough for the draws of a group of steps to be made together."""
 _NUMBERS = 100_000_000  # of all transcripts together
 _CANARY, _OTHER = 1.0, 0.0
+_CANARYS_TAG = "canary"
 _ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 
 
@@ -49,13 +52,13 @@ class Canary(TelemetryTask):
 
     def __init__(self, terms: Terms, second: Bools, others: Others) -> None:
         self.dim = len(second)
-        reach, B = reach_of(terms), terms.grid.clip_norm
+        reach, B = reach_of(terms) * terms.clients_per_step, terms.grid.clip_norm
         # Three times too long: clipping is part of what is audited. Where gradients are normalised
         # it takes more to come as close to the bound as anyone can.
         times = 3.0 if terms.gamma is None else _ENDLESS
         self._canary = (times * np.where(second, B, B - reach)).astype(np.float32)
         self._loud = np.float32(times * B)
-        self._others = others
+        self.others = others
         self.x = np.zeros(self.dim, np.float32)
 
     def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
@@ -63,9 +66,9 @@ class Canary(TelemetryTask):
         if float(sample.target) == _CANARY:
             return self._canary
         towards = np.zeros(self.dim, np.float32)
-        if self._others == "loud":
+        if self.others == "loud":
             towards = np.sign(self.x)
-        elif self._others == "echo":
+        elif self.others == "echo":
             towards = np.sign(self.x - z)
         return towards * self._loud
 
@@ -82,12 +85,14 @@ def canary_runs(
     batch: int = BATCH,
     make: Callable[[Plan, Any], Learner] = Apart,
     seed: int | None = None,
+    false_alarms: float = FALSE_ALARMS,
     tick: Callable[[int], None] = lambda _: None,
 ) -> ManyRun:
     """Run, collect every message of every run, and judge.
 
     With ``insist`` the canary comes again at every step after its own, under the same tag, and in
     every one of ``epochs``: a learner that keeps count does not notice. ``seed`` is of the coins.
+    Clients of a round come in one call, in every second batch one by one. ``tick`` counts rounds.
     """
     law = law_of_terms(terms)
     visits = patterns(terms.rounds * terms.local_steps, terms.guarantee.participation)[law.worst]
@@ -104,10 +109,11 @@ def canary_runs(
             for epoch in range(epochs):
                 if epoch:
                     learner.new_epoch()
-                rows = _epoch(terms, learner, task, visits, adaptive, insist, epoch)
+                together = (first // batch) % 2 == 0
+                rows = _epoch(terms, learner, task, visits, adaptive, insist, epoch, together)
                 for r, row in enumerate(rows):
                     transcripts[epoch, r, here] = row
-        tick(task.dim)
+                    tick(1)
     plain = others != "echo" and epochs == 1
     if epochs > 1:
         law = _repeated(law, epochs)
@@ -118,36 +124,53 @@ def canary_runs(
         law,
         delta=terms.guarantee.delta,
         expected=expected,
-        centre=terms.grid.clip_norm - 0.5 * law.reach,
+        centre=terms.grid.clip_norm / terms.clients_per_step - 0.5 * law.reach,
+        false_alarms=false_alarms,
     )
 
 
 def _epoch(
-    terms: Terms, learner: Learner, task: Canary, visits: tuple[int, ...], adaptive: bool, insist: bool, epoch: int
+    terms: Terms,
+    learner: Learner,
+    task: Canary,
+    visits: tuple[int, ...],
+    adaptive: bool,
+    insist: bool,
+    epoch: int,
+    together: bool,
 ) -> Iterator[Floats]:
     """The messages of a batch, round by round, less what others are known to have said."""
     own = dataclasses.replace(terms, dim=task.dim)
     server = AuditServer(own, adaptive=adaptive, epoch=epoch)
-    tau, B = terms.local_steps, terms.grid.clip_norm
-    nothing = np.zeros((), np.float32)
+    tau, share = terms.local_steps, terms.grid.clip_norm / terms.clients_per_step
     known = np.zeros(task.dim)
     for r in range(terms.rounds):
         task.x = server.x
         learner.begin_round(r, server.x)
-        for step in range(r * tau, (r + 1) * tau):
-            wanted = learner.clients_wanted
-            due = step in visits or (insist and step > visits[0])
-            if due:
-                learner.observe("canary", Sample(nothing, _CANARY))
-            if not due or (insist and learner.clients_wanted == wanted):
-                learner.observe(f"client {epoch}/{step}", Sample(nothing, _OTHER))
-                if task._others == "loud":
-                    known = known + B * np.sign(server.x)
+        others_used = 0
+        offered = [each for step in range(r * tau, (r + 1) * tau) for each in _step(terms, visits, insist, epoch, step)]
+        for group in [offered] if together else [[each] for each in offered]:
+            outcomes = learner.take_many(group)
+            others_used += sum(
+                outcome.used for each, outcome in zip(group, outcomes, strict=False) if each.tag != _CANARYS_TAG
+            )
+        if task.others == "loud":
+            known = known + others_used * share * np.sign(server.x)
         payload = learner.finish_round().payload
         message = decode(payload)
         server.take(payload)
         # The runs alone: telemetry is of all of them at once here. `telemetry_runs` has its canary.
         yield message.prefix[: task.dim] * message.grid - known
+
+
+def _step(terms: Terms, visits: tuple[int, ...], insist: bool, epoch: int, step: int) -> list[Offered]:
+    """Who comes for a step. Nobody is left over if the canary counts as often as it may."""
+    nothing = np.zeros((), np.float32)
+    canary = Offered(_CANARYS_TAG, Sample(nothing, _CANARY))
+    others = [Offered(f"client {epoch}/{step}/{k}", Sample(nothing, _OTHER)) for k in range(terms.clients_per_step)]
+    if step in visits and epoch == 0:
+        return [canary, *others[1:]]
+    return [canary, *others] if insist and (epoch or step > visits[0]) else others
 
 
 def _repeated(law: Law, epochs: int) -> Law:

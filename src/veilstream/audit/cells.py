@@ -84,7 +84,7 @@ def learner_cells(
                 with one_at_a_time:
                     counts[message].add(cells)
         with one_at_a_time:
-            tick(dim)
+            tick(wanted[-1] + 1)
 
     most = min(_MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     with ThreadPoolExecutor(max_workers=max(1, min(most, runs))) as pool:
@@ -99,14 +99,14 @@ def _messages(learner: Learner, terms: Terms, wanted: Sequence[int]) -> list[tup
     found: list[tuple[int, Integers]] = []
     x = np.zeros(learner.task.dim, np.float32)
     nothing = np.zeros((), np.float32)
+    clients = terms.local_steps * terms.clients_per_step
     for r in range(wanted[-1] + 1):
         learner.begin_round(r, x)
-        for t in range(terms.local_steps):
-            learner.observe(f"client {r}/{t}", Sample(nothing, WRONG))
+        learner.take_many((f"client {r}/{t}", Sample(nothing, WRONG)) for t in range(clients))
         payload = learner.finish_round().payload
         if r in wanted:
             message = decode(payload)
             if message.grid != terms.grid.step:
                 raise PrivacyError(f"a message on grid {message.grid:g} where the terms say {terms.grid.step:g}")
-            found.append((r, message.prefix - (r + 1) * terms.local_steps * said))
+            found.append((r, message.prefix - (r + 1) * clients * said))
     return found

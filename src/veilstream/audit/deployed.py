@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.audit.disposable import Twin
+from veilstream.audit.disposable import Twin, quick_folder
 from veilstream.audit.statistics import Differencing, difference
 from veilstream.audit.statistics.differencing import clipped_by_hand, told_by_hand
 from veilstream.audit.transcript import Transcript
+from veilstream.audit.visits import Killed, Visitors, Way, kill_at, serve_learner
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.federation.protocol.fold import ServerFold
@@ -53,52 +54,63 @@ Integers = NDArray[np.int64]
 
 
 def vector_by_hand(terms: Terms, raw: NDArray[np.floating], right: bool) -> Integers:
-    """What a client should add, telemetry included, in units of the grid."""
+    """What a client should add, telemetry included, in units of the grid: its share of a step's average."""
     clip_norm, step, told = terms.grid.clip_norm, terms.grid.step, terms.telemetry
     gradient = clipped_by_hand(raw, clip_norm, step, terms.gamma)
-    if told is None:
-        return gradient
-    behind = told_by_hand(raw, told.metrics, right, clip_norm=clip_norm, width=told.width, step=step)
-    return np.concatenate([gradient, behind])
+    if told is not None:
+        behind = told_by_hand(raw, told.metrics, right, clip_norm=clip_norm, width=told.width, step=step)
+        gradient = np.concatenate([gradient, behind])
+    return np.trunc(gradient / terms.clients_per_step).astype(np.int64)
 
 
 class Unkind(TelemetryTask):
     """A task whose gradients the audit chooses and remembers.
 
-    ``features`` and ``target`` are the step at which the client comes (`sample`). Every third
-    prediction is right.
+    ``features`` and ``target`` are the client's number (`sample`). Every third prediction is right.
     """
 
     def __init__(self, terms: Terms, *, seed: int = 0) -> None:
         self.dim = terms.dim
         self._terms, self._clip_norm, self._seed = terms, terms.grid.clip_norm, seed
         self._before: Integers = np.zeros(terms.release_dim, np.int64)
-        self._now: tuple[int, Integers] = (-1, self._before)
+        self._open: dict[int, Integers] = {}
 
     @property
     def known(self) -> Integers:
         """Sum of what should have been used so far, in units of the grid."""
-        return self._before + self._now[1]
+        return self._before + sum(self._open.values(), np.zeros_like(self._before))
+
+    def settle(self) -> Integers:
+        """`known`, when none of the clients so far will be asked for again."""
+        self._before, self._open = self.known, {}
+        return self._before
+
+    def reset(self, known: Integers) -> None:
+        """Go back to where `known` was this."""
+        self._before, self._open = known, {}
 
     def host_gradient(self, z: Float32s, sample: Sample) -> Float32s:
-        """The gradient of the client of this step; counted once, however often it is asked for."""
-        step = int(sample.target)
-        raw = self._raw(step, z)
-        if not float(sample.target).is_integer():  # of the learner's check that gradients are pure
-            return raw
-        if step != self._now[0]:
-            self._before = self.known
-        self._now = step, vector_by_hand(self._terms, raw, self._right(step))
+        """The gradient of this client; counted once, however often it is asked for."""
+        client = int(sample.target)
+        raw = self._raw(client, z)
+        # Not whole numbers are of the learner's check that gradients are pure; `useless` ones count for nothing.
+        if float(sample.target).is_integer() and client >= 0:
+            self._open[client] = vector_by_hand(self._terms, raw, self._right(client))
         return raw
 
     @staticmethod
-    def sample(step: int) -> Sample:
-        """The record of the client that comes at this step."""
-        return Sample(np.array(step, np.float64), float(step))
+    def sample(client: int) -> Sample:
+        """The record of the client with this number."""
+        return Sample(np.array(client, np.float64), float(client))
+
+    @staticmethod
+    def useless(client: int) -> Sample:
+        """A record of the same client that must not be used."""
+        return Sample(np.array(-1.0 - client), -1.0 - client)
 
     def predict(self, params: object, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The step itself where the client is to be right, else what no step is."""
-        return np.array([step if self._right(int(step)) else -1.0 for step in features.tolist()])
+        """The number itself where the client is to be right, else what no client has."""
+        return np.array([client if self._right(int(client)) else -0.5 for client in features.tolist()])
 
     def loss(self, params: object, sample: Sample) -> float:
         """Beyond every cap for who is right, nothing for the others."""
@@ -109,6 +121,8 @@ class Unkind(TelemetryTask):
 
     def _raw(self, step: int, z: Float32s) -> Float32s:
         B, d = self._clip_norm, self.dim
+        if step < 0:
+            return np.full(d, 100.0 * B, np.float32)
         kind = step % 4
         if kind == 0:  # every entry a hundred times too large
             signs = np.random.default_rng([self._seed, step]).choice([-1.0, 1.0], d)
@@ -150,38 +164,57 @@ def listen(
     *,
     adaptive: bool = True,
     restarts: Collection[int] = (),
+    kills: Mapping[int, str] | None = None,
+    served: Sequence[Way] = (),
     rounds: int | None = None,
     make: Callable[..., Learner] = Learner,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Transcript:
     """A whole run, with every message asked for twice and the learner started again at some rounds.
 
-    ``restarts`` names rounds after whose first step the learner is closed and opened anew.
+    ``restarts`` names rounds after whose first client the learner is closed and opened anew,
+    ``kills`` rounds in which it is ended at one of `visits.POINTS`, and opened anew; ``served`` the
+    way in which each round's clients come (one call each, where it is left out).
     """
     task = Unkind(terms) if task is None else task
     server = AuditServer(terms, adaptive=adaptive)
-    tau = terms.local_steps
+    visitors = Visitors(plan, task)
     payloads: list[bytes] = []
     known: list[Integers] = []
     unlike = 0
-    with tempfile.TemporaryDirectory(prefix="veilstream-audit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="veilstream-audit-", dir=quick_folder()) as folder:
         store = Path(folder) / "store.db"
         learner = make(plan, store, task, create=True)
         try:
             for r in range(terms.rounds if rounds is None else rounds):
-                learner.begin_round(r, server.x)
-                for t in range(tau):
-                    step = r * tau + t
-                    learner.observe(f"client {step}", task.sample(step))
-                    if t == 0 and r in restarts:
+                visitors.begin_round()
+                way = served[r] if served else Way.SINGLE
+                if kills and r in kills:
+                    kill_at(learner, kills[r])
+                    way = Way.GROUP
+                try:
+                    learner.begin_round(r, server.x)
+                    if r in restarts:
+                        offered = visitors.new()
+                        learner.observe(offered.tag, offered.sample)
                         learner.close()
                         learner = make(plan, store, task)
-                payload = learner.finish_round().payload
+                    serve_learner(visitors, way, learner)
+                    payload = learner.finish_round().payload
+                except Killed:
+                    learner.close()
+                    learner = make(plan, store, task)
+                    learner.begin_round(r, server.x)
+                    if learner.pinned:  # who was stored is answered and not used again
+                        learner.take_many(visitors.offered)
+                    serve_learner(visitors, way, learner)
+                    payload = learner.finish_round().payload
+                vars(learner.ledger).pop("reached", None)
                 learner.begin_round(r, server.x)  # as after a reply that was lost
                 unlike += learner.finish_round().payload != payload
                 server.take(payload)
                 payloads.append(payload)
-                known.append(task.known)
+                known.append(task.settle())
                 tick(1)
         finally:
             learner.close()
@@ -220,20 +253,16 @@ def twin_runs(
     adaptive: bool = False,
     make: Callable[[Plan, Task, bytes], Learner] = Twin,
 ) -> Differencing:
-    """Difference two runs whose client of step ``at`` has gradient -B_g or +B_g.
+    """Difference two runs whose client ``at`` (one of step ``at``, if a step has one) has gradient -B_g or +B_g.
 
     With an adaptive server, or with several steps a round, later clients see models that differ, so
     later gradients differ too; the audit knows them in both worlds.
     """
-    pair = secrets.token_bytes(KEY_BYTES)
-    runs: list[Transcript] = []
-    for sign in (-1.0, 1.0):
-
-        def made(plan: Plan, _: Path, task: Any, **__: Any) -> Learner:
-            return make(plan, task, pair)
-
-        task = Replaced(terms, at, sign)
-        runs.append(listen(plan, terms, task, adaptive=adaptive, make=made))
+    made = same_draws(make)
+    runs = [
+        listen(plan, terms, Replaced(terms, at, sign), adaptive=adaptive, served=_GROUPS * terms.rounds, make=made)
+        for sign in (-1.0, 1.0)
+    ]
     first, second = runs
     alone = not adaptive and terms.local_steps == 1
     return difference(
@@ -244,3 +273,16 @@ def twin_runs(
         differing_steps=1 if alone else terms.rounds * terms.local_steps,
         sizes=(first.sizes, second.sizes),
     )
+
+
+_GROUPS = (Way.GROUP,)
+
+
+def same_draws(make: Callable[[Plan, Task, bytes], Learner]) -> Callable[..., Learner]:
+    """Learners whose draws are the same, from a key that the operating system drew."""
+    pair = secrets.token_bytes(KEY_BYTES)
+
+    def made(plan: Plan, _: Path, task: Any, **__: Any) -> Learner:
+        return make(plan, task, pair)
+
+    return made

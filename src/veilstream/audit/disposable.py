@@ -49,9 +49,14 @@ class Disposable(Learner):
 
 def in_memory(plan: Plan, task: Any) -> Disposable:
     """One whose store is in memory, where there is room: what it writes is only thrown away."""
+    return Disposable(plan, task, quick_folder())
+
+
+def quick_folder() -> Path | None:
+    """A folder in memory, where there is one with room; else None, for the usual temporary folder."""
     folder = Path("/dev/shm")
     room = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= _ROOM
-    return Disposable(plan, task, folder if room else None)
+    return folder if room else None
 
 
 class Apart(Disposable):

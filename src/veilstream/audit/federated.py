@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.audit.checks import telemetry_checks
+from veilstream.audit.checks import claimed, pooled_checks, telemetry_checks
 from veilstream.audit.deployed import Unkind
-from veilstream.audit.statistics import FALSE_ALARMS, OneRun, one_run
+from veilstream.audit.statistics import FALSE_ALARMS, one_run
 from veilstream.audit.statistics.check import Check
 from veilstream.audit.statistics.coordinates import every_coordinate, whitened
 from veilstream.audit.statistics.pairs import duplicates, lags
-from veilstream.audit.statistics.repeats import repeated_rows
 from veilstream.audit.transcript import Transcript, law_of_terms
+from veilstream.audit.visits import Visitors, Way, ways
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
@@ -35,7 +35,7 @@ from veilstream.federation.protocol.transport import Failure, Received
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.plans.plan import Plan
-from veilstream.streams.intake import AlwaysReady, Observe, Offered
+from veilstream.streams.intake import AlwaysReady, Observe
 
 _LEAST_DIM = 4000
 _NAMES = ("north", "south")
@@ -56,22 +56,26 @@ class Wiretap(Loopback):
 
 
 class _Clients(AlwaysReady):
-    """A source whose clients the audit knows; one sum of gradients a round."""
+    """A source whose clients the audit knows, and who come in every way; one sum of gradients a round."""
 
-    def __init__(self, task: Unkind, local_steps: int) -> None:
-        self._task, self._tau = task, local_steps
+    def __init__(self, plan: Plan, task: Unkind, served: Sequence[Way]) -> None:
+        self._task, self._served = task, served
+        self._visitors = Visitors(plan, task)
         self.known: dict[int, NDArray[np.int64]] = {}
 
     def serve(self, round_: int, observe: Observe, wanted: Callable[[], int]) -> None:
-        for step in range(round_ * self._tau, (round_ + 1) * self._tau):
-            if not wanted():
-                break
-            observe([Offered(f"client {step}", self._task.sample(step))])
-        self.known[round_] = self._task.known
+        self._visitors.begin_round()
+        self._visitors.serve(self._served[round_], observe, wanted)
+        self.known[round_] = self._task.settle()
 
 
 def listen_to_federation(
-    plan: Plan, terms: Terms, *, make: Callable[..., Learner] = Learner, tick: Callable[[int], None] = lambda _: None
+    plan: Plan,
+    terms: Terms,
+    *,
+    seed: int = 0,
+    make: Callable[..., Learner] = Learner,
+    tick: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Transcript]:
     """Run server and learners to the horizon; a transcript for each learner, from the wire."""
     plan = dataclasses.replace(
@@ -97,7 +101,7 @@ def listen_to_federation(
             for k, name in enumerate(_NAMES):
                 task: Any = Unkind(terms, seed=k)
                 learner = make(plan, root / name / "store.db", task, create=True)
-                clients[name] = _Clients(task, terms.local_steps)
+                clients[name] = _Clients(plan, task, ways(terms.rounds, seed + k))
                 keys = LearnerKeys.load(root / "keys/learners" / name)
                 daemon = Daemon(learner, keys, clients[name], replies="when done")  # no people, and no times audited
                 daemons.append(daemon)
@@ -143,7 +147,7 @@ def federation_checks(
     for name, heard in transcripts.items():
         white = whitened(heard.residuals, law)
         checks += [
-            _claimed(one_run(heard.residuals, law, false_alarms=FALSE_ALARMS / 100)),
+            claimed(one_run(heard.residuals, law, false_alarms=FALSE_ALARMS / 100)),
             every_coordinate(heard.residuals, law, grid=heard.grid, steps=steps),
             lags(white),
             duplicates(heard.units, law, grid=heard.grid, steps=steps),
@@ -155,19 +159,6 @@ def federation_checks(
             ),
         ]
         checks[-5:] = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in checks[-5:]]
-    rows = np.concatenate([whitened(heard.residuals, law) for heard in transcripts.values()])
-    across = dataclasses.replace(repeated_rows(rows), name="learners of the federation")
-    checks += [across, *telemetry_checks(transcripts.values(), terms, law)]
+    checks += pooled_checks("both learners", list(transcripts.values()), terms, law)
+    checks += telemetry_checks(transcripts.values(), terms, law)
     return tuple(dataclasses.replace(c, name=f"federation, {c.name}") for c in checks)
-
-
-def _claimed(run: OneRun) -> Check:
-    """`one_run` has a level of its own, here far below a check's: its alarm counts as certain."""
-    ps = [p for p in (run.covariance_p, run.normality_p) if p is not None]
-    p = 0.0 if run.alarm else min(1.0, 3.0 * min(ps, default=1.0))
-    return Check(
-        "the claimed noise",
-        p,
-        f"mu >= {run.mu_lower:.4g} of {run.claim:.4g}, {run.outside} of {len(run.lower)} steps off",
-        "what the server received is not the noise that was claimed",
-    )

@@ -15,22 +15,35 @@ from scipy.linalg import solve_triangular
 from scipy.stats import norm
 
 from veilstream.audit.canary import BATCH, canary_runs
-from veilstream.audit.cells import DRAWS
-from veilstream.audit.checks import deployed_checks, ticks_of_checks
+from veilstream.audit.cells import DIM, later_message
+from veilstream.audit.checks import (
+    GROUP_DIM,
+    SMALL_DIM,
+    cell_checks,
+    contributions,
+    copied_store_check,
+    group_checks,
+    pooled_checks,
+    run_checks,
+    seed_check,
+    small_checks,
+    varied,
+)
 from veilstream.audit.deployed import Unkind, listen, twin_runs
 from veilstream.audit.federated import federation_checks
+from veilstream.audit.programme import LARGE_RUNS, Meter, Programme, auditable
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
 from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
-from veilstream.plans.plan_tables import DataPlan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
-from veilstream.runs.released_model import plan_digest
+from veilstream.runs.released_model import plan_digest, rest_digest
+
+__all__ = ["DEFAULT_PLAN", "SHARES", "UNSEEN", "AuditReport", "audit", "auditable", "ticks", "unlike_each"]
 
 Floats = NDArray[np.float64]
 
@@ -58,11 +71,7 @@ UNSEEN = (
 SHARES = 6
 """Parts of an audit that may each raise a false alarm with probability `FALSE_ALARMS`: two runs,
 canaries, canaries in telemetry, two learners, and all of ``checks`` together."""
-_COORDINATES = 100_000
-_NUMBERS = 16_000_000  # of one transcript
-_MOST_ROUNDS = 2048
 _TWIN_DIM = 64
-_TELEMETRY_RUNS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +93,17 @@ class AuditReport:
     many: ManyRun
     local_steps: int
     checks: tuple[Check, ...]
-    """Cells, single coordinates, telemetry's, pairs, epochs, seeds, a federation if one was run."""
+    """Parts, cells, single coordinates, telemetry's, pairs, epochs, seeds, groups, a federation."""
     telemetry: ManyRun | None = None
+    full: bool = True
+    rounds: int = 0
+    """That were audited, of `reduced_from` where the plan has more than an audit can look at."""
+    reduced_from: int | None = None
+    rest_sha256: str = ""
+    """Of the plan without its rounds (`rest_digest`): equal for a plan and its reduction."""
+    seconds: float = 0.0
+    seed: int = 0
+    """Of the order in which clients came; never of noise."""
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -133,8 +151,9 @@ class AuditReport:
         if self.alarms:
             return "BROKEN: " + "; ".join(self.alarms)
         g, mu = self.guarantee, self.mu_lower
+        part = "" if self.reduced_from is None else f" ({self.rounds:,} of {self.reduced_from:,} rounds were audited)"
         return (
-            f"KEPT, as far as messages tell: the promise is epsilon = {g.epsilon:g} at delta = "
+            f"KEPT, as far as messages tell{part}: the promise is epsilon = {g.epsilon:g} at delta = "
             f"{g.delta:g} (mu = {self.fixed.claim:.4f}); the messages use at least "
             f"{mu / self.fixed.claim:.1%} of that mu, and no check raised an alarm"
         )
@@ -147,7 +166,14 @@ class AuditReport:
             "verdict": self.verdict,
             "alarms": list(self.alarms),
             "plan_sha256": self.plan_sha256,
+            "rest_sha256": self.rest_sha256,
+            "rounds": self.rounds,
+            "reduced_from": self.reduced_from,
             "made": self.made,
+            "full": self.full,
+            "seconds": round(self.seconds, 1),
+            "schedule_seed": self.seed,
+            "false_alarm_rate": SHARES * FALSE_ALARMS,
             "runs": self.many.runs,
             "guarantee": self.guarantee.as_dict(),
             "claimed": {"mu": self.fixed.claim, "epsilon": self.guarantee.epsilon, "delta": delta},
@@ -167,101 +193,216 @@ class AuditReport:
         return readable
 
 
-def auditable(plan: Plan) -> Plan:
-    """The plan for one learner, with the audit's own clients, and without what is post-processing.
-
-    All that the promise rests on stays: budget, mechanism, horizon, clip norm, participation. A
-    method of kind "auto" normalises gradients as deployed, with the gamma of a task whose
-    gradients nobody knows a bound of.
-    """
-    learning = dataclasses.replace(
-        plan.learning, learners=1, projection_radius=None, model_norm_cap=1e30, task="custom", ridge=0.0
-    )
-    if learning.rounds > _MOST_ROUNDS:
-        raise InputError(
-            "learning.rounds",
-            learning.rounds,
-            f"at most {_MOST_ROUNDS} in an audit",
-            "audit the same method with fewer rounds",
-        )
-    return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
-
-
-def ticks(plan: Plan, runs: int, draws: int = DRAWS, *, federation: bool = False) -> int:
-    """How many rounds an audit takes."""
-    rounds = plan.learning.rounds
-    return rounds * (2 + -(-runs // BATCH)) + ticks_of_checks(rounds, draws) + (rounds if federation else 0)
+def ticks(plan: Plan, runs: int | None = None, draws: int | None = None, *, federation: bool = True) -> int:
+    """How often a quick audit ticks, about."""
+    return int(sum(Programme.of(plan, runs=runs, draws=draws, federation=federation).costs().values()))
 
 
 def audit(
     plan: Plan,
     *,
-    runs: int = 100_000,
-    coordinates: int = _COORDINATES,
-    draws: int = DRAWS,
-    federation: bool = False,
+    full: bool = False,
+    runs: int | None = None,
+    coordinates: int = 100_000,
+    draws: int | None = None,
+    federation: bool = True,
     tick: Callable[[int], None] = lambda _: None,
 ) -> AuditReport:
-    """Run every check on a deployed learner of this plan; also in a federation, if asked to.
+    """Run every check on deployed learners of this plan, alone and in a federation.
 
     Guarantees: if the code is correct, all checks together raise an alarm with probability at most
     `SHARES` times `FALSE_ALARMS`. Stores are made in temporary folders; seeds come from the
     operating system, as in deployment.
 
     Args:
-        plan: what is audited; one private method.
+        plan: what is audited; one private method. Of a plan that is too long, fewer rounds are.
+        full: as many runs and draws as the documentation's figures are for.
         runs: how many runs with a canary.
-        coordinates: of the one long run, as many as fit.
+        coordinates: of the long runs, as many as fit.
         draws: how often each cell test sees a message.
         federation: also run a server and learners, and audit their wire.
-        tick: called with the number of rounds that have been done.
+        tick: called with milliseconds of work that have been done, about.
 
     Returns:
         Every check with its verdict, beside the guarantee.
 
     Raises:
-        InputError: for a plan that cannot be deployed, or has too many rounds to audit.
+        InputError: for a plan that cannot be deployed.
 
     """
-    digest, made = plan_digest(plan), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    plan = auditable(plan)
-    rounds, tau = plan.learning.rounds, plan.learning.local_steps
-    dim = max(min(coordinates, _NUMBERS // rounds), 2 * rounds + 2)
-    terms = Terms.of(plan, dim)
-    law = law_of_terms(terms)
-    middle = {rounds // 3, rounds // 2}
-    fixed = listen(plan, terms, adaptive=False, restarts=middle, tick=tick)
-    adaptive = listen(plan, terms, Unkind(terms, seed=1), adaptive=True, restarts=middle, tick=tick)
-    small = dataclasses.replace(terms, dim=_TWIN_DIM)
+    programme = Programme.of(plan, full=full, runs=runs, coordinates=coordinates, draws=draws, federation=federation)
+    return run_programme(programme, tick=tick)
+
+
+def run_programme(
+    programme: Programme,
+    *,
+    tick: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+    limit_s: float | None = None,
+) -> AuditReport:
+    """Do what the programme says; ``say`` hears the name of each stage.
+
+    Raises:
+        InputError: when ``limit_s`` is over.
+
+    """
+    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    plan, terms, seed = programme.plan, programme.terms, programme.seed
+    meter = Meter(tick, say, limit_s, programme)
+    law, rounds, tau = law_of_terms(terms), terms.rounds, terms.local_steps
+    meter.stage("long runs")
+    long_runs = [
+        listen(
+            plan,
+            terms,
+            Unkind(terms, seed=k),
+            adaptive=k == 1,
+            tick=meter.rounds(terms, terms.release_dim),
+            **varied(rounds, seed + k),
+        )
+        for k in range(LARGE_RUNS)
+    ]
+    fixed, adaptive = long_runs[:2]
+    checks: list[Check] = [
+        dataclasses.replace(check, name=f"{check.name}, run {k}")
+        for k, transcript in enumerate(long_runs)
+        for check in run_checks(transcript, terms, law)
+    ]
+    checks += pooled_checks("long runs", long_runs, terms, law)
+    meter.stage("canaries")
     many = canary_runs(
         plan,
         dataclasses.replace(terms, dim=1),
-        runs,
+        programme.runs,
         others="loud" if tau == 1 else "echo",
         adaptive=True,
         insist=True,
-        tick=lambda _: tick(rounds),
+        tick=meter.rounds(terms, min(BATCH, programme.runs)),
     )
     told = None
     if terms.telemetry is not None:
-        told = telemetry_runs(plan, terms, min(runs, _TELEMETRY_RUNS, _NUMBERS // rounds))
+        meter.stage("canaries in telemetry")
+        told = telemetry_runs(plan, terms, programme.telemetry_runs, tick=meter.rounds(terms, 24_000))
+        checks += told.checks
+    meter.stage("same draws")
+    small = dataclasses.replace(terms, dim=_TWIN_DIM)
+    twins = twin_runs(plan, small, at=law.worst * terms.clients_per_step, adaptive=tau == 1)
+    checks.append(contributions(plan, small, seed=seed, tick=meter.rounds(terms, _TWIN_DIM)))
+    meter.stage("small learners")
+    checks += small_checks(
+        plan,
+        dataclasses.replace(terms, dim=SMALL_DIM),
+        learners=programme.learners(rounds),
+        also=long_runs,
+        seed=seed,
+        tick=meter.rounds(terms, SMALL_DIM),
+    )
+    meter.stage("a copied store")
+    checks += [copied_store_check(plan, terms, tick=meter.rounds(terms, 400)), seed_check()]
+    if programme.grouped is not None:
+        meter.stage("groups")
+        checks += _in_groups(programme, meter)
+    meter.stage("cells")
+    checks += _cells(programme, meter)
+    if programme.federation:
+        meter.stage("federation")
+        checks += _federations(programme, meter)
     return AuditReport(
-        plan_sha256=digest,
+        plan_sha256=plan_digest(programme.given),
         made=made,
         guarantee=terms.guarantee,
         fixed=one_run(fixed.residuals, law),
         adaptive=one_run(adaptive.residuals, law),
         independence_p=unlike_each(fixed, adaptive, law),
-        repeats_unlike=fixed.repeats_unlike + adaptive.repeats_unlike,
-        on_grid=_on_grid(fixed, terms) and _on_grid(adaptive, terms),
-        twins=twin_runs(plan, small, at=law.worst, adaptive=tau == 1),
+        repeats_unlike=sum(transcript.repeats_unlike for transcript in long_runs),
+        on_grid=all(_on_grid(transcript, terms) for transcript in long_runs),
+        twins=twins,
         many=many,
         local_steps=tau,
-        checks=deployed_checks(plan, terms, (fixed, adaptive), draws=draws, tick=tick)
-        + (federation_checks(plan, terms, tick=tick) if federation else ())
-        + (() if told is None else told.checks),
+        checks=tuple(checks),
         telemetry=None if told is None else told.many,
+        full=programme.full,
+        rounds=plan.learning.rounds,
+        reduced_from=programme.reduced_from,
+        rest_sha256=rest_digest(programme.given),
+        seconds=meter.elapsed_s,
+        seed=seed,
     )
+
+
+def _in_groups(programme: Programme, meter: Meter) -> list[Check]:
+    """Learners that store and draw several steps together."""
+    plan, terms, seed = programme.grouped, programme.grouped_terms, programme.seed
+    assert plan is not None
+    assert terms is not None
+    checks = group_checks(plan, terms, seed=seed, tick=meter.rounds(terms, GROUP_DIM))
+    if terms.local_steps > 1:
+        checks += cell_checks(
+            plan,
+            terms,
+            programme.group_draws,
+            messages=[terms.rounds - 1],
+            dim=programme.group_dim,
+            where=", in groups",
+            tick=meter.rounds(terms, programme.group_dim),
+        )
+    if plan is programme.plan:
+        return checks
+    small = dataclasses.replace(terms, dim=SMALL_DIM - 1)
+    found = small_checks(
+        plan, small, learners=programme.learners(terms.rounds), seed=seed, tick=meter.rounds(terms, SMALL_DIM)
+    )
+    found.append(contributions(plan, dataclasses.replace(terms, dim=_TWIN_DIM), seed=seed))
+    many = canary_runs(
+        plan,
+        terms,
+        programme.group_canaries,
+        others="echo",
+        adaptive=True,
+        insist=True,
+        false_alarms=FALSE_ALARMS / 100,
+        tick=meter.rounds(terms, BATCH),
+    )
+    found.append(
+        Check(
+            "runs with a canary",
+            0.0 if many.alarm else 1.0,  # its level is far below a check's
+            f"{many.runs:,} runs: mu >= {many.mu_lower:.4g} of {many.claim:.4g}",
+            "the canary is told apart better than was promised",
+        )
+    )
+    return checks + [dataclasses.replace(check, name=f"{check.name}, in groups") for check in found]
+
+
+def _cells(programme: Programme, meter: Meter) -> list[Check]:
+    """Of the first message, the tenth, and a late one that chance chose for this audit."""
+    plan, terms, draws = programme.plan, programme.terms, programme.draws
+    checks = cell_checks(plan, terms, draws, tick=meter.rounds(terms, min(DIM, draws)))
+    if programme.late in (0, later_message(terms.rounds)):
+        return checks
+    return checks + cell_checks(
+        plan,
+        terms,
+        programme.late_draws,
+        messages=[programme.late],
+        dim=programme.late_dim,
+        tick=meter.rounds(terms, programme.late_dim),
+    )
+
+
+def _federations(programme: Programme, meter: Meter) -> list[Check]:
+    """The plan's own, and one whose rounds have several clients, where they are two."""
+    found = [*federation_checks(programme.plan, programme.terms, seed=programme.seed, tick=_of(meter, programme.terms))]
+    grouped, terms = programme.grouped, programme.grouped_terms
+    if grouped is None or terms is None or grouped is programme.plan:
+        return found
+    more = federation_checks(grouped, terms, seed=programme.seed, tick=_of(meter, terms))
+    return found + [dataclasses.replace(check, name=f"{check.name}, in groups") for check in more]
+
+
+def _of(meter: Meter, terms: Terms) -> Callable[[int], None]:
+    return meter.rounds(terms, 4 * 4000)
 
 
 def unlike_each(one: Transcript, other: Transcript, law: Law) -> float:

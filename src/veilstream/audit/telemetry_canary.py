@@ -113,7 +113,7 @@ Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-_BATCH = 25_000  # runs of one learner
+_NUMBERS = 8000  # that one learner sends: few enough for the draws of a group of steps to be made together
 _CANARY, _OTHER = 2.0, 3.0  # targets of the samples that stand for a step of all runs
 _ENDLESS = 1e12  # g / (|g| + gamma) is then a direction, to float32
 
@@ -173,7 +173,7 @@ def whole_reach(terms: Terms) -> float:
     assert told is not None
     replaced = terms.guarantee.neighbours is Neighbours.REPLACE_ONE
     moving = [name for name in told.metrics if not (replaced and name == "present")]
-    each = told.width if replaced else told.width / 2
+    each = (told.width if replaced else told.width / 2) / terms.clients_per_step
     return float(np.hypot(reach_of(terms), each * np.sqrt(len(moving))))
 
 
@@ -182,7 +182,7 @@ def telemetry_runs(
     terms: Terms,
     runs: int,
     *,
-    batch: int = _BATCH,
+    batch: int | None = None,
     make: Callable[[Plan, Any], Learner] = ApartWithTelemetry,
     seed: int | None = None,
     tick: Callable[[int], None] = lambda _: None,
@@ -200,9 +200,10 @@ def telemetry_runs(
     direction, centre = _between(terms)
     coins = np.random.default_rng(seed).integers(0, 2, runs).astype(bool)
     transcripts = np.empty((terms.rounds, runs))
-    metrics = CoordinateGroup(
-        "telemetry's coordinates", law, terms.grid.step, messages={0, later_message(terms.rounds)}
-    )
+    messages = {0, later_message(terms.rounds), terms.rounds - 1}
+    metrics = CoordinateGroup("telemetry's coordinates", law, terms.grid.step, messages=messages)
+    each = [CoordinateGroup(f"telemetry's {name}", law, terms.grid.step) for name in told.metrics]
+    batch = batch or _NUMBERS // (1 + len(each))
     for first in range(0, runs, batch):
         here = slice(first, min(first + batch, runs))
         task = _WholeCanary(terms, coins[here])
@@ -211,13 +212,17 @@ def telemetry_runs(
         transcripts[:, here] = (prefixes - others[:, None]) @ direction * terms.grid.step
         behind = slice(1, None)
         flat = terms.rounds, -1
-        metrics.add((prefixes - known)[..., behind].reshape(flat), known[..., behind].reshape(flat))
-        tick(task.dim)
+        units = prefixes - known
+        metrics.add(units[..., behind].reshape(flat), known[..., behind].reshape(flat))
+        for k, group in enumerate(each, 1):
+            group.add(units[..., k], known[..., k])
+        tick(terms.rounds)
     assert law.expected is not None
     many = many_run(
         transcripts, coins, law, delta=terms.guarantee.delta, expected=float(law.expected[law.worst]), centre=centre
     )
-    return TelemetryFindings(many, tuple(metrics.checks()))
+    groups = [metrics, *(each if len(each) > 1 else ())]
+    return TelemetryFindings(many, tuple(check for group in groups for check in group.checks()))
 
 
 def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) -> tuple[Integers, Integers, Integers]:
@@ -230,15 +235,19 @@ def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) ->
     others = np.zeros((terms.rounds, numbers), np.int64)
     canaries = np.zeros(terms.rounds, np.int64)
     x, nothing = np.zeros(task.dim, np.float32), np.zeros((), np.float32)
+    places = range(terms.clients_per_step)
     for r in range(terms.rounds):
         learner.begin_round(r, x)
+        offered = []
         for step in range(r * tau, (r + 1) * tau):
-            if step in visits:
-                learner.observe("canary", Sample(nothing, _CANARY))
-                canaries[r:] += 1
-            else:
-                learner.observe(f"client {step}", Sample(nothing, _OTHER))
-                others[r:] += expected.other
+            for place in places:
+                if step in visits and place == 0:
+                    offered.append(("canary", Sample(nothing, _CANARY)))
+                    canaries[r:] += 1
+                else:
+                    offered.append((f"client {step}/{place}", Sample(nothing, _OTHER)))
+                    others[r:] += expected.other
+        learner.take_many(offered)
         message = decode(learner.finish_round().payload)
         prefixes[r] = message.prefix.reshape(numbers, task.dim).T
     known = others[:, None] + canaries[:, None, None] * expected.canary[task.which]
@@ -247,9 +256,9 @@ def _messages(terms: Terms, learner: Learner, task: _WholeCanary, worst: int) ->
 
 def _between(terms: Terms) -> tuple[Floats, float]:
     """Unit vector from the first world to the second, and half their sum along it; by hand."""
-    told, B = terms.telemetry, terms.grid.clip_norm
+    told, B = terms.telemetry, terms.grid.clip_norm / terms.clients_per_step
     assert told is not None
-    half = told.width / 2
+    half = told.width / 2 / terms.clients_per_step
     second = np.array([B] + [half] * len(told.metrics))
     first = np.zeros_like(second)
     if terms.guarantee.neighbours is Neighbours.REPLACE_ONE:

@@ -58,6 +58,11 @@ class Transcript:
         return values
 
     @property
+    def moved(self) -> Integers:
+        """What each message adds to the one before, less what clients should have added."""
+        return np.diff(self.units, axis=0, prepend=0)
+
+    @property
     def residuals(self) -> Floats:
         """The same, in the units of gradients."""
         values: Floats = np.multiply(self.units, self.grid, dtype=np.float64)
@@ -65,8 +70,8 @@ class Transcript:
 
 
 def reach_of(terms: Terms) -> float:
-    """How far neighbours' gradients are apart."""
-    return _REACH[terms.guarantee.neighbours] * terms.guarantee.clip_norm
+    """How far apart neighbours move a step: a step averages the gradients of ``clients_per_step``."""
+    return _REACH[terms.guarantee.neighbours] * terms.guarantee.clip_norm / terms.clients_per_step
 
 
 def law_of_terms(terms: Terms, reach: float | None = None) -> Law:

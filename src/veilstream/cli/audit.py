@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,37 +22,56 @@ def command(
         ),
     ] = None,
     changes: Changes = None,
-    runs: Annotated[int, typer.Option(min=400, help="How many runs with a canary stand behind the verdict.")] = 100_000,
+    full: Annotated[bool, typer.Option("--full", help="More runs and draws: minutes instead of seconds.")] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=400, help="How many runs with a canary.", show_default="20000, or fewer for long plans; --full: 100000"
+        ),
+    ] = None,
     draws: Annotated[
-        float, typer.Option(min=1e4, max=1e12, help="How many numbers of a message its cells are judged by.")
-    ] = 1e8,
+        float | None,
+        typer.Option(
+            min=1e4,
+            max=1e12,
+            help="How many numbers of a message its cells are judged by.",
+            show_default="2e6 over the steps of a round; --full: 1e8",
+        ),
+    ] = None,
     federation: Annotated[
-        bool, typer.Option("--federation", help="Also run a server and learners, and audit their wire.")
-    ] = False,
+        bool, typer.Option("--federation/--no-federation", help="Also run a server and learners, and audit their wire.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Save the picture and audit.json here.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
     """Measure, from the messages alone, how much privacy a deployed learner really gives.
 
-    Runs the learner of a plan with its real ledger, seeds and messages, in temporary folders: one
-    run with many coordinates, many runs with a canary client, two runs with the same draws whose
-    clients differ, small learners through two epochs, and some that only make noise, whose numbers
-    are counted cell by cell (most of the time: some 2 minutes; `--draws 1e6` for a quick look). All
-    are compared with the promise.
+    Runs learners of a plan with their real ledgers, seeds and messages, in temporary folders: with
+    many coordinates, with a canary client, with the same draws and other clients, through three
+    epochs, from a copied store, and in a federation. Clients come one by one, in groups, twice, and not
+    at all; learners are killed and started again. All that they send is compared with the promise.
 
-    Exit code 0: no check found more than was promised. 4: one did.
+    It says first what it will do and how long that takes (a quick audit of a small plan: under a
+    minute). Plans of more than 256 rounds (--full: 2,048) are audited with that many.
+
+    Exit code 0: no check found more than was promised. 4: one did. 2: it did not end in the time that it
+    announced.
     """
-    from veilstream.audit import audit
-    from veilstream.audit.report import DEFAULT_PLAN, ticks
+    from veilstream.audit.programme import Programme, limit_of
+    from veilstream.audit.report import DEFAULT_PLAN, run_programme
     from veilstream.cli.tables import print_json
     from veilstream.errors import PrivacyError
     from veilstream.plans.plan import Plan
     from veilstream.progress import progress
 
     loaded = Plan.parse(DEFAULT_PLAN, overrides_of(changes)) if plan is None else load_plan(plan, changes)
-    count = int(draws)
-    with progress("auditing", ticks(loaded, runs, count, federation=federation)) as tick:
-        report = audit(loaded, runs=runs, draws=count, federation=federation, tick=tick)
+    count = None if draws is None else int(draws)
+    programme = Programme.of(loaded, full=full, runs=runs, draws=count, federation=federation)
+    seconds = programme.seconds()
+    limit_s = limit_of(seconds)
+    typer.echo(f"{programme.in_words()}. About {_time(seconds)}, at most {_time(limit_s)}.", err=True)
+    with progress("auditing", int(sum(programme.costs().values()))) as tick:
+        report = run_programme(programme, tick=tick, say=_say, limit_s=limit_s)
     paths = _save(report, out) if out is not None else []
     if json:
         print_json(report.as_dict() | {"files": [str(path) for path in paths]})
@@ -59,6 +79,16 @@ def command(
         _show(report, paths)
     if report.alarms:
         raise PrivacyError("the audit found a broken promise: " + "; ".join(report.alarms))
+
+
+def _say(stage: str) -> None:
+    """Where no progress bar is shown, a line for each stage."""
+    if not sys.stderr.isatty():
+        typer.echo(f"  {stage}", err=True)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
 def _save(report: AuditReport, folder: Path) -> list[Path]:
@@ -100,6 +130,7 @@ def _show(report: AuditReport, paths: list[Path]) -> None:
     typer.echo("")
     for check in report.checks:
         typer.echo(f"{check.name}: {check.figure}; p = {check.p:.2g}")
+    typer.echo(f"\n{len(report.checks)} checks in {report.seconds:.0f} s")
     typer.echo(
         f"\nBounds hold with probability {many.confidence:.0%} each; an alarm on correct code has "
         f"probability below {SHARES * many.false_alarms:.0e}."

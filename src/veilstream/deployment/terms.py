@@ -123,6 +123,11 @@ class Terms:
         return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
 
     @property
+    def clients_per_step(self) -> int:
+        """Clients whose gradients a step averages."""
+        return self.guarantee.clients_per_step
+
+    @property
     def projection_radius(self) -> float | None:
         """The server moves a model that is longer back to this norm."""
         return self.plan.learning.projection_radius

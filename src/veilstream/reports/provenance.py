@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from veilstream.errors import InputError
+from veilstream.plans.plan import Plan
 from veilstream.reports.page_kit import Provenance, facts
 from veilstream.runs.folder import Run
-from veilstream.runs.released_model import plan_digest
+from veilstream.runs.released_model import plan_digest, rest_digest
 
 
 class Audit(TypedDict):
@@ -27,6 +28,7 @@ class Audit(TypedDict):
     made: str  # a date; empty where the file does not say
     plan_sha256: str
     of_this_plan: bool
+    reduction: str  # how many of the plan's rounds were audited, in words; empty if all were
     file_sha256: str
 
 
@@ -38,7 +40,7 @@ def audit_of(run: Run) -> Audit | None:
         return None
     try:
         content = path.read_bytes()
-        return _audit(content, plan_digest(run.plan))
+        return _audit(content, run.plan)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             "audit",
@@ -48,7 +50,7 @@ def audit_of(run: Run) -> Audit | None:
         ) from error
 
 
-def _audit(content: bytes, plan_sha256: str) -> Audit:
+def _audit(content: bytes, plan: Plan) -> Audit:
     found = json.loads(content)
     one, many = found["one_run"], found["many_run"]
     bounds = [
@@ -59,6 +61,9 @@ def _audit(content: bytes, plan_sha256: str) -> Audit:
         {"label": f"{many['runs']:,} runs with a canary", "mu": many["mu_lower"], "epsilon": many["epsilon_via_mu"]}
     )
     audited = str(found.get("plan_sha256") or "")
+    same, rounds, own = audited == plan_digest(plan), int(found.get("rounds") or 0), plan.learning.rounds
+    # A plan and its reduction differ in their rounds and in nothing else.
+    fewer = 0 < rounds < own and found.get("rest_sha256") == rest_digest(plan)
     return {
         "kept": bool(found["kept"]),
         "verdict": str(found["verdict"]),
@@ -69,7 +74,8 @@ def _audit(content: bytes, plan_sha256: str) -> Audit:
         "cannot_see": list(found["cannot_see"]),
         "made": str(found.get("made") or ""),
         "plan_sha256": audited,
-        "of_this_plan": audited == plan_sha256,
+        "of_this_plan": (same and rounds in (0, own)) or fewer,
+        "reduction": f", with {rounds:,} of its {own:,} rounds and all else the same" if fewer else "",
         "file_sha256": hashlib.sha256(content).hexdigest(),
     }
 

@@ -379,7 +379,7 @@ def _audit(run: Run) -> list[str]:
     return [
         "What audit.json in the run's folder says; nobody has signed that file:",
         f"{audit['verdict']}.",
-        f"Made {audit['made']}, for this plan, from {audit['runs']:,} runs with a canary; each "
+        f"Made {audit['made']}, for this plan{audit['reduction']}, from {audit['runs']:,} runs with a canary; each "
         f"bound holds with probability {audit['confidence']:.0%}. It ran the learners' code "
         "on the auditor's machine, not the learners themselves.",
         "It cannot see:",

@@ -180,21 +180,21 @@ def cell_fit(seen: CellCounts) -> CellFit:
     out = seen.law.half - math.ceil(_FINE * seen.law.std)
     fine, fine_counts = inner[out : len(inner) - out], counts[out : len(inner) - out]
     scales = [
-        _scale("single cells", fine, fine_counts, draws),
-        _scale("cells of either sign", _folded(fine), _folded(fine_counts), draws),
+        scale_of("single cells", fine, fine_counts, draws),
+        scale_of("cells of either sign", _folded(fine), _folded(fine_counts), draws),
     ]
     for pool in _POOLED:
         if len(inner) // pool < 8:
             break
         starts = np.arange(0, len(inner), pool)
         p, n = np.add.reduceat(inner, starts), np.add.reduceat(counts, starts)
-        scales.append(_scale(f"cells by {pool}", p, n, draws))
+        scales.append(scale_of(f"cells by {pool}", p, n, draws))
     if len(inner) >= 4 * _REMAINDERS:
         rest = np.arange(len(inner)) % _REMAINDERS
         p = np.bincount(rest, weights=inner)
         n = np.bincount(rest, weights=counts).astype(np.int64)
         inside = int(n.sum())
-        scales.append(_scale(f"remainders of {_REMAINDERS}", p / p.sum(), n, inside))
+        scales.append(scale_of(f"remainders of {_REMAINDERS}", p / p.sum(), n, inside))
     usable = tuple(scale for scale in scales if scale is not None)
     if not usable:
         raise InputError("draws", draws, f"more, for std = {seen.law.std:g} units", "draw more")
@@ -209,7 +209,7 @@ def _folded(values: Any) -> Any:
     return whole
 
 
-def _scale(name: str, p: Floats, n: Integers, draws: int) -> Scale | None:
+def scale_of(name: str, p: Floats, n: Integers, draws: int) -> Scale | None:
     """U, its standard error and p-value; rare cells and whatever is outside are pooled."""
     common = draws * p >= _RARE
     if common.sum() < 2:
