@@ -155,7 +155,7 @@ class _Server(uvicorn.Server):
         self._guard = guard
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn knows connections from their first request on; the others are ended here."""
+        """Uvicorn knows connections from their first request on; the others are ended here."""
         for connection in tuple(self._guard.open):
             if isinstance(connection, _Handshake):
                 connection.cut()
