@@ -4,7 +4,7 @@
     python scripts/fetch_npm.py axe-core       accessibility rules for tests/browser
 
 npm decides where packages come from; each must have the SHA-512 that npm.json names. Files that
-are there are not fetched again. Exit code 3: npm is missing, or found nothing.
+are there, with the hashes that they had when they came, are not fetched again. Exit code 3: npm is missing, or found nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,20 @@ def fetch(name: str, root: Path = ROOT) -> Path:
     pin = pins[name]
     into = root / pin["into"]
     stamp = into / f"{STAMP}-{name}"
-    here = all((into / kept).exists() for kept in pin["files"].values())
-    if here and stamp.exists() and stamp.read_text() == pin["integrity"]:
+    if stamp.exists() and stamp.read_text() == _stamp(pin, into):
         return into
     unpack(packed(name, pin["version"]), pin, into)
-    stamp.write_text(pin["integrity"])
+    stamp.write_text(_stamp(pin, into))
     return into
+
+
+def _stamp(pin: dict[str, Any], into: Path) -> str:
+    """The pin, and the hash of each file as it is now: files that were changed since are fetched again."""
+    lines = [pin["integrity"]]
+    for kept in pin["files"].values():
+        path = into / kept
+        lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else 'missing'} {kept}")
+    return "\n".join(lines)
 
 
 def packed(name: str, version: str) -> bytes:

@@ -5,6 +5,7 @@
 A real `veilstream server` with TLS and `--publish`, learners over mutual TLS (`studies.load`), and a
 process of strangers on loopback: silent ones connect and say nothing, trickling ones finish the TLS
 handshake and send a byte of a request each second. Whoever is cut connects again within seconds.
+Their process has the lowest priority: elsewhere they would be on machines of their own.
 Stretches with and without strangers alternate in one run, so that a slow machine slows both. What
 is compared is the median over stretches; violations of the rounds themselves are `studies.load`'s.
 """
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import ssl
 import statistics
@@ -28,8 +30,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
-from studies.load import Fleet, Releases, plan_of
 
+from studies.load import Fleet, Releases, plan_of
 from veilstream.federation.addresses import connections_allowed, free_port
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
@@ -125,9 +127,7 @@ async def _be_strangers(port: int, silent: int, trickling: int) -> None:
         task.cancel()
 
 
-def study(
-    silent: int, trickling: int, *, seconds: float, repeats: int, learners: int = 10, dim: int = 1000
-) -> Report:
+def study(silent: int, trickling: int, *, seconds: float, repeats: int, learners: int = 10, dim: int = 1000) -> Report:
     """Alternate stretches without and with strangers."""
     report = Report(silent, trickling)
     connections_allowed(0)  # raise the limit of open files
@@ -206,6 +206,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.against is not None:
         connections_allowed(0)
+        os.nice(19)
         asyncio.run(_be_strangers(asked.against, asked.silent, asked.trickling))
         return
     report = study(asked.silent, asked.trickling, seconds=asked.seconds, repeats=asked.repeats)

@@ -66,6 +66,14 @@ def test_pinned_files_are_written_once(pinned):
     assert handed["asked"] == 2
 
 
+def test_a_file_that_was_changed_since_is_not_used(pinned):
+    root, _ = pinned
+    into = fetch_npm.fetch("small", root)
+    (into / "main.js").write_bytes(b"steal()")
+    fetch_npm.fetch("small", root)
+    assert (into / "main.js").read_bytes() == b"draw()"
+
+
 def test_other_bytes_are_refused_and_leave_nothing(pinned):
     root, handed = pinned
     handed["archive"] = archive(main=b"steal()", LICENSE=b"MIT")

@@ -25,7 +25,11 @@ def world(tmp_path):
         transport = CountedTransport(world.transport(), metrics)
         coordinator.go(transport, 2)
         yield SimpleNamespace(
-            plan=world.plan, coordinator=coordinator, transport=transport, metrics=metrics, keys=tmp_path / "keys/server"
+            plan=world.plan,
+            coordinator=coordinator,
+            transport=transport,
+            metrics=metrics,
+            keys=tmp_path / "keys/server",
         )
 
 
@@ -72,7 +76,11 @@ def test_metrics_of_both_processes_are_one_page(world):
         latest(world, api)
         answer = send_request(f"https://127.0.0.1:{api.port}/metrics", ca=world.keys / "ca.pem", most_bytes=1 << 20)
         text = answer.body.decode()
-    for line in ("veilstream_rounds_done 2.0", "veilstream_model_requests_total 1.0", "veilstream_model_api_connections "):
+    for line in (
+        "veilstream_rounds_done 2.0",
+        "veilstream_model_requests_total 1.0",
+        "veilstream_model_api_connections ",
+    ):
         assert line in text
 
 

@@ -49,7 +49,9 @@ def log_options() -> tuple[str, str]:
     ours = logging.getLogger("veilstream")
     level = logging.getLevelName(ours.getEffectiveLevel()).lower()
     as_json = any(isinstance(handler.formatter, _JsonLines) for handler in ours.handlers)
-    return level if level in {each.value for each in Level} else Level.WARNING.value, (Format.JSON if as_json else Format.TEXT).value
+    return level if level in {each.value for each in Level} else Level.WARNING.value, (
+        Format.JSON if as_json else Format.TEXT
+    ).value
 
 
 class _Stderr(logging.StreamHandler[Any]):

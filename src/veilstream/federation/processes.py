@@ -36,7 +36,10 @@ class Child:
         python: str = sys.executable,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """``log``: None for our own stderr. ``account`` (user and group, no other groups) needs root, and must be able to start ``python``."""
+        """``log``: None for our own stderr.
+
+        ``account`` (user and group, no other groups) needs root, and must be able to start ``python``.
+        """
         self.command, self.log = list(command), log
         self._environment = os.environ | dict(environment or {})
         self._directory, self._account, self._python = directory, account, python

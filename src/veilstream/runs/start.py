@@ -29,6 +29,8 @@ Float32s = NDArray[np.float32]
 
 _WAIT_S = 30.0
 _FACTS, _MODEL = "start.json", "start.f32"
+_MOST_FACTS = 1 << 20
+_MOST_GROWTH = 20  # when a compressed file is unpacked
 _RAW = "application/octet-stream"
 
 
@@ -80,7 +82,7 @@ def starting_model(plan: Plan, dim: int) -> StartingModel | None:
     elif Path(text).is_dir():
         found = last_released(Path(text))
     else:
-        found = _from_file(Path(text))
+        found = _from_file(Path(text), dim)
     _check(plan, found.model, dim)
     return found
 
@@ -135,20 +137,28 @@ def last_released(folder: Path) -> StartingModel:
     return StartingModel(rows[-1].astype(np.float32), str(folder), summary.run, summary.rounds)
 
 
-def _from_file(path: Path) -> StartingModel:
+def _from_file(path: Path, dim: int) -> StartingModel:
+    most = _MOST_FACTS + 16 * dim  # numbers of up to 16 bytes, and the plan's text
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(most + 1)
     except OSError as error:
         raise _refused(
             str(path),
             "a run's folder, an .npz file, or an https address",
             f"{error.strerror}; paths are relative to where the command is started",
         ) from error
+    if len(data) > most:
+        rule = f"a file of at most {most:,} bytes, enough for a model of {dim} numbers"
+        raise _refused(str(path), rule, "it must come from a run with the same task and data.dim")
     return _from_npz(data, str(path))
 
 
 def _from_npz(data: bytes, source: str) -> StartingModel:
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            if sum(member.file_size for member in members.infolist()) > _MOST_GROWTH * len(data):
+                raise ValueError("it unpacks to far more than its size")  # a small file could fill all memory
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             model = np.asarray(stored["model"])
             if model.ndim != 1 or model.dtype.kind != "f":

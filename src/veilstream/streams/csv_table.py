@@ -24,6 +24,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
 _SAMPLE_RECORD = 50  # lines of a record at most, where only the dialect is looked for
 _MOST_LINES = 1000  # a cell with more lines than this is a quote that was not closed
+_MOST_CHARACTERS = 1 << 24  # likewise; these are kept in memory
 
 
 class CsvTable(Table):
@@ -82,7 +83,7 @@ class CsvTable(Table):
 
     def _record(self) -> list[str] | None:
         lines, self._begun = self._begun, []
-        inside = bool(lines)
+        inside, kept = bool(lines), sum(map(len, lines))
         for line in self._lines:
             inside = ends_in_quotes(line, self._delimiter, inside)
             if not lines and not line.strip():
@@ -90,7 +91,8 @@ class CsvTable(Table):
             lines.append(line)
             if not inside:
                 return lines
-            if len(lines) > _MOST_LINES:
+            kept += len(line)
+            if len(lines) > _MOST_LINES or (len(lines) > 1 and kept > _MOST_CHARACTERS):
                 self._refused = self._unclosed(lines)
                 raise self._refused
         if len(lines) == 1 and self._lines.settled():

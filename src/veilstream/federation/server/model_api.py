@@ -110,7 +110,9 @@ class ModelApi:
             ],
             exception_handlers={HTTPException: _not_found},
         )
-        self._server = AsgiServer(app, address, option="--model-api", tls=tls, limits=limits, refused=self._metrics.refuse)
+        self._server = AsgiServer(
+            app, address, option="--model-api", tls=tls, limits=limits, refused=self._metrics.refuse
+        )
         self.port = self._server.port
 
     @property

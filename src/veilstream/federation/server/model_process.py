@@ -158,7 +158,9 @@ class ModelProcess:
         except OSError as error:
             self._child.end()
             ours.close()
-            raise VeilstreamError(f"--model-api: its process did not start ({error}); the lines above say why") from None
+            raise VeilstreamError(
+                f"--model-api: its process did not start ({error}); the lines above say why"
+            ) from None
         ours.settimeout(None)
         self._socket = ours
 
