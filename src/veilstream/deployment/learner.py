@@ -38,7 +38,6 @@ from veilstream.deployment.epochs import DEPLOYED, OPEN_ROUND, EpochLedger, Lear
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import tag_of
-from veilstream.deployment.ledger.witness import MOST_TOGETHER
 from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
@@ -49,7 +48,7 @@ from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
-from veilstream.records.participation import PastVisits, spent
+from veilstream.records.participation import MOST_TOGETHER, PastVisits, spent
 from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import Offered, SourceBookmark
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from veilstream.deployment.ledger.witness import MOST_TOGETHER
 from veilstream.errors import InputError
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails, admission_of
@@ -28,6 +27,7 @@ from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
+from veilstream.records.participation import MOST_TOGETHER
 from veilstream.wording import shown
 
 NOISE_LAW = "rounded Gaussian prefix sums, 1"
@@ -121,11 +121,6 @@ class Terms:
     def release_dim(self) -> int:
         """Numbers of a release: one for each parameter, and one for each metric of telemetry."""
         return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
-
-    @property
-    def clients_per_step(self) -> int:
-        """Clients whose gradients a step averages."""
-        return self.guarantee.clients_per_step
 
     @property
     def projection_radius(self) -> float | None:

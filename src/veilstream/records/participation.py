@@ -11,6 +11,10 @@ from typing import Literal, NamedTuple
 from veilstream.mechanisms.participation import Participation
 
 
+MOST_TOGETHER = 256
+"""Clients that a deployed learner stores in one write at most; a step has no more."""
+
+
 class PastVisits(NamedTuple):
     """A client's visits so far, under one tag."""
 

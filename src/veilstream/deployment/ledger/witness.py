@@ -16,7 +16,7 @@ learner; a record of several clients has an entry for each of them, in one appen
 
 A torn end (a cut while it was appended) is no evidence of anything and is dropped: what it would
 have witnessed was not yet let out. One append is about one record, and has at most `MOST_TOGETHER`
-entries; where one of them is there, the store must have its record, and completes the others when
+entries, so as many may be torn; where one of them is there, the store must have its record, and completes the others when
 it is opened. Anything else that cannot be read is no torn end but damage, and is refused: more
 entries than that, more than two at the end that are not simply empty, or more than the store has to
 complete.
@@ -45,12 +45,11 @@ from veilstream.deployment.ledger.paths import WITNESS_MAGIC, identity
 from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
+from veilstream.records.participation import MOST_TOGETHER
 
 ENTRY_BYTES = 96
 _NO_TAG = bytes(32)
 _BODY = struct.Struct(">QQ32s32s")
-MOST_TOGETHER = 256
-"""Entries that a learner appends together at most, so as many may be torn."""
 _TORN_WITH_CONTENT = 2
 """Of a longer torn end, all but so many are empty: nothing was written there before the cut."""
 _AT_ONCE = 4096
