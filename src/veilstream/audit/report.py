@@ -38,6 +38,7 @@ from veilstream.audit.statistics.many_run import epsilon_of
 from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.terms import Terms
+from veilstream.errors import PrivacyError
 from veilstream.plans.plan import Plan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
@@ -302,12 +303,12 @@ def run_programme(
     checks += [copied_store_check(plan, terms, tick=meter.rounds(terms, 400)), seed_check()]
     if programme.grouped is not None:
         meter.stage("groups")
-        checks += _in_groups(programme, meter)
+        checks += _or_failure("groups", lambda: _in_groups(programme, meter))
     meter.stage("cells")
     checks += _cells(programme, meter)
     if programme.federation:
         meter.stage("federation")
-        checks += _federations(programme, meter)
+        checks += _or_failure("federation", lambda: _federations(programme, meter))
     return AuditReport(
         plan_sha256=plan_digest(programme.given),
         made=made,
@@ -329,6 +330,14 @@ def run_programme(
         seconds=meter.elapsed_s,
         seed=seed,
     )
+
+
+def _or_failure(stage: str, make: Callable[[], list[Check]]) -> list[Check]:
+    """Checks of a stage; a learner that could not go on in it is an alarm like any other."""
+    try:
+        return make()
+    except PrivacyError as error:
+        return [Check(f"learners go on, {stage}", 0.0, str(error), "a learner could not go on in its own audit")]
 
 
 def _in_groups(programme: Programme, meter: Meter) -> list[Check]:
