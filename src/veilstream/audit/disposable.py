@@ -86,11 +86,12 @@ class OneByOne(LocalRounds):
     """Clips every number by itself."""
 
     def clip(self, raw: RawGradient) -> ClippedGradient:
-        """`clip_onto_grid` of each number as the vector of one that it is."""
-        different, where = np.unique(raw.reveal(), return_inverse=True)
+        """`clip_onto_grid` of each number as the vector of one that it is, and the sum over clients."""
+        clients = np.atleast_2d(raw.reveal())
+        different, where = np.unique(clients, return_inverse=True)
         clip = super().clip
         each = [clip(RawGradient(value.reshape(1))).reveal()[0] for value in different]
-        return ClippedGradient(OnGrid(np.array(each, np.int64)[where]))
+        return ClippedGradient(OnGrid(np.array(each, np.int64)[where].reshape(clients.shape).sum(axis=0)))
 
 
 class Twin(Disposable):

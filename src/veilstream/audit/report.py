@@ -424,7 +424,9 @@ def unlike_each(one: Transcript, other: Transcript, law: Law) -> float:
 
 def _on_grid(transcript: Transcript, terms: Terms) -> bool:
     """The grid that the promise needs, worked out anew, and no finer."""
-    return transcript.grid >= grid_for(terms.guarantee.clip_norm, terms.guarantee.noise_std).step
+    return (
+        transcript.grid >= grid_for(terms.guarantee.clip_norm, terms.guarantee.noise_std, terms.clients_per_step).step
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -92,20 +92,19 @@ class _EachClient(ClientTelemetry):
 
 class _WholeOneByOne(OneByOne):
     def whole(self, gradient: ClippedGradient, values: MetricValues | None) -> ClippedGradient:
-        """`LocalRounds.whole` of each different client, as the vector of 1 + m that it is."""
+        """`LocalRounds.whole` of each run, as the vector of 1 + m that it is."""
         told = self.terms.telemetry
         assert told is not None
         units = gradient.reveal()
-        shape = len(units), len(told.metrics)
-        metrics = np.full(shape, _NOBODY) if values is None else values.reveal()
-        clients = np.concatenate([units[:, None].astype(np.float64), metrics], axis=1)
-        different, which = np.unique(clients, axis=0, return_inverse=True)
-        vectors = []
-        for number, *own in different:
-            one = ClippedGradient(OnGrid(np.array([number], np.int64)))
-            there = None if own[0] == _NOBODY else MetricValues(np.array(own))
-            vectors.append(super().whole(one, there).reveal())
-        return ClippedGradient(OnGrid(np.stack(vectors)[which.ravel()].T.ravel()))
+        behind = np.zeros((len(units), len(told.metrics)), np.int64)
+        alone = ClippedGradient(OnGrid(np.zeros(1, np.int64)))
+        for client in [] if values is None else values.reveal():  # a row for each run
+            different, which = np.unique(client, axis=0, return_inverse=True)
+            there = [None if own[0] == _NOBODY else MetricValues(own) for own in different]
+            behind += np.stack([super(_WholeOneByOne, self).whole(alone, own).reveal()[1:] for own in there])[
+                which.ravel()
+            ]
+        return ClippedGradient(OnGrid(np.concatenate([units[:, None], behind], axis=1).T.ravel()))
 
 
 Integers = NDArray[np.int64]

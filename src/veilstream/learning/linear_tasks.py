@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from veilstream.errors import InputError
+from veilstream.learning.algorithm import without_tiny
 from veilstream.learning.task_kind import Margins, Target, TaskKind, TaskSetting
 from veilstream.learning.tasks import Floats, FromLoss, Sample, jax_numpy
 
@@ -42,12 +43,13 @@ class _Scored(FromLoss):
 
     def host_gradient(self, params: Floats, sample: Sample) -> Floats:
         """Gradient without JAX, for a deployed learner."""
-        gradient: Floats = self.slope(sample.features @ params, sample.target) * sample.features
+        slope = without_tiny(self.slope(sample.features @ params, sample.target))
+        gradient: Floats = slope * sample.features
         return gradient + self.ridge * params if self.ridge else gradient
 
     def host_gradients(self, params: Floats, samples: Sample) -> Floats:
         """`host_gradient` of many clients, a row each."""
-        slopes = self.slope(samples.features @ params, samples.target)
+        slopes = without_tiny(self.slope(samples.features @ params, samples.target))
         gradients: Floats = slopes[:, None] * samples.features
         return gradients + self.ridge * params if self.ridge else gradients
 
@@ -188,7 +190,7 @@ class Softmax(FromLoss):
         weights = np.exp(scores - scores.max())
         weights /= weights.sum()
         weights[int(sample.target)] -= 1.0
-        gradient: Floats = np.outer(weights, sample.features).ravel()
+        gradient: Floats = np.outer(without_tiny(weights), sample.features).ravel()
         return gradient + self.ridge * params if self.ridge else gradient
 
     def host_gradients(self, params: Floats, samples: Sample) -> Floats:
@@ -197,7 +199,7 @@ class Softmax(FromLoss):
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         weights[np.arange(len(weights)), samples.target.astype(np.int64)] -= 1.0
-        gradients: Floats = (weights[:, :, None] * samples.features[:, None, :]).reshape(len(weights), -1)
+        gradients: Floats = (without_tiny(weights)[:, :, None] * samples.features[:, None, :]).reshape(len(weights), -1)
         return gradients + self.ridge * params if self.ridge else gradients
 
     def predict(self, params: Array, features: Array) -> Array:
