@@ -323,4 +323,4 @@ def test_an_open_quote_keeps_a_bounded_text_in_memory(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("who,x\n" + 'ann,"' + ("y" * (1 << 20) + "\n") * 40)
     with pytest.raises(InputError, match="quotes that are closed"):
-        list(open_table(path))
+        cells(open_table(path))
