@@ -4,7 +4,8 @@
     python scripts/fetch_npm.py axe-core       accessibility rules for tests/browser
 
 npm decides where packages come from; each must have the SHA-512 that npm.json names. Files that
-are there, with the hashes that they had when they came, are not fetched again. Exit code 3: npm is missing, or found nothing.
+are there, with the hashes that they had when they came, are not fetched again. Exit code 3: npm is
+missing, or found nothing.
 """
 
 from __future__ import annotations

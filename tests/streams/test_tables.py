@@ -316,3 +316,11 @@ def test_a_plans_query_may_use_everything_that_reads(tmp_path):
         "row_number() OVER (ORDER BY age) AS place FROM people JOIN n ON i = age WHERE json_valid('1') ORDER BY age"
     )
     assert cells(open_table(path, query=query)) == [{"name": "A", "place": 1}, {"name": "B", "place": 2}]
+
+
+def test_an_open_quote_keeps_a_bounded_text_in_memory(tmp_path):
+    """Lines were counted, not their length: 1,000 long ones were kept."""
+    path = tmp_path / "a.csv"
+    path.write_text("who,x\n" + 'ann,"' + ("y" * (1 << 20) + "\n") * 40)
+    with pytest.raises(InputError, match="quotes that are closed"):
+        cells(open_table(path))

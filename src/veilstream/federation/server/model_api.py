@@ -195,7 +195,7 @@ class ModelApi:
     def _encode(self, round_: int, form: str) -> bytes:
         model, facts = self._coordinator.models.read(round_), self._facts()
         if form == "f32":
-            return model.tobytes()
+            return bytes(model.tobytes())
         if form == "npz":
             return ReleasedModel(
                 model, round_, facts["rounds"], facts["run"], self._plan_toml, facts["guarantee"]

@@ -233,7 +233,7 @@ class _Counts:
         """One page of both."""
         from prometheus_client import generate_latest
 
-        return self.pushed + generate_latest(self).decode()  # type: ignore[arg-type]
+        return self.pushed + generate_latest(self).decode()
 
     def collect(self) -> Iterator[Metric]:
         """This process's metric families."""
@@ -276,7 +276,8 @@ def _serve(told: socket.socket, listening: socket.socket) -> None:
     run = SimpleNamespace(
         run=first["run"], round=first["round"], terms=terms, models=ModelFile(Path(first["models"]), first["dim"])
     )
-    counts, page, routes = _Counts(first["metrics"]), None, []
+    counts, routes = _Counts(first["metrics"]), []
+    page: Any = None
     listening.setblocking(False)
     if first["page"] is not None:
         from veilstream.federation.http.live_routes import LiveRoutes
