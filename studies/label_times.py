@@ -71,18 +71,20 @@ def attack(weight: float, pairs: int, dim: int = DIM, seed: int = 0) -> float:
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.repeat([-1.0, 1.0], pairs))
     took = np.zeros(len(labels))
-    with tempfile.TemporaryDirectory() as folder:
-        with Learner(plan_of(dim, len(labels) + 20), Path(folder) / "s.db", Logistic(dim), create=True) as learner:
-            learner.begin_round(0, attacked_model(dim, weight))
-            for i in range(20):  # caches
-                learner.observe(f"warm {i}", record(dim, 1.0, rng))
-            with progress(f"steps at weight {weight:g}", len(labels)) as tick:
-                for i, label in enumerate(labels):
-                    client = record(dim, label, rng)
-                    began = time.thread_time_ns()
-                    learner.observe(f"client {i}", client)
-                    took[i] = time.thread_time_ns() - began
-                    tick(1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Learner(plan_of(dim, len(labels) + 20), Path(folder) / "s.db", Logistic(dim), create=True) as learner,
+        progress(f"steps at weight {weight:g}", len(labels)) as tick,
+    ):
+        learner.begin_round(0, attacked_model(dim, weight))
+        for i in range(20):  # caches
+            learner.observe(f"warm {i}", record(dim, 1.0, rng))
+        for i, label in enumerate(labels):
+            client = record(dim, label, rng)
+            began = time.thread_time_ns()
+            learner.observe(f"client {i}", client)
+            took[i] = time.thread_time_ns() - began
+            tick(1)
     return area_under_curve(took, labels)
 
 

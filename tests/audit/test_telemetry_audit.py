@@ -194,7 +194,7 @@ def test_the_whole_audit_has_a_part_for_telemetry():
     plan, _ = both(["accuracy", "present"])
     report = audit(plan, runs=2000, coordinates=300, draws=2000, federation=True)
     assert not report.alarms, report.verdict
-    assert report.as_dict()["telemetry"]["runs"] == 2000
+    assert report.as_dict()["telemetry"]["runs"] >= 2000  # as many as one coordinate's variance needs
     assert report.telemetry.expected < report.telemetry.claim
 
 

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from veilstream.mechanisms.participation import Participation
 
-
 MOST_TOGETHER = 256
 """Clients that a deployed learner stores in one write at most; a step has no more."""
 
