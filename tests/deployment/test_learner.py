@@ -234,10 +234,16 @@ def test_clients_data_are_refused_or_count_as_zero(tmp_path):
         None,
     ]
     with Learner(plan_of(), tmp_path / "s.db", Logistic(D), create=True) as learner:
-        learner.begin_round(0, model(0))
         for i, sample in enumerate(bad):
+            if not learner.clients_wanted:
+                learner.finish_round() if learner.pinned else None
+                learner.begin_round(learner.round, model(0))
+            before = learner.local.step
             assert learner.observe(f"bad {i}", sample) is Answer.REFUSED
-        assert learner.local.taken == 0
+            assert learner.observe(f"bad {i}", sample) is Answer.REFUSED  # a second time without a step
+            assert learner.local.step == before + 1
+        learner.finish_round()
+        learner.begin_round(learner.round, model(0))
 
     class NotANumber(Logistic):
         def host_gradient(self, z, sample):
