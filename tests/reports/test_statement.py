@@ -208,6 +208,5 @@ def test_statement_and_documentation_state_one_rule_about_content():
 
     page = Path(__file__).parents[2] / "docs/privacy.md"
     assert CONTENT_DECIDES_NOTHING in " ".join(page.read_text(encoding="utf-8").split())
-    plan = vs.Plan(learning={"rounds": 4, "local_steps": 1, "learners": 1})
-    _, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), vs.mechanisms.toeplitz(plan.learning.rounds), clip_norm=1.0)
+    _, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), vs.mechanisms.toeplitz(4), clip_norm=1.0)
     assert CONTENT_DECIDES_NOTHING in " ".join(promise_of(guarantee, simulated=False)["uncovered"])
