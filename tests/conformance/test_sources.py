@@ -280,7 +280,7 @@ def test_people_who_have_left_do_not_count_towards_the_minimum():
     assert found == [False]
 
 
-def test_an_iterator_of_records_that_the_task_does_not_take_begins_no_round(caplog):
+def test_records_of_an_iterator_that_the_task_does_not_take_wait_like_others_without_a_sample(caplog):
     def bad(consumed):
         for i in range(20):
             yield f"p{i}", Sample(np.full(3, np.nan), 1.0)
@@ -288,9 +288,10 @@ def test_an_iterator_of_records_that_the_task_does_not_take_begins_no_round(capl
 
     source = IteratorSource(bad, name="m:bad", patience_s=0.5)
     source.admission = Admission((3,), (-1.0, 1.0))
-    assert not source.ready(2, 5, lambda _: True)
+    assert source.ready(21, 21, lambda _: True)
     assert source.not_admitted == 20
-    assert source.waiting == 1
+    offered = [record.offered for record in source._queue]
+    assert [each.tag for each in offered if each.sample is None] == [f"p{i}" for i in range(20)]
+    assert offered[-1].tag == "good"
     assert "3 finite numbers as features, and one of -1.0, 1.0 as target" in caplog.text
-    assert source.ready(1, 5, lambda _: True)
     source.close()

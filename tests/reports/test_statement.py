@@ -211,3 +211,12 @@ def test_the_command_writes_and_checks_it(folder, tmp_path):
     refused = veilstream("report", str(folder / "statement.txt"), "--verify", str(public))
     assert refused.returncode == 7
     assert "not what was signed" in refused.stderr
+
+
+def test_statement_and_documentation_state_one_rule_about_content():
+    from veilstream.reports.promise import CONTENT_DECIDES_NOTHING, promise_of
+
+    page = Path(__file__).parents[2] / "docs/privacy.md"
+    assert CONTENT_DECIDES_NOTHING in " ".join(page.read_text(encoding="utf-8").split())
+    _, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), vs.mechanisms.toeplitz(4), clip_norm=1.0)
+    assert CONTENT_DECIDES_NOTHING in " ".join(promise_of(guarantee, simulated=False)["uncovered"])

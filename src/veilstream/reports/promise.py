@@ -20,6 +20,11 @@ class Promise(TypedDict):
     remarks: list[str]
 
 
+CONTENT_DECIDES_NOTHING = (
+    "A client who is named takes a step whatever the record says: one that cannot be used is a zero gradient."
+)
+"""The rule, in the words of every statement and of docs/privacy.md."""
+
 _NOTHING: Promise = {
     "symbols": "no promise",
     "words": "This run adds no noise, or noise that protects no one: nothing is promised.",
@@ -54,8 +59,8 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
         "rests": _rests(g, simulated),
         "leaves": _leaves(g),
         "uncovered": [
-            "That someone came at all: the promise protects what a record says. In which rounds a learner answers, "
-            "and so that somebody was there, can be seen.",
+            f"That someone came at all: the promise protects what a record says. {CONTENT_DECIDES_NOTHING} In which "
+            "rounds a learner answers, and so that somebody was there, can be seen.",
             "The learner’s own machine: its administrator can see records, gradients and noise.",
             "A person who is a client of several learners: the promise is about one learner’s messages. "
             f"With records at m learners, μ = {g.curve.mu:.4f} becomes √m times as large (1.41 times at "

@@ -17,7 +17,7 @@ learner; a record of several clients has an entry for each of them, in one appen
 A torn end (a cut while it was appended) is no evidence of anything and is dropped: what it would
 have witnessed was not yet let out. One append is about one record, and has at most `MOST_TOGETHER`
 entries, so as many may be torn; where one of them is there, the store must have its record, and
-completes the others when it is opened. Anything else that cannot be read is no torn end but damage, and is refused: more
+completes the others when it is opened. Anything else that cannot be read is damage, and is refused: more
 entries than that, more than two at the end that are not simply empty, or more than the store has to
 complete.
 
