@@ -348,7 +348,7 @@ _COMMANDS: dict[str, Callable[..., tuple[str, Any]]] = {
 
 
 def _would_take(learner: Learner, name: str) -> bool:
-    spent = learner._spent(learner.ledger.keyed(name.encode()))
+    spent = not learner.may_take(name)
     return bool(learner.clients_wanted) and not spent
 
 
@@ -357,7 +357,7 @@ def _sabotage(kind: str, learner: Learner, world: Connection, fate: Fate) -> Non
     if kind == "same-secrets":
         _same_secrets(learner)
     elif kind == "forget-clients":
-        learner._spent = lambda tag: False
+        learner._spent = lambda *_: False
     elif kind == "send-first":
         _send_first(learner, world, fate)
 

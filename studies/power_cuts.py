@@ -249,9 +249,9 @@ class WatchedLearner(Learner):
         parts = LearnerParts(ledger=self.ledger_type, rounds=functools.partial(WatchedRounds, learner=self))
         super().__init__(plan, store, task, parts=parts, **more)
 
-    def _store_steps(self, group: Sequence[tuple[bytes | None, Sample | None]]) -> None:
-        self.meetings = [None if tag is None else self.visitors.get(tag) for tag, _ in group]
-        super()._store_steps(group)
+    def _store_steps(self, steps: Sequence[Sequence[tuple[bytes, Sample | None]]]) -> None:
+        self.meetings = [self.visitors.get(clients[0][0]) if clients else None for clients in steps]
+        super()._store_steps(steps)
 
     def expect(self, who: str) -> None:
         """Someone whose steps are to be told apart from others'."""

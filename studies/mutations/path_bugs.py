@@ -47,10 +47,9 @@ def one_row_for_a_group() -> AbstractContextManager[object]:
 def twice_in_a_group() -> AbstractContextManager[object]:
     """Only what is stored is looked at, not who is in the group already."""
 
-    def forgetful(self, tag):
-        stored = self.ledger.past_visits(tag)
+    def forgetful(self, tag, step, stored):
         past = [] if stored is None else [stored]
-        return spent(past, self._next_step, self.plan.participation, self.epoch) is not None
+        return spent(past, step, self.plan.participation, self.epoch) is not None
 
     return patch.object(Learner, "_spent", forgetful)
 

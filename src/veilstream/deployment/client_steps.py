@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, MissingExtra
+from veilstream.learning.algorithm import without_tiny
 from veilstream.learning.client_metrics import metric_values
 from veilstream.learning.purity import Asked, check_pure, check_rows_apart, example_records
 from veilstream.learning.tasks import LeastSquares, Logistic, Ripple, Sample, Task, TaskDetails
@@ -202,7 +203,7 @@ class ClientSteps:
         filled = [sample or self._blank for sample in clients] + [self._blank] * (self._at_once - len(clients))
         try:
             with np.errstate(all="ignore"):
-                z = model.reveal().view()
+                z = without_tiny(model.reveal())
                 z.flags.writeable = False  # a task that wrote to it would carry data along
                 features = np.stack([sample.features for sample in filled])
                 targets = np.stack([sample.target for sample in filled])
@@ -218,7 +219,7 @@ class ClientSteps:
         zero = np.zeros(self._task.dim, np.float32)
         try:
             with np.errstate(all="ignore"):
-                z = model.reveal().view()
+                z = without_tiny(model.reveal())
                 z.flags.writeable = False  # a task that wrote to it would carry data along
                 raw = np.asarray(self._function(z, sample))
                 usable = raw.shape == zero.shape and raw.dtype.kind == "f"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.release import Payload, Release, decode, encode
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, PrivacyError
-from veilstream.learning.algorithm import moved, step_size, without_tiny
+from veilstream.learning.algorithm import moved, step_size
 from veilstream.mechanisms.keystream import Row
 from veilstream.mechanisms.program import NoiseProgram
 from veilstream.privacy.gradient_types import (
@@ -156,8 +156,8 @@ class LocalRounds(NoisySum):
         return self.pinned is None
 
     def pin(self, model: Float32s, digest: str) -> None:
-        """Begin the round at this model; its numbers that are too small to matter count as zero."""
-        self.pinned, self.model = digest, Hidden(without_tiny(model))
+        """Begin the round at this model."""
+        self.pinned, self.model = digest, Hidden(model)
         self.begun = self.model
 
     def clip(self, raw: RawGradient) -> ClippedGradient:
