@@ -90,8 +90,8 @@ class Report:
             "accuracy": f"simulated {self.accuracy[0]:.4f}, served {self.accuracy[1]:.4f}",
             "killed": killed,
             "replay": f"{self.unequal_rounds} of {self.rounds + 1} served models differ from it in a bit",
-            "simulation": f"largest difference {self.units:.1f} grid units ({self.relative:.1e} of the largest number), "
-            f"{self.used:.0%} of the allowance",
+            "simulation": f"largest difference {self.units:.1f} grid units ({self.relative:.1e} of the largest "
+            f"number), {self.used:.0%} of the allowance",
             "time": took,
         }
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items())

@@ -13,7 +13,8 @@ reads.
 grid). After step t a learner's prefix differs from the simulation's sum of noisy gradients by
 
 * at most √d·s for each client's share of a gradient, which is rounded towards zero (t + 1 of them, or
-  that many times the clients of a step), and √d·s/2 for the prefix of the noise, rounded to nearest (rounding errors of earlier noise prefixes cancel);
+  that many times the clients of a step), and √d·s/2 for the prefix of the noise, rounded to nearest
+  (rounding errors of earlier noise prefixes cancel);
 * the noise itself: the learner draws and runs the mechanism in float64, in blocks of one step, and
   the simulation in float32, in blocks of many. Both are programs of one mechanism, calibrated each
   by itself; this difference is not bounded but computed, by running both on the same keystream
