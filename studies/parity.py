@@ -274,8 +274,9 @@ def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenN
             met = stream.round(seed, r)
             for i, learner in enumerate(learners):
                 learner.begin_round(r, fold.x.astype(np.float32))
-                came = [(f"{r}/{t}", Sample(met.features[i, t], met.target[i, t])) for t in range(a_round)]
-                assert learner.observe_many(came) == [Answer.TAKEN] * a_round
+                there = range(a_round) if met.present is None else np.flatnonzero(met.present[i])
+                came = [(f"{r}/{t}", Sample(met.features[i, t], met.target[i, t])) for t in there]
+                assert learner.observe_many(came) == [Answer.TAKEN] * len(came)
                 fold.accept(names[i], learner.finish_round().payload)
             fold.close_round()
             models.append(fold.published)
