@@ -117,7 +117,7 @@ class Simulated:
 
 def simulated_models(plan: Plan, prepared: Sequence[Prepared]) -> Float32s:
     """x^0 to x^R of every method, (methods, R + 1, d)."""
-    simulation = Simulation(plan, prepared, [SEED], block_rounds=1)
+    simulation = Simulation(plan, prepared, [plan.run.first_seed], block_rounds=1)
     try:
         models = [simulation.models()[:, 0]]
         while not simulation.done:
@@ -133,12 +133,12 @@ def release_dim(plan: Plan) -> int:
     return DIM + (len(plan.telemetry.metrics) if plan.telemetry else 0)
 
 
-def simulated_noise(prepared: Prepared, dim: int) -> Floats:
+def simulated_noise(plan: Plan, prepared: Prepared, dim: int) -> Floats:
     """As `HostNoise` makes it and a block scales it, (T, n, numbers of a release)."""
-    factorization = prepared.factorization
+    factorization, n = prepared.factorization, plan.learning.learners
     assert factorization is not None
-    stream = factorization.noise(std=1.0, dim=LEARNERS * dim, seed=noise_seed(SEED, factorization.name))
-    unit = stream.take(factorization.horizon).reshape(-1, LEARNERS, dim)
+    seed = noise_seed(plan.run.first_seed, factorization.name)
+    unit = factorization.noise(std=1.0, dim=n * dim, seed=seed).take(factorization.horizon).reshape(-1, n, dim)
     return np.asarray(unit * np.float32(prepared.noise_std), np.float64)
 
 
@@ -184,7 +184,7 @@ def simulate(plan: Plan, folder: Path) -> dict[str, Simulated]:
     rounds_of = local_rounds(plan, task_of(plan))
     found = {}
     for own, p in zip(models, prepared, strict=True):
-        noise = simulated_noise(p, release_dim(plan))
+        noise = simulated_noise(plan, p, release_dim(plan))
         releases = simulated_releases(plan, rounds_of, own, noise)
         found[p.plan.name] = Simulated(own, run.model(p.plan.name), releases, noise)
     return found
@@ -219,9 +219,10 @@ class GivenRounds(LocalRounds):
         self.place = place
 
     def row(self, step: int, secret: bytes) -> Given:
-        key = NoiseKey.from_seed(noise_seed(SEED, self.terms.mechanism.name))
-        row = fine_row(Row(key.secret, step), LEARNERS * self.dim)
-        return Given(row.reshape(LEARNERS, self.dim)[self.place])
+        terms = self.terms
+        key = NoiseKey.from_seed(noise_seed(terms.plan.run.first_seed, terms.mechanism.name))
+        row = fine_row(Row(key.secret, step), terms.learners * self.dim)
+        return Given(row.reshape(terms.learners, self.dim)[self.place])
 
 
 class GivenNoise(Learner):
@@ -236,9 +237,11 @@ class GivenNoise(Learner):
         """Such learners at this place."""
         return type(cls.__name__, (cls,), {"place": place})
 
-    def __init__(self, plan: Plan, store: Path, task: Task, *, create: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, store: Path, task: Task, *, witness: Path | None = None, create: bool = False
+    ) -> None:
         self.parts = LearnerParts(rounds=self.rounds)
-        super().__init__(plan, store, task, create=create, parts=self.parts)
+        super().__init__(plan, store, task, witness=witness, create=create, parts=self.parts)
 
     def rounds(self, terms: Terms, epoch: int) -> GivenRounds:
         return self.Rounds(terms, epoch, self.place)
@@ -261,18 +264,19 @@ class Deployed:
 def deploy(plan: Plan, folder: Path, task: Task, make: type[GivenNoise] = GivenNoise) -> Deployed:
     """Learners with stores of their own, and the server's fold of what they send."""
     stream, a_round = stream_of(plan), plan.learning.local_steps * plan.learning.clients_per_step
-    learners = [make.at(place)(plan, folder / f"{place}.db", task, create=True) for place in range(LEARNERS)]
-    start = np.asarray(task.init(SEED), np.float32)
-    names = [str(place) for place in range(LEARNERS)]
+    seed, names = plan.run.first_seed, [str(place) for place in range(plan.learning.learners)]
+    learners = [make.at(place)(plan, folder / f"{name}.db", task, create=True) for place, name in enumerate(names)]
+    start = np.asarray(task.init(seed), np.float32)
     fold = ServerFold(learners[0].terms, start, names)
     models, prefixes = [start], []
     try:
         for r in range(plan.learning.rounds):
-            met = stream.round(SEED, r)
+            met = stream.round(seed, r)
             for i, learner in enumerate(learners):
                 learner.begin_round(r, fold.x.astype(np.float32))
-                came = [(f"{r}/{t}", Sample(met.features[i, t], met.target[i, t])) for t in range(a_round)]
-                assert learner.observe_many(came) == [Answer.TAKEN] * a_round
+                there = range(a_round) if met.present is None else np.flatnonzero(met.present[i])
+                came = [(f"{r}/{t}", Sample(met.features[i, t], met.target[i, t])) for t in there]
+                assert learner.observe_many(came) == [Answer.TAKEN] * len(came)
                 fold.accept(names[i], learner.finish_round().payload)
             fold.close_round()
             models.append(fold.published)

@@ -47,6 +47,7 @@ ALL = (
     "tests/mechanisms/test_participation.py::test_bounds_for_long_horizons_are_safe_and_say_what_they_are",
     "tests/privacy/test_gradient_types.py::test_mypy_refuses_raw_and_clipped_gradients_in_a_release",
     "tests/process/test_deployed.py",
+    "tests/process/test_federated_batches.py",
     "tests/simulation/test_attendance.py::test_the_study_in_small",
     "tests/simulation/test_drift_study.py",
     "tests/simulation/test_memory.py::test_a_block_on_the_device_takes_what_was_planned_for_it",
