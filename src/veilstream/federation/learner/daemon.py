@@ -221,7 +221,9 @@ class Daemon:
     def _clients_wait(self) -> bool:
         learner = self.learner
         try:
-            ready = self._source.ready(self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take)
+            ready = self._source.ready(
+                self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
+            )
         except Exception as error:  # an InputError: the file was cut or replaced
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
