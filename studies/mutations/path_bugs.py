@@ -117,9 +117,9 @@ def seeds_from_the_store() -> AbstractContextManager[object]:
 
 
 def empty_steps_bare() -> AbstractContextManager[object]:
-    def noisy(self, local, sample, seed):
-        out = _client_step(self, local, sample, seed)
-        return Noised(local.nothing().reveal().copy()) if sample is None else out
+    def noisy(self, local, clients, seed):
+        out = _client_step(self, local, clients, seed)
+        return out if clients else Noised(local.nothing().reveal().copy())
 
     return patch.object(ClientSteps, "noisy", noisy)
 

@@ -112,7 +112,7 @@ def test_a_source_that_fails_before_a_round_spends_nothing(tmp_path, caplog):
 
 
 def test_a_plan_cannot_want_more_clients_than_a_round_takes():
-    with pytest.raises(PlanError, match=r"min_clients = 3: expected at most learning.local_steps"):
+    with pytest.raises(PlanError, match=r"min_clients = 3: expected at most 2, a round's clients"):
         plan_of(federation={"min_clients": 3})
 
 

@@ -38,13 +38,14 @@ def check_command(
     """Check records before any budget is spent: columns, ranges, labels, people, refusals.
 
     Without a plan it proposes a `[data]` table. With a plan it says which rows would be used or
-    refused and why, how often people return, how many rounds the records are enough for, and what
-    `veilstream run` would refuse (exit code 2 then). Nothing is sent or kept.
+    refused and why, how often people return, how many rounds the records are enough for, what
+    `veilstream run` would refuse (exit code 2 then), and whether the plan can be deployed. Nothing is sent or kept.
 
     Example: `veilstream data check stations.csv`, then `--write --plan plan.toml`, fill in the
     ranges, and `veilstream data check stations.csv --plan plan.toml`.
     """
     from veilstream.cli.tables import print_json
+    from veilstream.deployment.deployable import Deployable
     from veilstream.plans.column_profile import profile, proposal
     from veilstream.plans.data_check import check_data
     from veilstream.plans.plan import Plan
@@ -64,11 +65,12 @@ def check_command(
             typer.echo(proposal(found, source))
             typer.echo(_PRIVATE)
         return
-    checked = check_data(files, Plan.load(plan))
+    loaded = Plan.load(plan)
+    checked, deployable = check_data(files, loaded), Deployable.of(loaded)
     if json:
-        print_json(checked.as_dict())
+        print_json(checked.as_dict() | {"deployed": deployable.as_dict()})
     else:
-        _show_check(checked)
+        _show_check(checked, deployable.text())
     if checked.run_refuses is not None:
         raise typer.Exit(InputError.exit_code)
 
@@ -153,7 +155,7 @@ def _show_profile(found: Profile) -> None:
         typer.echo(f"! {remark}")
 
 
-def _show_check(checked: DataCheck) -> None:
+def _show_check(checked: DataCheck, deployed: str) -> None:
     report = checked.report
     typer.echo(
         f"{counted(report.rows, 'row')}: {report.used} can be used, {sum(report.refused.values())} are refused, "
@@ -178,4 +180,5 @@ def _show_check(checked: DataCheck) -> None:
         typer.echo(f"! {problem}")
     if not problems:
         typer.echo("All rows are usable, and there are enough for every round.")
+    typer.echo(deployed)
     typer.echo(_PRIVATE)

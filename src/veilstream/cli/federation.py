@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.options import PlanFile, TrustCarrier, load_plan
+from veilstream.cli.options import Changes, PlanFile, TrustCarrier, overrides_of
 from veilstream.federation.logs import configure_logs
 
 app = typer.Typer(
@@ -32,9 +32,11 @@ def demo_command(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="Your own plan, with your files and your model.", show_default="logistic regression on made-up clients"
+            help="Your own plan, with your files and your model, or the name of a preset: mnist_private, ...",
+            show_default="logistic regression on made-up clients",
         ),
     ] = None,
+    changes: Changes = None,
     learners: Annotated[
         int | None, typer.Option(min=1, max=64, help="How many learners.", show_default="3, or the plan's")
     ] = None,
@@ -56,18 +58,20 @@ def demo_command(
     folder, without the people who are held out to measure on. The folder keeps the last model
     (model.npz), the run, each learner's ledger and the keys.
 
-    Example: `veilstream federation demo --plan plan.toml --out federation`
+    Examples: `veilstream federation demo --plan plan.toml --out federation`, `veilstream federation demo --plan
+    mnist_private --set learning.rounds=20`
     """
     from veilstream.cli.tables import print_json
     from veilstream.federation.demo import demo_plan, run_demo
+    from veilstream.plans.experiments import plan_path
+    from veilstream.plans.plan import Plan
     from veilstream.runs.folder import new_folder
 
     configure_logs()
-    if plan is None:
-        chosen = demo_plan(learners or 3, rounds or 30)
-    else:
-        given = {"learning.learners": learners, "learning.rounds": rounds}
-        chosen = load_plan(plan, [f"{key}={count}" for key, count in given.items() if count is not None])
+    given = {"learning.learners": learners, "learning.rounds": rounds}
+    counts = {key: count for key, count in given.items() if count is not None}
+    overrides = overrides_of(changes) | counts
+    chosen = demo_plan(3, 30, overrides) if plan is None else Plan.load(plan_path(plan), overrides)
     result = run_demo(out or new_folder("federation"), transport.value, chosen, trust_carrier=trust_carrier)
     if json:
         print_json(result.as_dict())

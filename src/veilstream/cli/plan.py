@@ -22,12 +22,14 @@ def command(
     """Show what a plan promises, and compare all mechanisms for it: noise, error and cost.
 
     Budget, rounds, learners and what is published are those of the plan's first private method; the
-    guarantee is with the recommended noise. Nothing is trained.
+    guarantee is with the recommended noise. It also says whether the plan can be deployed, and if not, which
+    key is in the way. Nothing is trained.
 
     Examples: `veilstream plan plan.toml`, `veilstream plan demo --set privacy.epsilon=1 --set
     learning.rounds=1000`.
     """
     from veilstream.cli.tables import json_text, print_comparison, print_json
+    from veilstream.deployment.deployable import Deployable
     from veilstream.files import write_file
     from veilstream.plans.comparison import Setting, compare, names_for
     from veilstream.progress import progress
@@ -36,15 +38,17 @@ def command(
     figure = None if out is None else out / "error-over-time.png"
     if figure is not None:
         check_figure_path(figure)
-    setting = Setting.of(load_plan(plan, changes))
+    loaded = load_plan(plan, changes)
+    setting, deployable = Setting.of(loaded), Deployable.of(loaded)
     with progress("comparing mechanisms", total=len(names_for(setting))) as done:
         comparison = compare(setting, tick=lambda _: done(1))
+    content = comparison.as_dict() | {"deployed": deployable.as_dict()}
     if figure is not None:
         draw_error_over_time(comparison, figure)
-        write_file(figure.with_name("comparison.json"), json_text(comparison.as_dict()), shared=True)
+        write_file(figure.with_name("comparison.json"), json_text(content), shared=True)
     if json:
-        print_json(comparison.as_dict())
+        print_json(content)
         return
-    print_comparison(comparison)
+    print_comparison(comparison, deployable.text())
     if figure is not None:
         typer.echo(f"Figure: {figure}")

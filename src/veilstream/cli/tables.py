@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def table_console() -> Console:
     return Console(width=None if terminal else 140, soft_wrap=not terminal, highlight=False)
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """The comparison as a table on stdout, guarantee first."""
+def print_comparison(comparison: Comparison, deployed: str) -> None:
+    """The comparison as a table on stdout, guarantee first, whether it can be deployed last."""
     console = table_console()
     best = comparison.recommended
     console.print(f"[bold]Guarantee with the recommended noise[/bold]  {best.guarantee}")
@@ -84,6 +85,7 @@ def print_comparison(comparison: Comparison) -> None:
         f"[bold]People[/bold]  {setting.horizon} steps, with everyone taking part {setting.participation}, need at "
         f"least {setting.people_needed} people a learner."
     )
+    console.print(f"[bold]Deployed[/bold]  {escape(deployed)}")
 
 
 def _print_model(console: Console, comparison: Comparison) -> None:

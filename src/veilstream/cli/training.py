@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from veilstream.cli.tables import print_json, table_console
+from veilstream.deployment.deployable import Deployable
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
@@ -88,8 +89,8 @@ def _run(
         if quiet:
             return
         console.print(
-            "Simulation: its noise comes from seeds and protects no one. Deployed with these "
-            "settings, each method gives:",
+            f"Simulation: its noise comes from seeds and protects no one. {escape(Deployable.of(plan).text())} "
+            "Where learners run it, each method promises:",
             soft_wrap=True,
         )
         for p in prepared:
@@ -156,7 +157,10 @@ def _run(
 def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
     """Print several runs of one figure."""
     if json:
-        parts = {name: run.summary | {"folder": str(run.path)} for name, run in runs.items()}
+        parts = {
+            name: run.summary | {"deployed": Deployable.of(run.plan).as_dict(), "folder": str(run.path)}
+            for name, run in runs.items()
+        }
         print_json({"runs": parts, "figures": [str(f) for f in figures]})
         return
     for name, finished in runs.items():
@@ -212,11 +216,12 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
 
 def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     """Print the comparison on stdout."""
-    summary = finished.summary
+    summary, deployable = finished.summary, Deployable.of(finished.plan)
     if json:
         print_json(
             summary
             | {
+                "deployed": deployable.as_dict(),
                 "folder": str(finished.path),
                 "report": str(finished.path / REPORT),
                 "figures": [str(f) for f in figures],
@@ -242,8 +247,8 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(f"[dim]mean ± std over {seeds}{regret}; {escape(summary['data'])}[/dim]")
     _show_records(console, summary.get("records"))
     console.print(
-        "[dim]This is a simulation: its noise comes from seeds and protects no one. A deployed learner with these "
-        "settings gives the (ε, δ) in the column 'protects'.[/dim]"
+        "[dim]This is a simulation: its noise comes from seeds and protects no one. The column 'protects' is for learners "
+        f"that run the method. {escape(deployable.text())}[/dim]"
     )
     for remark in (summary["comparators"] or {}).get("remarks", []):
         console.print(f"[dim]note: {remark}[/dim]")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from veilstream.deployment.deployable import deployed_method
 from veilstream.errors import InputError
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails, admission_of
@@ -27,7 +28,6 @@ from veilstream.privacy.grid import Grid
 from veilstream.privacy.noise_law import calibrate_release
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.records.admission import Admission
-from veilstream.records.participation import MOST_TOGETHER
 from veilstream.wording import shown
 
 NOISE_LAW = "rounded Gaussian prefix sums, 1"
@@ -73,7 +73,7 @@ class Terms:
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
         """What this plan means for a model with so many parameters, and for this task."""
-        prepared = prepare(plan, _deployable(plan))
+        prepared = prepare(plan, deployed_method(plan))
         method = prepared.plan
         assert prepared.factorization is not None
         telemetry = plan.telemetry_of(method)
@@ -268,39 +268,3 @@ def _leaves(unlike: dict[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any
 def _digest(settings: dict[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _deployable(plan: Plan) -> MethodPlan:
-    private = [m for m in plan.methods if m.method.private]
-    if (wanted := plan.federation.method) is not None:
-        private = [m for m in private if m.name == wanted]
-    if len(private) != 1:
-        raise InputError(
-            "federation.method" if wanted is not None or len(private) > 1 else "methods",
-            wanted if wanted is not None else [m.name for m in plan.methods],
-            "one private method of the plan, which learners run",
-            f'[federation] method = "{private[0].name}"' if private else "add one, or name it as the plan does",
-        )
-    if plan.learning.unbounded and private[0].forgetting == 1.0:
-        raise InputError(
-            "learning.unbounded",
-            True,
-            "a method that forgets, where learners are deployed",
-            "add forgetting = 0.999; or unbounded = false, with rounds that you will not reach",
-        )
-    if plan.learning.unbounded and private[0].mechanism_name == "independent":
-        raise InputError(
-            "learning.unbounded",
-            True,
-            "stationary noise, where learners are deployed: independent noise is for so many steps",
-            'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will not reach',
-        )
-    _, clients = plan.steps_and_clients(private[0])
-    if clients > MOST_TOGETHER:
-        raise InputError(
-            "clients_per_step",
-            clients,
-            f"at most {MOST_TOGETHER} where learners are deployed: all clients of a step are stored in one write",
-            f"clients_per_step = {MOST_TOGETHER}, with more rounds or local_steps",
-        )
-    return private[0]

@@ -96,9 +96,9 @@ class DemoResult:
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
 
 
-def demo_plan(learners: int, rounds: int) -> Plan:
-    """Logistic regression on synthetic clients."""
-    return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds})
+def demo_plan(learners: int, rounds: int, changes: dict[str, Any] | None = None) -> Plan:
+    """Logistic regression on synthetic clients; ``changes`` maps dotted keys to values."""
+    return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds} | (changes or {}))
 
 
 def run_demo(folder: Path, transport: str, plan: Plan, *, trust_carrier: bool = False) -> DemoResult:

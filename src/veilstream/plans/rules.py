@@ -113,9 +113,9 @@ PLAN_RULES = (
     ),
     Rule(
         "federation.min_clients",
-        lambda plan: plan.federation.min_clients > plan.learning.local_steps,
-        lambda plan: f"at most learning.local_steps = {plan.learning.local_steps}, a round's clients",
-        lambda plan: f"min_clients = {plan.learning.local_steps}",
+        lambda plan: plan.federation.min_clients > _clients_of_round(plan),
+        lambda plan: f"at most {_clients_of_round(plan)}, a round's clients (local_steps x clients_per_step)",
+        lambda plan: f"min_clients = {_clients_of_round(plan)}",
     ),
     Rule(
         "telemetry.metrics",

@@ -23,8 +23,8 @@ from veilstream.simulation.seed_batches import Measured, RunProgress
 _EVERY_S = 1.0
 _MOST_CELLS = 1 << 22  # losses held for the page: 16 MiB; beyond that, fewer seeds
 _NOTICE = (
-    "Simulation, still running: its noise comes from seeds and protects no one. The promise below is what a "
-    "deployed learner with these settings keeps."
+    "Simulation, still running: its noise comes from seeds and protects no one. The promise below is what "
+    "deployed learners keep that run its method."
 )
 
 
