@@ -29,11 +29,11 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.protocol.bounds import FALSE_ALARM, OutOfBounds, ReleaseBounds
 from veilstream.federation.protocol.fold import ServerFold
 from veilstream.federation.protocol.messages import Reply, Request, digest
-from veilstream.wording import shown
 from veilstream.federation.protocol.transport import Inbox
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.privacy.gradient_types import Noised
+from veilstream.wording import shown
 
 NAMES = ("a", "b", "c")
 LOSSY = {"quorum": 0.6, "deadline_s": 0.1, "patience_s": 0.1}

@@ -80,9 +80,9 @@ def federation_folder(folder: Path, rounds: int = 6, third: str = "west", *, sil
         seats[n] = Seat(n, slots, 0, last + 1, (last, hashed), "open")
         enrolled.append(enrolment(n, learner_key(i), terms))
     (folder / ENROLMENTS).write_text("".join(enrolled))
-    Position(
-        "clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages, terms=terms.settings["digest"]
-    ).save(folder)
+    Position("clinics-1", rounds, np.zeros(4), np.zeros(4), seats, messages, terms=terms.settings["digest"]).save(
+        folder
+    )
     return folder
 
 

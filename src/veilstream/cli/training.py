@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from veilstream.cli.tables import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from veilstream.cli.tables import print_json, table_console
+from veilstream.cli.tables import escape, print_json, table_console
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
@@ -246,10 +245,10 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
         "settings gives the (ε, δ) in the column 'protects'.[/dim]"
     )
     for remark in (summary["comparators"] or {}).get("remarks", []):
-        console.print(f"[dim]note: {remark}[/dim]")
+        console.print(f"[dim]note: {escape(remark)}[/dim]")
     for method in methods:
         if method.remark:
-            console.print(f"note: {escape(method.name)} {method.remark}")
+            console.print(f"note: {escape(method.name)} {escape(method.remark)}")
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
     console.print(f"Run: {escape(str(finished.path))}")

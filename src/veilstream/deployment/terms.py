@@ -227,7 +227,10 @@ def both_sides(unlike: dict[str, tuple[Any, Any]]) -> str:
     escaped and cut.
     """
     told = causes(unlike)
-    lines = [f"{shown(k, _LONGEST)}: server {shown(repr(s), _LONGEST)}, learner {shown(repr(o), _LONGEST)}" for k, (s, o) in told.items()]
+    lines = [
+        f"{shown(k, _LONGEST)}: server {shown(repr(s), _LONGEST)}, learner {shown(repr(o), _LONGEST)}"
+        for k, (s, o) in told.items()
+    ]
     more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     return ", ".join(lines[:_MOST_NAMED]) + more
 

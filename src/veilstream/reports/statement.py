@@ -282,12 +282,7 @@ def _check_messages(run: Run, head: RunHead, terms: Terms) -> None:
             "numbers": terms.release_dim,
             "steps": (message.round + 1) * terms.local_steps,
         }
-        found = {
-            "epoch": message.epoch,
-            "grid": message.grid,
-            "numbers": len(message.prefix),
-            "steps": message.steps,
-        }
+        found = {"epoch": message.epoch, "grid": message.grid, "numbers": len(message.prefix), "steps": message.steps}
         if unlike := {key: (value, wanted[key]) for key, value in found.items() if value != wanted[key]}:
             told = ", ".join(f"{key} {here:g}, by the plan {plan:g}" for key, (here, plan) in unlike.items())
             raise InputError(

@@ -29,11 +29,11 @@ from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
-from veilstream.wording import shown
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
+from veilstream.wording import shown
 
 _log = logging.getLogger(__name__)
 
