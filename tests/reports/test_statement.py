@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,16 @@ import pytest
 import veilstream as vs
 from tests.browser.samples import AUDIT
 from tests.cli.test_plan import veilstream
-from tests.support.run_folders import federation_folder, simulated_folder
+from tests.support.run_folders import (
+    FEDERATION,
+    SERVER_KEY,
+    enrolment,
+    federation_folder,
+    last_message,
+    learner_key,
+    simulated_folder,
+)
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import PrivateKey, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
@@ -24,11 +36,11 @@ def folder(tmp_path):
     return federation_folder(tmp_path / "run")
 
 
-KEY = PrivateKey(bytes(range(32)))
+KEY = SERVER_KEY
 
 
 def keys_of(key: PrivateKey, *learners: str) -> ServerKeys:
-    known = {name: PrivateKey(bytes([i] * 32)).public for i, name in enumerate(learners)}
+    known = {name: learner_key(i).public for i, name in enumerate(learners)}
     return ServerKeys(Path("keys/server"), key, known)
 
 
@@ -40,7 +52,9 @@ def test_it_says_promise_plan_heads_and_that_there_was_no_audit(folder):
     text = " ".join(make_statement(run, KEYS, now=0.0).text.split())
     assert "ε = 1, δ = 10⁻⁶" in text
     assert plan_digest(run.plan) in text
-    assert f"west: epoch 0, 5 rounds, ledger head 2{5:063x}" in text
+    head = hashlib.sha256(last_message(Terms.of(run.plan, 4), 2, 4)).hexdigest()
+    assert f"west: epoch 0, 5 rounds, ledger head {head}" in text
+    assert "3 of 3 learners have enrolled." in text
     assert "Stated 1970-01-01" in text
     assert "Run clinics-1, started" in text
     assert "What is not covered - That someone came at all" in text
@@ -51,7 +65,8 @@ def test_an_audit_counts_only_if_it_says_that_it_is_of_this_plan(folder):
     run = vs.Run(folder)
 
     def stated(**about):
-        (folder / "audit.json").write_text(json.dumps(json.loads(AUDIT) | about))
+        claimed = {"mu": 0.2, "epsilon": 1.0, "delta": 1e-6}
+        (folder / "audit.json").write_text(json.dumps(json.loads(AUDIT) | {"claimed": claimed} | about))
         return " ".join(make_statement(run, KEYS).text.split())
 
     made = {"made": "2026-01-02T03:04:05Z"}
@@ -152,11 +167,11 @@ def test_only_the_text_that_was_signed_verifies_with_that_key(folder):
         verify_statement(content.replace("ε = 1,", "ε = 0.1,"), KEY.public)
     with pytest.raises(ProtocolError, match="another key"):
         verify_statement(content, PrivateKey(bytes(32)).public)
-    forged = make_statement(vs.Run(folder), keys_of(PrivateKey(bytes(32)), "east")).signed_text
-    mine = KEY.public.raw.hex()
-    theirs = PrivateKey(bytes(32)).public.raw.hex()
+    theirs = PrivateKey(bytes(32)).sign(b"veilstream privacy statement 1\n" + text.encode()).hex()
     with pytest.raises(ProtocolError, match="not what was signed"):
-        verify_statement(forged.replace(theirs, mine), KEY.public)
+        verify_statement(
+            content[: content.index("signature ", content.index("key  "))] + f"signature {theirs}\n", KEY.public
+        )
     for damaged in ("", "PRIVACY STATEMENT", content.replace("signature ", "signature zz")):
         with pytest.raises(ProtocolError, match="no signed statement"):
             verify_statement(damaged, KEY.public)
@@ -190,7 +205,11 @@ def test_a_signature_of_a_message_is_none_of_a_statement(folder):
 
 
 def test_the_command_writes_and_checks_it(folder, tmp_path):
-    make_keys(tmp_path / "keys", ["localhost"], ["east"])
+    make_keys(tmp_path / "keys", ["localhost"], ["east", "north", "west"])
+    (tmp_path / "keys/server/identity.key").write_text(bytes(range(32)).hex())
+    known = {name: key.raw.hex() for name, key in KEYS.learners.items()}
+    (tmp_path / "keys/server/learners.json").write_text(json.dumps(known))
+    (tmp_path / "keys/learners/east/server.pub").write_text(KEY.public.raw.hex())
     server, public = tmp_path / "keys/server", tmp_path / "keys/learners/east/server.pub"
     done = veilstream("report", str(folder), "--statement", "--keys", str(server))
     assert done.returncode == 0, done.stderr
@@ -220,3 +239,124 @@ def test_statement_and_documentation_state_one_rule_about_content():
     assert CONTENT_DECIDES_NOTHING in " ".join(page.read_text(encoding="utf-8").split())
     _, guarantee = vs.calibrate(vs.Budget(1.0, 1e-5), vs.mechanisms.toeplitz(4), clip_norm=1.0)
     assert CONTENT_DECIDES_NOTHING in " ".join(promise_of(guarantee, simulated=False)["uncovered"])
+
+
+def rewritten(folder: Path, change) -> None:
+    """Edit the head of a checkpoint, and hash it again: its hash is no secret."""
+    path = folder / "checkpoint.bin"
+    data = path.read_bytes()[:-32]
+    (length,) = struct.unpack_from("<Q", data, 8)
+    head = json.loads(data[16 : 16 + length])
+    change(head)
+    told = json.dumps(head).encode()
+    whole = data[:8] + struct.pack("<Q", len(told)) + told + data[16 + length :]
+    path.write_bytes(whole + hashlib.sha256(whole).digest())
+
+
+def forged_promise(folder: Path) -> Terms:
+    """Plan, guarantee, summary and audit say (0.1, 1e-9), all in agreement."""
+    plan = vs.Plan.parse(FEDERATION, {"privacy.epsilon": 0.1, "privacy.delta": 1e-9})
+    terms = Terms.of(plan, 4)
+    (folder / "plan.toml").write_text(plan.to_toml())
+    (folder / "guarantee.json").write_text(json.dumps(terms.guarantee.as_dict()))
+    changed(folder / "summary.json", guarantee=terms.guarantee.as_dict())
+    audit = {"plan_sha256": plan_digest(plan), "claimed": {"mu": 0.1, "epsilon": 0.1, "delta": 1e-9}}
+    (folder / "audit.json").write_text(json.dumps(json.loads(AUDIT) | audit))
+    return terms
+
+
+def test_plan_guarantee_summary_and_audit_edited_together_are_not_signed(folder):
+    forged_promise(folder)
+    with pytest.raises(InputError, match=r"the plan that east signed when it enrolled .*privacy.epsilon: 1\.0"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_nor_with_the_checkpoint_edited_too(folder):
+    terms = forged_promise(folder)
+    rewritten(folder, lambda head: head.update(terms=terms.settings["digest"]))
+    with pytest.raises(InputError, match="the plan that east signed"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+@pytest.mark.parametrize("key", [PrivateKey(bytes([9] * 32)), SERVER_KEY])
+def test_nor_with_enrolments_that_another_key_signed(folder, key):
+    """Whoever has the folder, and even the server's key, has not the learners' keys."""
+    terms = forged_promise(folder)
+    rewritten(folder, lambda head: head.update(terms=terms.settings["digest"]))
+    lines = [enrolment(name, key, terms) for name in ("east", "north", "west")]
+    (folder / "enrolments.csv").write_text("learner,epoch,request,reply\n" + "".join(lines))
+    with pytest.raises(InputError, match="the enrolment of east in epoch 0, signed with its key .*of another key"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_nor_with_messages_on_another_grid(folder):
+    """Were all enrolments forged, the stored messages would still be of the run that was."""
+    terms = forged_promise(folder)
+    rewritten(folder, lambda head: head.update(terms=terms.settings["digest"]))
+    lines = [enrolment(name, learner_key(i), terms) for i, name in enumerate(("east", "north", "west"))]
+    (folder / "enrolments.csv").write_text("learner,epoch,request,reply\n" + "".join(lines))
+    with pytest.raises(InputError, match="a last message of east under the terms of plan.toml .grid"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda head: head.update(terms="0" * 64), "the terms that plan.toml gives"),
+        (lambda head: head.update(run="clinics-9"), "enrolments in run clinics-9"),
+        (lambda head: head["seats"][2].update(state="new", accepted=None), "west as enrolled in epoch 0"),
+        (lambda head: head["seats"].pop(), "west as enrolled in epoch 0"),
+        (lambda head: head["seats"][0].update(epoch=1), "the enrolment of east in epoch 1.*missing"),
+        (lambda head: head["seats"][0].update(accepted=[5, "0" * 64]), "the message of 'east'"),
+    ],
+)
+def test_a_checkpoint_that_was_edited_is_not_signed(folder, change, said):
+    rewritten(folder, change)
+    with pytest.raises(InputError, match=said):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_an_enrolment_that_was_dropped_or_is_of_another_run_is_not_signed(folder):
+    path, terms = folder / "enrolments.csv", Terms.of(vs.Run(folder).plan, 4)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match="the enrolment of west in epoch 0, signed with its key .it is missing"):
+        make_statement(vs.Run(folder), KEYS)
+    path.write_text("".join(lines[:-1]) + enrolment("west", learner_key(2), terms, run="clinics-0"))
+    with pytest.raises(InputError, match="west signed epoch 0 of another"):
+        make_statement(vs.Run(folder), KEYS)
+    path.unlink()
+    with pytest.raises(InputError, match="the learners' signed enrolments"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+def test_a_folder_of_an_earlier_version_is_not_signed(folder):
+    rewritten(folder, lambda head: head.pop("terms"))
+    with pytest.raises(InputError, match="an earlier version wrote it"):
+        make_statement(vs.Run(folder), KEYS)
+
+
+HOSTILE = ["\x1b[1A\x1b[2K", "\x9b1A", "\u202e1.0", "\r", "\x08", "\u2028"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_that_would_show_as_another_is_neither_signed_nor_shown(folder, tmp_path, text):
+    statement = make_statement(vs.Run(folder), KEYS)
+    lie = statement.text.replace("three", "").replace("PRIVACY", f"PRIVACY{text}", 1)
+    signature = KEY.sign(b"veilstream privacy statement 1\n" + lie.encode()).hex()
+    with pytest.raises(ProtocolError, match=r"character U\+[0-9A-F]{4} in line 1"):
+        verify_statement(replace(statement, text=lie, signature=signature).signed_text, KEY.public)
+
+
+@pytest.mark.parametrize("text", ["\x9b1A", "\u202e"])
+def test_a_hostile_plan_name_is_not_signed(tmp_path, monkeypatch, text):
+    monkeypatch.setattr("tests.support.run_folders.FEDERATION", FEDERATION.replace('"clinics"', f'"clin{text}ics"'))
+    with pytest.raises(InputError, match=f"not the character U.{ord(text[0]):04X} in line 2"):
+        make_statement(vs.Run(federation_folder(tmp_path / "run")), KEYS)
+
+
+@pytest.mark.parametrize("key", ["began", "veilstream", "commit"])
+def test_versions_say_nothing_else_in_a_statement(folder, key):
+    changed(folder / "versions.json", **{key: "1. The promise is ε = 0.1"})
+    with pytest.raises(InputError, match=f"{key} as the server wrote it"):
+        make_statement(vs.Run(folder), KEYS)

@@ -18,6 +18,7 @@ from veilstream.cli.report import compare_command, report_command
 from veilstream.cli.run import demo_command, reproduce_command, run_command
 from veilstream.cli.server import server_command
 from veilstream.errors import MissingExtra, VeilstreamError
+from veilstream.wording import shown_lines
 
 app = typer.Typer(
     name="veilstream",
@@ -105,9 +106,9 @@ def main() -> None:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"veilstream: {message}\n")
+    sys.stderr.write(f"veilstream: {shown_lines(message)}\n")
     sys.exit(code)
 
 
 def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write(f"veilstream: {message}\n")
+    sys.stderr.write(f"veilstream: {shown_lines(str(message))}\n")

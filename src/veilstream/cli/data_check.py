@@ -12,7 +12,7 @@ import typer
 from veilstream.cli.options import Json
 from veilstream.errors import InputError
 from veilstream.files import write_file
-from veilstream.wording import counted
+from veilstream.wording import counted, shown, shown_lines
 
 if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column, Profile
@@ -61,8 +61,8 @@ def check_command(
             print_json(_as_dict(found, proposal(found, source)))
         else:
             _show_profile(found)
-            typer.echo("\nA proposal, names and kinds only:\n" if not write else f"\nin {plan}:\n")
-            typer.echo(proposal(found, source))
+            typer.echo("\nA proposal, names and kinds only:\n" if not write else f"\nin {shown(plan)}:\n")
+            _say(proposal(found, source))
             typer.echo(_PRIVATE)
         return
     loaded = Plan.load(plan)
@@ -133,16 +133,21 @@ def _show_table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> No
     for header in headers:
         table.add_column(header, justify="right" if header in _NUMBERS else "left")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(shown(cell)) for cell in row))
     Console(highlight=False).print(table, markup=False)
 
 
+def _say(text: str) -> None:
+    """Column names, cells and notices are a file's text: nothing of it moves the cursor."""
+    typer.echo(shown_lines(text))
+
+
 def _show_profile(found: Profile) -> None:
-    typer.echo(f"{found.title}: {counted(found.rows, 'row')}, {counted(len(found.columns), 'column')}")
+    _say(f"{found.title}: {counted(found.rows, 'row')}, {counted(len(found.columns), 'column')}")
     for notice in found.notices:
-        typer.echo(f"  {notice}")
+        _say(f"  {notice}")
     if found.unreadable:
-        typer.echo(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many cells, no text)")
+        _say(f"  {counted(found.unreadable, 'row')} cannot be read (too few or too many cells, no text)")
     roles = found.roles.by_column()
 
     def kind(column: Column) -> str:
@@ -152,33 +157,33 @@ def _show_profile(found: Profile) -> None:
     rows = ((c.name, kind(c), str(c.missing), c.shown) for c in found.columns.values())
     _show_table(("column", "looks like", "missing", "holds"), rows)
     for remark in (*found.doubts_of_header, *found.roles.remarks):
-        typer.echo(f"! {remark}")
+        _say(f"! {remark}")
 
 
 def _show_check(checked: DataCheck, deployed: str) -> None:
     report = checked.report
-    typer.echo(
+    _say(
         f"{counted(report.rows, 'row')}: {report.used} can be used, {sum(report.refused.values())} are refused, "
         f"{report.too_often} over the visit limit, {report.too_soon} too soon"
     )
     for notice in report.notices:
-        typer.echo(f"  {notice}")
+        _say(f"  {notice}")
     most = counted(report.most_visits, "time")
-    typer.echo(f"{report.people} people, {report.returning} of them return, one up to {most}")
+    _say(f"{report.people} people, {report.returning} of them return, one up to {most}")
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
-        typer.echo(f"labels: {each}")
+        _say(f"labels: {each}")
     rows = (
         (name, str(count), str(checked.rounds[name]), str(checked.learned.get(name, "-")))
         for name, count in sorted(checked.per_learner.items())
     )
     _show_table(("learner", "rows", "rounds", "rows in run"), rows)
     if checked.unused_columns:
-        typer.echo(f"columns not used by the plan: {', '.join(checked.unused_columns)}")
+        _say(f"columns not used by the plan: {', '.join(checked.unused_columns)}")
     problems = checked.problems()
     for problem in problems:
-        typer.echo(f"! {problem}")
+        _say(f"! {problem}")
     if not problems:
-        typer.echo("All rows are usable, and there are enough for every round.")
-    typer.echo(deployed)
-    typer.echo(_PRIVATE)
+        _say("All rows are usable, and there are enough for every round.")
+    _say(deployed)
+    _say(_PRIVATE)

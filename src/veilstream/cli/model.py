@@ -80,6 +80,7 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
 
     from veilstream.cli.tables import print_json
     from veilstream.runs.released_model import plan_digest
+    from veilstream.wording import shown
 
     norm, digest, promise = float(np.linalg.norm(model.model)), plan_digest(model.plan), model.guarantee
     if json:
@@ -96,13 +97,8 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
         print_json(facts)
         return
     typer.echo(
-        f"Model      {path}: {len(model.model)} parameters, norm {norm:.6g}\n"
-        f"Run        {_plain(model.run)}, after {model.round} of {model.rounds} rounds\n"
-        f"Plan       {_plain(model.plan.name)}, digest {digest[:16]}…\n"
-        f"Guarantee  epsilon {promise.get('epsilon')}, delta {promise.get('delta')}, as the server states it"
+        f"Model      {shown(path)}: {len(model.model)} parameters, norm {norm:.6g}\n"
+        f"Run        {shown(model.run)}, after {model.round} of {model.rounds} rounds\n"
+        f"Plan       {shown(model.plan.name)}, digest {digest[:16]}…\n"
+        f"Guarantee  epsilon {shown(promise.get('epsilon'))}, delta {shown(promise.get('delta'))}, as the server states it"
     )
-
-
-def _plain(text: str) -> str:
-    """A server's text on a terminal: nothing that moves a cursor."""
-    return "".join(c if c.isprintable() else "?" for c in text[:200])

@@ -160,11 +160,13 @@ def _table(columns: list[str], rows: list[list[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from veilstream.wording import shown
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(shown(name), overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(shown(cell)) for cell in row))
     Console(highlight=False).print(table)
 
 

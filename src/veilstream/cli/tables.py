@@ -6,9 +6,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from rich import markup
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from veilstream.wording import shown_lines
 
 if TYPE_CHECKING:
     from veilstream.plans.comparison import Comparison
@@ -22,6 +25,11 @@ def print_json(value: dict[str, Any]) -> None:
 def json_text(value: dict[str, Any]) -> str:
     """One JSON document."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def escape(text: str) -> str:
+    """A file's or a peer's text on a console: neither markup nor a movement of the cursor."""
+    return markup.escape(shown_lines(text))
 
 
 def table_console() -> Console:

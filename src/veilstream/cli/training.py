@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from veilstream.cli.tables import print_json, table_console
+from veilstream.cli.tables import escape, print_json, table_console
 from veilstream.deployment.deployable import Deployable
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
@@ -247,14 +246,14 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
     console.print(f"[dim]mean ± std over {seeds}{regret}; {escape(summary['data'])}[/dim]")
     _show_records(console, summary.get("records"))
     console.print(
-        "[dim]This is a simulation: its noise comes from seeds and protects no one. The column 'protects' is for learners "
-        f"that run the method. {escape(deployable.text())}[/dim]"
+        "[dim]This is a simulation: its noise comes from seeds and protects no one. The column 'protects' is for "
+        f"learners that run the method. {escape(deployable.text())}[/dim]"
     )
     for remark in (summary["comparators"] or {}).get("remarks", []):
-        console.print(f"[dim]note: {remark}[/dim]")
+        console.print(f"[dim]note: {escape(remark)}[/dim]")
     for method in methods:
         if method.remark:
-            console.print(f"note: {escape(method.name)} {method.remark}")
+            console.print(f"note: {escape(method.name)} {escape(method.remark)}")
     if not summary["complete"]:
         console.print(f"Not complete: {summary['rounds']} rounds; --resume continues it.")
     console.print(f"Run: {escape(str(finished.path))}")

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from veilstream.deployment.process_secrecy import shown_without_values
+from veilstream.wording import shown_lines
 
 
 class Level(StrEnum):
@@ -73,6 +74,9 @@ class _Text(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return shown_lines(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
         return shown_without_values(ei[1]).rstrip("\n")
