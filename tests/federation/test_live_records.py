@@ -182,7 +182,7 @@ def test_the_api_takes_and_predicts_by_named_fields_and_counts_what_it_refuses(t
         assert (status, answer["why"][:10]) == (422, "record.x1:")
         shown = account.as_dict()
         assert shown["refused"] == {"y: unknown label": 1}  # a prediction is no record
-        assert (shown["used"], shown["clamped"]) == (2, {"x0": 1})
+        assert (shown["used"], shown["clamped"]) == (1, {"x0": 1})
         assert here.api.refusals == {"JSON": 1, "record": 2}
         local = json.loads(here.ask("GET", "/status", headers=KEPT)[2])["local"]
         assert local | {"seconds_left": 0} == account.as_dict() | {"seconds_left": 0}

@@ -285,7 +285,7 @@ def test_nor_with_enrolments_that_another_key_signed(folder, key):
     rewritten(folder, lambda head: head.update(terms=terms.settings["digest"]))
     lines = [enrolment(name, key, terms) for name in ("east", "north", "west")]
     (folder / "enrolments.csv").write_text("learner,epoch,request,reply\n" + "".join(lines))
-    with pytest.raises(InputError, match="the enrolment of east in epoch 0, signed with its key .*of another key"):
+    with pytest.raises(InputError, match=r"the enrolment of east in epoch 0, signed with its key .*of another key"):
         make_statement(vs.Run(folder), KEYS)
 
 
@@ -295,7 +295,7 @@ def test_nor_with_messages_on_another_grid(folder):
     rewritten(folder, lambda head: head.update(terms=terms.settings["digest"]))
     lines = [enrolment(name, learner_key(i), terms) for i, name in enumerate(("east", "north", "west"))]
     (folder / "enrolments.csv").write_text("learner,epoch,request,reply\n" + "".join(lines))
-    with pytest.raises(InputError, match="a last message of east under the terms of plan.toml .grid"):
+    with pytest.raises(InputError, match=r"a last message of east under the terms of plan.toml .grid"):
         make_statement(vs.Run(folder), KEYS)
 
 
@@ -320,7 +320,7 @@ def test_an_enrolment_that_was_dropped_or_is_of_another_run_is_not_signed(folder
     path, terms = folder / "enrolments.csv", Terms.of(vs.Run(folder).plan, 4)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match="the enrolment of west in epoch 0, signed with its key .it is missing"):
+    with pytest.raises(InputError, match=r"the enrolment of west in epoch 0, signed with its key .it is missing"):
         make_statement(vs.Run(folder), KEYS)
     path.write_text("".join(lines[:-1]) + enrolment("west", learner_key(2), terms, run="clinics-0"))
     with pytest.raises(InputError, match="west signed epoch 0 of another"):

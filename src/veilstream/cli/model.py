@@ -100,5 +100,6 @@ def _show(model: ReleasedModel, path: Path, json: bool) -> None:
         f"Model      {shown(path)}: {len(model.model)} parameters, norm {norm:.6g}\n"
         f"Run        {shown(model.run)}, after {model.round} of {model.rounds} rounds\n"
         f"Plan       {shown(model.plan.name)}, digest {digest[:16]}…\n"
-        f"Guarantee  epsilon {shown(promise.get('epsilon'))}, delta {shown(promise.get('delta'))}, as the server states it"
+        f"Guarantee  epsilon {shown(promise.get('epsilon'))}, delta {shown(promise.get('delta'))}, "
+        "as the server states it"
     )

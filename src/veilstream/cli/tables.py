@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from veilstream.wording import shown_lines

@@ -304,7 +304,7 @@ def _versions(run: Run) -> dict[str, str]:
     """What versions.json says of time and version, where that is what a server writes: nothing else is signed."""
     said = run.versions
     for key, form in _VERSIONS.items():
-        if not form.fullmatch(str(said.get(key))):
+        if not form.fullmatch(str(said.get(key, ""))):
             raise InputError(
                 "run", str(run.path / "versions.json"), f"{key} as the server wrote it", "restore it from a copy"
             )

@@ -304,7 +304,10 @@ class LearnerApi:
             raise record
         (answer,) = await self._answers(self._source, [record])
         if answer is None:
-            told = {"why": record.why} if isinstance(record, RefusedRequest) else {}
+            told = {}
+            if isinstance(record, RefusedRequest):
+                told = {"why": record.why}
+                self._count("record")
             return _json(503, {"answer": "wait", **told}, _AGAIN)
         if isinstance(record, RefusedRequest):
             raise record
