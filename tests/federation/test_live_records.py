@@ -188,7 +188,7 @@ def test_the_api_takes_and_predicts_by_named_fields_and_counts_what_it_refuses(t
         assert local | {"seconds_left": 0} == account.as_dict() | {"seconds_left": 0}
         here._going.join(10)
         here.open_round()
-        assert here.post("/observe", row("17")) == (200, {"answer": "taken"})  # the same person
+        assert here.post("/observe", row("ann")) == (200, {"answer": "taken"})  # the same person
         assert here.daemon.learner.clients_wanted == 2
     assert "secret" not in caplog.text
     assert inspect(here.world.store("a")).clients >= 2

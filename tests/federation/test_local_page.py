@@ -148,7 +148,7 @@ def test_the_page_is_the_account_that_status_shows_and_loads_nothing(tmp_path):
         }
         assert {label: said[label] for label in shown} == shown
         assert "<b>fewer</b> wait" in state["notices"]
-        assert state["results"]["rows"][-1][0] == "since the start, 1 record"
+        assert state["results"]["rows"][-1][0] == "since the start, 1 records"
         assert status["local"]["places_left"] == 10
         assert status["local"]["refused"] == {"y: unknown label": 1}
         assert "secret" not in page
