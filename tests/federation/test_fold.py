@@ -145,6 +145,25 @@ def test_a_later_epoch_begins_at_zero_and_an_old_copy_is_refused():
     assert fold.seats["a"].round == 1
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_server_that_has_forgotten_rounds_says_that_its_folder_is_the_older_one(resumed):
+    """Restored from a copy: either of round 1, or of before the learner had enrolled."""
+    fold = fold_of()
+    if resumed:
+        fold.enrol("a", 0, 0)
+        fold.accept("a", message(100))
+        fold.close_round()
+    known = int(resumed)
+    fold.enrol("a", 0, known + 1)  # one ahead: its last release may have been lost on the way
+    older = rf"^this server's folder \(round {known}\) is older than learner 'a' \(round 48\)"
+    with pytest.raises(ProtocolError, match=older) as refused:
+        fold.enrol("a", 0, 48)
+    assert "restore the newest copy of the run's folder, or start with --reset a" in str(refused.value)
+    fold.reset("a")
+    fold.enrol("a", 0, 48)
+    assert (fold.seats["a"].round, fold.seats["a"].state) == (48, "base")
+
+
 def test_a_fold_resumed_between_rounds_goes_on_to_the_same_numbers():
     terms = terms_of(averaging=2.0, forgetting=0.9)
     start = np.ones(DIM, np.float32)

@@ -58,6 +58,18 @@ def test_json_is_one_object_a_line_from_the_level_on(restored, capsys, level, sh
     assert lines[0]["message"] == f"two\nlines, {shown[0]}"
 
 
+def test_json_says_which_learner_round_and_event_a_line_is_about(restored, capsys):
+    configure_logs(form=Format.JSON, learner="north")
+    log = logging.getLogger(NAME)
+    log.info("sealed", extra={"event": "round sealed", "round": 7, "secret": "not shown"})
+    log.info("away", extra={"event": "away", "learner": "south"})
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["learner"], first["round"], first["event"]) == ("north", 7, "round sealed")
+    assert set(first) == {"time", "level", "logger", "message", "learner", "round", "event"}
+    assert (second["learner"], second["event"]) == ("south", "away")
+    assert "round" not in second
+
+
 def test_warnings_of_python_are_log_lines(restored, capsys):
     configure_logs(form=Format.JSON)
     with warnings.catch_warnings():

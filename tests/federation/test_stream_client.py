@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("grpc")
 
 import grpc.aio
+from grpc._cython import cygrpc
 
 from tests.support.direct import DirectWorld
 from tests.support.federation import plan_of, wait_for
@@ -102,6 +104,14 @@ def test_every_ping_that_comes_after_an_answer_gets_one_too(monkeypatch):
 
     asyncio.run(all_of_them())
     assert len(pings.answered) == 20
+
+
+def test_grpc_knows_every_option_that_it_is_given():
+    """It ignores one that is misspelt; so pings that were allowed ended quiet connections after a minute."""
+    library = Path(cygrpc.__file__).read_bytes()
+    given = [name for name, _ in (*wire.options(1), *wire.server_options(1))]
+    assert given
+    assert [name for name in given if name.encode() not in library] == []
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -95,7 +95,7 @@ def learner_command(
 
     no_core_dumps()
     terse_tracebacks()
-    configure_logs(log_level, log_format)
+    configure_logs(log_level, log_format, learner=keys.resolve().name)
     if accept_refusals is not None:
         _log.warning("--accept-refusals has no effect any more: refused records take their steps")
     at = None if learner_api is None else parse_address("--learner-api", learner_api)

@@ -30,10 +30,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT) -> None:
-    """Write our log and Python's warnings to stderr; exceptions as places, without text that may quote data."""
+def configure_logs(level: Level = Level.INFO, form: Format = Format.TEXT, *, learner: str | None = None) -> None:
+    """Write our log and Python's warnings to stderr; exceptions as places, without text that may quote data.
+
+    ``learner``: whose process this is; every line of JSON then says so.
+    """
     handler = _Stderr()
-    handler.setFormatter(_JsonLines() if form is Format.JSON else _Text())
+    handler.setFormatter(_JsonLines(learner) if form is Format.JSON else _Text())
     ours = logging.getLogger("veilstream")
     ours.handlers[:] = [handler]
     ours.setLevel(level.name)
@@ -82,12 +85,22 @@ class _Text(logging.Formatter):
         return shown_without_values(ei[1]).rstrip("\n")
 
 
+_FIELDS = ("event", "learner", "round")
+"""What a line of JSON has besides, where the line is about one: `extra` of the call that logs it."""
+
+
 class _JsonLines(_Text):
+    def __init__(self, learner: str | None = None) -> None:
+        super().__init__()
+        self._ours = {} if learner is None else {"learner": learner}
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._ours,
+            **{name: getattr(record, name) for name in _FIELDS if hasattr(record, name)},
             "message": record.getMessage(),
         }
         if record.exc_info and record.exc_info[1] is not None:

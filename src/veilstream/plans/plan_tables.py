@@ -175,6 +175,9 @@ class FederationPlan(PlanTable):
     """Share of the learners that a round needs."""
     deadline_s: float = value(default=60.0, gt=0, hint="to wait for the rest; try 60")
     """How long a round waits for the rest of them."""
+    grace_s: float = value(default=5.0, ge=0, hint="for a learner that is away; try 5")
+    """How long rounds wait for a learner whose connection has ended, counted once from that moment. One that has not
+    been seen since the server started is waited for `deadline_s`."""
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
     """How long a learner waits for clients."""
     min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")

@@ -22,6 +22,7 @@ from typing import Any
 
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import Trouble, diagnose, expiring, load
+from veilstream.federation.repeated_lines import RepeatedLines
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
 import grpc.aio  # isort: skip
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 1.0
-_PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help
+_PATIENT_DELAY_S = 5.0  # once enrolled, where waiting alone may not help; and after the run's end
 _DAY_S = 86_400.0
 _PING_EVERY_S = 1.0
 _MOST_ASKED = 4  # requests that wait for an answer; a server has one out on a stream
@@ -74,6 +75,7 @@ class StreamClient:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answer")
         self._future: Any = None
         self._said = ""
+        self._lines = RepeatedLines()
         self._answered = False
         self._warn_at = 0.0
         self.connected = False
@@ -104,7 +106,7 @@ class StreamClient:
                     self.refused = trouble
             longest = _LONGEST_DELAY_S
             if trouble is not None:
-                if trouble.lasting and self._enrolled:
+                if (trouble.lasting and self._enrolled) or self._run_over():
                     longest = _PATIENT_DELAY_S
                 self._tell(trouble)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -146,7 +148,7 @@ class StreamClient:
 
     def _welcomed(self) -> None:
         self.connected = self._enrolled = True
-        self._say(f"connected to {wire.target(*self._address)}", logging.INFO)
+        self._say(f"connected to {wire.target(*self._address)}", logging.INFO, "connected")
 
     def warn_of_expiry(self) -> None:
         """A line from 30 days before this learner's certificate ends, every day."""
@@ -188,15 +190,21 @@ class StreamClient:
         """That a server goes away when its run is over is to be expected, and no warning."""
         if self._run_over() and not trouble.lasting:
             where = wire.target(*self._address)
-            self._say(f"the run is over and the server at {where} has gone", logging.INFO)
+            self._say(f"the run is over and the server at {where} has gone", logging.INFO, "server gone")
         else:
-            self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING)
+            self._say(f"{trouble.what}; waiting ({trouble.way_out})", logging.WARNING, "no connection")
 
-    def _say(self, line: str, level: int) -> None:
-        """Once, until something else is to be said."""
-        if line != self._said:
-            self._said = line
-            _log.log(level, "%s", line)
+    def _say(self, text: str, level: int, event: str) -> None:
+        """Once, until something else is to be said; and each line once a minute, however often the server goes."""
+        if text != self._said:
+            self._said = text
+            if (line := self._lines.add("the server", event, text)) is not None:
+                _log.log(level, "%s", line, extra={"event": event})
+
+    def say_repeated(self) -> None:
+        """Lines that came more than once within the last minute, with their number."""
+        for line in self._lines.due():
+            _log.info("%s", line)
 
     async def _answer_all(self, call: Any) -> None:
         writing = asyncio.Lock()

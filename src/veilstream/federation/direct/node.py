@@ -61,6 +61,7 @@ class DirectNode:
         if refused is not None:
             raise ProtocolError(refused.what, refused.way_out)
         self._client.warn_of_expiry()
+        self._client.say_repeated()
         return None
 
     def close(self) -> None:

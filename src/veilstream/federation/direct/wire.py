@@ -47,7 +47,7 @@ def options(largest_incoming: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", int(_KEEP_ALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(_KEEP_ALIVE_S * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", int(_KEEP_ALIVE_S * 500)),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(_KEEP_ALIVE_S * 500)),
         ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
         ("grpc.max_concurrent_streams", 4),
         ("grpc.max_metadata_size", 1 << 13),

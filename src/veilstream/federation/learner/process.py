@@ -181,17 +181,20 @@ class _Progress:
         learner, rounds = self._learner, self._learner.terms.rounds
         now = (learner.epoch, learner.round)
         if now != self._seen and learner.round:
-            _log.info("learner %s: %d of %d rounds sealed", self._daemon.name, learner.round, rounds)
+            fields = {"event": "round sealed", "round": learner.round}
+            _log.debug("learner %s: %d of %d rounds sealed", self._daemon.name, learner.round, rounds, extra=fields)
             a_tenth = abs(learner.round - self._told_round) >= max(1, rounds // 10)
             if a_tenth or time.monotonic() - self._told_at >= _TELL_EVERY_S:
                 self.log_account()
         self._seen = now
         if learner.over and self._over != learner.epoch:
             self._over = learner.epoch
-            _log.info("learner %s: %s; no more clients are taken", self._daemon.name, self._daemon.ended)
+            fields = {"event": "epoch over", "round": learner.round}
+            _log.info("learner %s: %s; no more clients are taken", self._daemon.name, self._daemon.ended, extra=fields)
 
     def log_account(self) -> None:
         line = self._account.line()
         if self._account.counts.rounds and line != self._told:
-            _log.info("learner %s: %s", self._daemon.name, line)
+            fields = {"event": "account", "round": self._learner.round}
+            _log.info("learner %s: %s", self._daemon.name, line, extra=fields)
         self._told, self._told_at, self._told_round = line, time.monotonic(), self._learner.round

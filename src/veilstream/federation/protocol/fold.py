@@ -226,7 +226,8 @@ class ServerFold:
 
         The first time in a run it may be in any epoch. Then only the next one is taken: its epoch
         has ended, or its store was lost, and its sums begin at zero again. A thief of a key
-        can therefore not put a seat beyond its learner's reach.
+        can therefore not put a seat beyond its learner's reach. A learner may be one round ahead, since
+        its last release may have been lost on the way; further ahead, this server has forgotten rounds.
         """
         seat = self.seats[learner]
         if seat.state == "void":
@@ -234,9 +235,15 @@ class ServerFold:
                 f"learner {learner!r}, whose seat is void ({seat.why})",
                 f"the server's operator may take it in again with --reset {learner}",
             )
+        known = seat.round if epoch == seat.epoch else 0
         if seat.state == "reset":
             self._begin(seat, epoch)
             seat.round, seat.state = round_, "base" if round_ else "open"
+        elif round_ > known + 1 and (epoch in (seat.epoch, seat.epoch + 1) or seat.state == "new"):
+            raise ProtocolError(
+                f"this server's folder (round {known}) is older than learner {learner!r} (round {round_})",
+                f"restore the newest copy of the run's folder, or start with --reset {learner}",
+            )
         elif epoch == seat.epoch + 1 or (seat.state == "new" and epoch > seat.epoch):
             self._begin(seat, epoch)
         elif epoch > seat.epoch:

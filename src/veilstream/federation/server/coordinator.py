@@ -25,6 +25,7 @@ from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat
 from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.repeated_lines import RepeatedLines
+from veilstream.federation.server.attendance import NO_CLIENTS, REFUSES, Absence, Attendance
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles
 from veilstream.learning.tasks import Task
@@ -80,6 +81,9 @@ class Coordinator:
         self._published = self.fold.round
         self._places: dict[str, Place] = {}
         self._present: set[str] = set()
+        self._attendance = Attendance(
+            self.fold.seats, plan.federation.grace_s, max(plan.federation.grace_s, plan.federation.deadline_s)
+        )
         self._tell_at = 0.0
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
         self._enrolling: dict[str, Enrolling] = {}  # by node
@@ -112,6 +116,11 @@ class Coordinator:
     def reachable(self) -> frozenset[str]:
         """Those of them whom the transport reaches now."""
         return frozenset(name for name, place in self._places.items() if place.node in self._present)
+
+    @property
+    def absences(self) -> dict[str, Absence]:
+        """Learners that take no part now: since when, and why in a few words of ours."""
+        return self._attendance.absences
 
     @property
     def refused(self) -> dict[str, str]:
@@ -176,7 +185,7 @@ class Coordinator:
         self._ending[node] = Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
         if reply.kind == "ended":
             self._ending[node].again_at = float("inf")
-            _log.info("learner %s has closed its epoch", name)
+            _log.info("learner %s has closed its epoch", name, extra=_fields("epoch over", name, self.fold.round))
             return {name}
         why = shown(str(reply.facts.get("why", "")), _LONGEST_LINE)
         _log.warning("learner %s does not end its epoch: %s", name, why)
@@ -200,16 +209,19 @@ class Coordinator:
         out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
         out -= set(self.fold.answered)
         absent = here.absent - out - set(self.fold.answered)
+        away = self._attendance.away - out - absent - set(self.fold.answered)
         void = sum(seat.state == "void" for seat in seats)
         needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
         if n - len(out) < needed:
             self._stuck(out, needed)
-        elif n - len(out) - len(absent) < needed:
+        elif absent and n - len(out) - len(absent) < needed:
             self._say_waiting(
                 f"{', '.join(sorted(absent))} of {n} learners have no clients now; a round needs "
                 f"{needed}, so they are asked again"
             )
-        if answered + len(out) + len(absent) >= n and answered >= needed:
+        elif n - len(out) - len(absent) - len(away) < needed:
+            self._say_waiting(f"{', '.join(sorted(away))} of {n} learners are away; a round needs {needed}")
+        if answered + len(out) + len(absent) + len(away) >= n and answered >= needed:
             return True
         late = time.monotonic() - here.began > self._plan.federation.deadline_s
         return late and answered >= needed
@@ -220,6 +232,14 @@ class Coordinator:
     def _stuck(self, out: set[str], needed: int) -> None:
         """Too few can take part: a run that never began ends; one that did waits, so no message can end it."""
         n, seats = self._plan.learning.learners, self.fold.seats
+        spent = {name for name, seat in seats.items() if seat.round >= self.terms.rounds and name not in self._refused}
+        if out == spent:
+            self._say_waiting(
+                f"{len(spent)} of {n} learners have no rounds left, since they were further than this server's folder, "
+                f"and a round needs {needed}: the run stays at {self.fold.round} of {self.terms.rounds} rounds. Its "
+                "last model is served: stop the server, or have them begin another epoch with `veilstream ledger epoch`"
+            )
+            return
         why = "; ".join(
             self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out)
         )
@@ -237,11 +257,12 @@ class Coordinator:
     def _say_waiting(self, why: str, level: int = logging.WARNING) -> None:
         if time.monotonic() - self._said_stuck >= _SAY_AGAIN_S:
             self._said_stuck = time.monotonic()
-            _log.log(level, "waiting: %s", why)
+            _log.log(level, "waiting: %s", why, extra=_fields("waiting", None, self.fold.round))
 
     def _ask_newcomers(self, transport: Transport) -> None:
         now, nodes = time.monotonic(), transport.nodes()
         self._present = nodes
+        self._look_who_is_here(nodes)
         _forget_gone(self._enrolling, nodes, now)
         seated = {place.node for place in self._places.values()}
         for node in nodes - seated:
@@ -257,6 +278,17 @@ class Coordinator:
                 )
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, asking.ask(request, self._keys.identity))
+
+    def _look_who_is_here(self, nodes: set[str]) -> None:
+        connected = {name for name, place in self._places.items() if place.node in nodes}
+        found = self._attendance.look(connected | (nodes & self._keys.learners.keys()))
+        for name in found.away:
+            why = self._attendance.absences[name].why if name in self._attendance.absences else "it is away"
+            text = f"learner {name} is away ({why}): rounds no longer wait for it, and its weight stays 1/n"
+            self._say(name, "away", text, learner=name)
+        for name, seconds in found.back:
+            text = f"learner {name} is back after {seconds:.0f} s"
+            self._say(name, "back", text, logging.INFO, learner=name)
 
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
         now, answered = time.monotonic(), set(self.fold.answered)
@@ -315,10 +347,10 @@ class Coordinator:
             text = f"{who}: {kind} while reading a reply, which was dropped; this is a defect"
             self._say(node, kind, text, logging.ERROR)
 
-    def _say(self, node: str, reason: str, text: str, level: int = logging.WARNING) -> None:
+    def _say(self, node: str, reason: str, text: str, level: int = logging.WARNING, **fields: object) -> None:
         """Write one line a minute for each peer and reason: no peer may fill the disk."""
         if (line := self._lines.add(node, reason, text)) is not None:
-            _log.log(level, "%s", line)
+            _log.log(level, "%s", line, extra={"event": reason, "round": self.fold.round, **fields})
 
     def _say_repeated(self) -> None:
         for line in self._lines.due():
@@ -372,7 +404,7 @@ class Coordinator:
         here.asked.pop(name, None)
         self._places[name] = Place(node, daemon)
         here.scan_at = 0.0
-        _log.info("learner %s has enrolled", name)
+        _log.info("learner %s has enrolled", name, extra=_fields("enrolled", name, self.fold.round))
 
     def _accept(self, node: str, reply: Reply, here: OpenRound) -> None:
         name = reply.learner
@@ -389,7 +421,8 @@ class Coordinator:
             if self._refusals[name] > 1:
                 self._ask_later(node)
             raise
-        _log.debug("learner %s has answered", name)
+        _log.debug("learner %s has answered", name, extra=_fields("answered", name, self.fold.round))
+        self._attendance.took_part(name)
         self._refusals.pop(name, None)
         self._outstanding[name].clear()
 
@@ -398,6 +431,7 @@ class Coordinator:
         if asked is None or reply.answers != digest(asked.head):
             return  # to an earlier round
         here.absent.add(name)
+        self._attendance.absent(name, NO_CLIENTS)
         self._refusals.pop(name, None)
         asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
         _log.debug("learner %s has no clients now", name)
@@ -413,8 +447,9 @@ class Coordinator:
             self._enrolling.pop(node, None)
         else:
             self._refused[name] = f"{name}: {why}"
+            self._attendance.absent(name, REFUSES)
             self._ask_later(node)  # someone may repair it
-        self._say(node, "refusal", f"learner {name} refuses: {why}")
+        self._say(node, "refusal", f"learner {name} refuses: {why}", learner=name)
 
     def _ask_later(self, node: str) -> None:
         asking = self._enrolling.setdefault(node, Enrolling())
@@ -434,14 +469,25 @@ class Coordinator:
                 self.fold.seats[name].why,
                 name,
                 name,
+                extra=_fields("left out", name, closed.round),
             )
-        if closed.missing:
-            without = ", ".join(closed.missing)
-            done, rounds = self.fold.round, self.terms.rounds
-            _log.warning("%d of %d rounds closed, this one without %s", done, rounds, without)
-        else:
-            _log.info("%d of %d rounds closed", self.fold.round, self.terms.rounds)
+        self._log_closed(closed, here)
         self._tell(closed, seconds)
+
+    def _log_closed(self, closed: ClosedRound, here: OpenRound) -> None:
+        done, rounds = self.fold.round, self.terms.rounds
+        without = f", this one without {', '.join(closed.missing)}" if closed.missing else ""
+        a_tenth = done * 10 // rounds > (done - 1) * 10 // rounds
+        level = logging.INFO if a_tenth else logging.DEBUG
+        _log.log(level, "%d of %d rounds closed%s", done, rounds, without, extra=_fields("round closed", None, done))
+        known = self._attendance.absences.keys() | self._refused.keys() | set(closed.dropped)
+        for name in closed.missing:
+            if name not in known and name in here.asked:
+                passed_s = time.monotonic() - here.asked[name].at
+                text = (
+                    f"round {closed.round} was closed without learner {name}, which was asked {passed_s:.1f} s before"
+                )
+                self._say(name, "late", text, learner=name)
 
     def roll_back(self, round_: int) -> None:
         """Go on from the model published after so many rounds; rounds that learners have spent stay spent."""
@@ -487,6 +533,11 @@ class Coordinator:
     def _name_at(self, node: str) -> str:
         names = [name for name, place in self._places.items() if place.node == node]
         return names[0] if names else f"node {node}"
+
+
+def _fields(event: str, learner: str | None, round_: int) -> dict[str, object]:
+    """For log lines as JSON."""
+    return {"event": event, "round": round_, **({} if learner is None else {"learner": learner})}
 
 
 def _forget_gone(asking: dict[str, Enrolling], present: set[str], now: float) -> None:
