@@ -12,7 +12,7 @@ from tests.deployment.test_learner import TAU, Still, client, model, plan_of, ru
 from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
-from veilstream.deployment.ledger.rescue import ask_for_epoch
+from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.errors import InputError, LedgerError, PrivacyError
 
@@ -232,3 +232,54 @@ def test_a_kill_on_the_way_into_the_next_epoch_is_made_good_by_asking_again(path
         learner.observe("someone", client(1, 0))
         assert learner.clients_wanted == TAU
     verify(path)
+
+
+def granting(a_person: int, epsilon: float | None = None):
+    plan = plan_with(9)
+    privacy = dataclasses.replace(plan.privacy, epochs_per_person=a_person)
+    if epsilon is not None:
+        privacy = dataclasses.replace(privacy, epsilon=epsilon)
+    return dataclasses.replace(plan, privacy=privacy)
+
+
+def may_take_in_next_epoch(path, plan, person: str) -> bool:
+    """Begin an epoch, and take the person if that is allowed."""
+    with Learner(plan, path, Still(), create=True) as learner:
+        learner.begin_round(0, model(0))
+        before = learner.clients_wanted
+        learner.observe(person, client(0, 0))
+        used = learner.clients_wanted < before
+        learner.end_epoch()
+    ask_for_epoch(path)
+    return used
+
+
+def test_a_plan_grants_a_person_a_number_of_epochs_and_the_ledger_keeps_to_it(path):
+    plan = granting(2)
+    assert [may_take_in_next_epoch(path, plan, "ann") for _ in range(4)] == [True, True, False, False]
+    assert may_take_in_next_epoch(path, plan, "ben")
+    assert verify(path).clients == 2
+
+
+def test_epochs_on_other_terms_are_not_counted_together_and_so_refused(path):
+    assert may_take_in_next_epoch(path, granting(3, epsilon=1.0), "ann")
+    assert not may_take_in_next_epoch(path, granting(3, epsilon=2.0), "ann")
+    assert may_take_in_next_epoch(path, granting(3, epsilon=2.0), "ben")
+    assert may_take_in_next_epoch(path, granting(3, epsilon=2.0), "ben")
+    assert not may_take_in_next_epoch(path, granting(3, epsilon=2.0), "ann")
+
+
+def test_whose_epochs_only_a_lost_store_knew_takes_part_in_none_again(path):
+    plan = granting(5)
+    assert may_take_in_next_epoch(path, plan, "ann")
+    path.unlink()
+    begin_again(path)
+    assert not may_take_in_next_epoch(path, plan, "ann")
+    assert may_take_in_next_epoch(path, plan, "ben")
+
+
+def test_the_learners_guarantee_says_the_epsilon_of_all_epochs(path):
+    with Learner(granting(4), path, Still(), create=True) as learner:
+        assert learner.guarantee.epochs == 4
+        assert f"{learner.guarantee.epsilon_over_epochs:.4g}" in str(learner.guarantee)
+        assert learner.settings["guarantee"]["epsilon_over_epochs"] == learner.guarantee.epsilon_over_epochs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import mpmath
@@ -132,3 +133,14 @@ def test_impossible_curves_and_questions_are_refused():
     for delta in (0, 1, 2, math.nan):
         with pytest.raises(vs.errors.InputError, match="delta"):
             curve.epsilon(delta)
+
+
+@pytest.mark.parametrize("epochs", [2, 5])
+def test_several_epochs_compose_as_dp_accounting_says(epochs):
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    std, one = vs.calibrate(vs.Budget(1.0, 1e-6), vs.mechanisms.independent(1), clip_norm=1.0)
+    ours = dataclasses.replace(one, epochs=epochs).epsilon_over_epochs
+    theirs = pld.from_gaussian_mechanism(std / one.sensitivity, pessimistic_estimate=True).self_compose(epochs)
+    assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-6), rel=2e-3)
+    assert ours <= theirs.get_epsilon_for_delta(1e-6)
+    assert dataclasses.replace(one, epochs=1).epsilon_over_epochs == pytest.approx(1.0, rel=1e-9)

@@ -48,7 +48,7 @@ from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
-from veilstream.records.participation import MOST_TOGETHER, PastVisits, spent
+from veilstream.records.participation import MOST_TOGETHER, Epochs, PastVisits, spent
 from veilstream.runs.released_model import model_sha256
 from veilstream.streams.intake import Offered, SourceBookmark
 
@@ -248,7 +248,7 @@ class Learner:
     @without_values
     @one_at_a_time
     def new_epoch(self) -> None:
-        """Start a fresh mechanism for new clients; those who took part are never taken again."""
+        """Start a fresh mechanism, for those who may take part in a further epoch: by default new clients only."""
         self.epochs.begin_next()
 
     def close(self) -> None:
@@ -598,7 +598,11 @@ class Learner:
         """Whether the client with this keyed tag may not take a place in this step."""
         past = [] if stored is None else [stored]
         past += self._planned.get(tag, [])
-        return bool(past) and spent(past, step, self._participation, self.epoch) is not None
+        if not past:
+            return False
+        since = self.ledger.chain.standing.alike_since
+        epochs = Epochs(self.epoch, self.plan.epochs_per_person, self.epoch if since is None else since)
+        return spent(past, step, self._participation, epochs) is not None
 
 
 def _checked_round(field: str, r: Any) -> int:

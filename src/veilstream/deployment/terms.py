@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ class Terms:
             learners=plan.learning.learners,
             mechanism=noise.mechanism,
             noise_std=noise.std,
-            guarantee=noise.guarantee,
+            guarantee=replace(noise.guarantee, epochs=plan.epochs_per_person),
             grid=noise.grid,
             gamma=prepared.rule.gamma,
             admission=admission_of(task) if known and task is not None else None,

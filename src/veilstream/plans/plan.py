@@ -169,6 +169,11 @@ class Plan(PlanTable):
             return ONCE
         return Participation(self.privacy.participations, self.privacy.min_separation)
 
+    @property
+    def epochs_per_person(self) -> int:
+        """In how many epochs one person may take part."""
+        return 1 if self.privacy is None else self.privacy.epochs_per_person
+
     @classmethod
     def load(cls, path: Path | str, overrides: dict[str, Any] | None = None) -> Plan:
         """Read a TOML file; ``overrides`` maps dotted keys to values."""

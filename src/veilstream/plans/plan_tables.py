@@ -27,6 +27,9 @@ class PrivacyPlan(PlanTable):
     """How often one client may take part; more visits need more noise."""
     min_separation: int = agreed(default=1, ge=1, hint="steps between two visits; try 1")
     """Least number of steps between two visits of one client."""
+    epochs_per_person: int = agreed(default=1, ge=1, hint="1, unless the same people come in every epoch")
+    """In how many epochs one person may take part. ε is for each of them; the guarantee also says the ε of
+    all together, about √epochs_per_person times as large."""
 
 
 class LearningPlan(PlanTable):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -166,6 +166,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         participation=plan.participation,
         telemetry=plan.telemetry_of(method),
     )
+    guarantee = replace(guarantee, epochs=plan.epochs_per_person)
     kept = guarantee if method.method.private else None
     if not chooses:
         return Prepared(method, steps, clients, rule, factorization, std, kept, learning.rounds)

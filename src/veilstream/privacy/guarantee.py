@@ -103,6 +103,8 @@ class Guarantee:
     arithmetic_delta: float = 0.0
     """Probability, in either world, of what that bound leaves out; charged to δ."""
     telemetry: Telemetry | None = None
+    epochs: int = 1
+    """In how many epochs one person may take part. Everything above is for one of them."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
@@ -120,6 +122,22 @@ class Guarantee:
         """The δ that this noise really gives at another ε."""
         tail = self.arithmetic_delta * (1.0 + math.exp(min(epsilon, 700.0)))
         return min(1.0, self.curve.delta(epsilon) + tail)
+
+    @property
+    def over_epochs(self) -> GaussianCurve:
+        """The curve for a person who takes part in all ``epochs``.
+
+        Each epoch has noise of its own, so they compose as Gaussian mechanisms do, also when the server chooses an
+        epoch's models by what it saw in those before (Dong, Roth and Su 2022, Corollary 3.3): μ becomes √epochs · μ.
+        """
+        return GaussianCurve(math.sqrt(self.epochs) * self.curve.mu)
+
+    @property
+    def epsilon_over_epochs(self) -> float:
+        """The ε of all epochs together, at the same δ."""
+        whole = self.over_epochs.epsilon(self.delta)
+        tail = self.epochs * self.arithmetic_delta * (1.0 + math.exp(min(whole + 1.0, 700.0)))
+        return self.over_epochs.epsilon(max(self.delta - tail, 0.5 * self.delta)) if tail else whole
 
     @property
     def release_norm(self) -> float:
@@ -167,6 +185,13 @@ class Guarantee:
             f"{self.neighbours.value} neighbours, taking part {self.participation}, over "
             f"{steps} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
             f"norm {self.clip_norm:g}{several}{told} ({self.accounting.value} accounting)"
+            f"{self._epochs_in_words() if self.epochs > 1 else ''}"
+        )
+
+    def _epochs_in_words(self) -> str:
+        return (
+            f"; a person may take part in {self.epochs} epochs, and all of them together are "
+            f"({self.epsilon_over_epochs:.4g}, {self.delta:g})"
         )
 
     def _telemetry_in_words(self, telemetry: Telemetry) -> str:
@@ -184,6 +209,10 @@ class Guarantee:
             plain["telemetry"]["metrics"] = list(self.telemetry.metrics)
             plain["telemetry"]["noise_price"] = self.telemetry.price(self.clip_norm)
             plain["release_norm"] = self.release_norm
+        if self.epochs == 1:
+            del plain["epochs"]
+        else:
+            plain["epsilon_over_epochs"] = self.epsilon_over_epochs
         plain["neighbours"] = self.neighbours.value
         plain["accounting"] = self.accounting.value
         plain |= {
@@ -216,4 +245,5 @@ class Guarantee:
             arithmetic_mu=float(plain["arithmetic_mu"]),
             arithmetic_delta=float(plain["arithmetic_delta"]),
             telemetry=told and Telemetry(tuple(told["metrics"]), told["width"], told["loss_cap"]),
+            epochs=int(plain.get("epochs", 1)),
         )

@@ -19,20 +19,41 @@ class PastVisits(NamedTuple):
 
     epoch: int  # of the last visit
     step: int  # of the last visit; -1 for a client carried over from a lost store
-    times: int
+    times: int  # in that epoch
+    epochs: int = 1  # in how many epochs
+    first_epoch: int | None = None  # None for `epoch`
+
+
+class Epochs(NamedTuple):
+    """The epoch that runs, and in how many one person may take part."""
+
+    now: int = 0
+    a_person: int = 1
+    alike_since: int = 0  # the first of the epochs up to now that were begun on the same terms
 
 
 Spent = Literal["other epoch", "too often", "too soon"]
 
 
-def spent(past: Iterable[PastVisits], step: int, allowed: Participation, epoch: int = 0) -> Spent | None:
-    """Why a client may not take this step; None if it may. A client takes part in one epoch only."""
+FIRST = Epochs()
+
+
+def spent(past: Iterable[PastVisits], step: int, allowed: Participation, epochs: Epochs = FIRST) -> Spent | None:
+    """Why a client may not take this step; None if it may.
+
+    A client takes part in as many epochs as ``epochs`` allows, of those on the same terms: the promise over several
+    is worked out for that case alone. One whose earlier epochs are not known is in none again.
+    """
     visits = list(past)
-    if any(visit.epoch != epoch for visit in visits):
-        return "other epoch"
-    if sum(visit.times for visit in visits) >= allowed.times:
+    for visit in visits:
+        earlier = visit.epochs - (visit.epoch == epochs.now)
+        first = visit.epoch if visit.first_epoch is None else visit.first_epoch
+        if visit.step < 0 or earlier >= epochs.a_person or (earlier and first < epochs.alike_since):
+            return "other epoch"
+    here = [visit for visit in visits if visit.epoch == epochs.now]
+    if sum(visit.times for visit in here) >= allowed.times:
         return "too often"
-    if any(step - visit.step < allowed.min_separation for visit in visits):
+    if any(step - visit.step < allowed.min_separation for visit in here):
         return "too soon"
     return None
 

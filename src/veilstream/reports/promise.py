@@ -85,6 +85,11 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
             f"{g.release_norm:.6g}, and the noise is calibrated to R "
             f"({100.0 * told.price(g.clip_norm):.1f}% more than without telemetry)."
         )
+    if g.epochs > 1:
+        visits += (
+            f", and a person in at most {g.epochs} epochs: ε = {g.epsilon:g} is for each epoch, and "
+            f"ε = {g.epsilon_over_epochs:.4g} at the same δ for all of them together"
+        )
     rests += [
         f"A client takes part {visits}.",
         f"{g.mechanism.capitalize()} noise of standard deviation V = {g.noise_std:.6g}, "

@@ -37,6 +37,8 @@ class Standing:
     """Whether an epoch is to be begun: at first, after a loss, and when one was asked for."""
     ended: bool = False
     """Whether its secrets are destroyed."""
+    alike_since: int | None = None
+    """The first of the epochs up to this one that were begun on the same terms, one after the other; None: this one."""
     followed: int = 0
     """How many epochs the server led this learner through since its operator last began one."""
     study: bool = False
@@ -63,6 +65,7 @@ class Standing:
                 body.epoch,
                 body.settings,
                 between=kind == "recovered",
+                alike_since=self._alike_since(kind, body),
                 followed=body.followed or 0,
                 run=body.run,
                 study=bool(body.study),
@@ -88,6 +91,12 @@ class Standing:
             case "next":
                 return replace(now, ended=True, between=True)
         return now
+
+    def _alike_since(self, kind: str, body: Body) -> int:
+        same = kind == "epoch" and self.settings is not None and body.settings is not None
+        if same and self.settings["digest"] == body.settings["digest"]:  # type: ignore[index]
+            return self.epoch if self.alike_since is None else self.alike_since
+        return body.epoch
 
     def _has(self, r: int) -> Standing:
         return replace(self, acknowledged=r if self.acknowledged is None else max(r, self.acknowledged))

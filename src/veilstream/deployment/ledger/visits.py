@@ -87,7 +87,13 @@ def past_visits(db: Any, tags: Collection[bytes]) -> dict[bytes, PastVisits]:
         for (visit,) in db.execute(theirs, ends):
             tag, (epoch, after) = visit[:TAG_BYTES], _WHEN.unpack_from(visit, TAG_BYTES)
             before = found.get(tag)
-            found[tag] = PastVisits(epoch, after - 1, 1 if before is None else before.times + 1)
+            if before is None:
+                found[tag] = PastVisits(epoch, after - 1, 1, 1, epoch)
+            elif before.epoch == epoch:
+                found[tag] = before._replace(step=after - 1, times=before.times + 1)
+            else:
+                carried = before.step < 0
+                found[tag] = PastVisits(epoch, -1 if carried else after - 1, 1, before.epochs + 1, before.first_epoch)
     return found
 
 

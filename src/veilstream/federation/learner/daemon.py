@@ -142,11 +142,12 @@ class Daemon:
         self._check_time(request)
         if self.learner.follow(request.run, request.follows):
             self.dismissed = False
+            a_person = self.learner.plan.epochs_per_person
             _log.info(
-                "run %s follows: epoch %d begins, with fresh noise and for new clients only; "
-                "federation.epochs allows %d more after it",
+                "run %s follows: epoch %d begins, with fresh noise, for %s; federation.epochs allows %d more after it",
                 shown(request.run),
                 self.learner.epoch,
+                "new clients only" if a_person == 1 else f"clients who were in fewer than {a_person} epochs",
                 self.learner.epochs_left,
             )
         self._join(request)
