@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from veilstream.research import theory
     from veilstream.runs.folder import Run
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 __all__ = [
     "Answer",
