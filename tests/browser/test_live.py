@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser.conftest import PLAN
-from tests.browser.federation_processes import Federation
+from tests.browser.federation_processes import Federation, small_plan
 from tests.federation.test_learner_api import TOKEN, served
 from veilstream.federation.learner.access import page_link
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory, library):
-    here = Federation(tmp_path_factory.mktemp("federation"), rounds=4000)
+    here = Federation(tmp_path_factory.mktemp("federation"), small_plan(rounds=4000))
     try:
         here.start_server()
         for name in ("north", "south"):

@@ -190,18 +190,20 @@ def test_a_simulations_telemetry_keeps_methods_and_seeds_apart(run, tmp_path):
 
 def test_a_federations_headline_says_what_its_estimate_averages_over(tmp_path):
     folder = federation_folder(tmp_path / "run")
-    for said, words in (("", "empty steps count as half"), ("clients", "of clients")):
+    for said, words in (("", "empty steps count as half"), ("clients", "a mean over people")):
         head, *rows = TELEMETRY.splitlines()
         table = [head + ",average", *(f"{row},plain mean over {said or 'steps'}" for row in rows)]
         (folder / "telemetry.csv").write_text("\n".join(table) + "\n")
-        beside = report_state(vs.Run(folder))["headline"]["beside"]
-        assert beside[-1] == {"label": f"accuracy, private estimate ({words})", "value": "0.830 ± 0.050"}
+        (figure,) = report_state(vs.Run(folder))["headline"]["figures"]
+        assert figure["value"] == "0.830 ± 0.050"
+        assert figure["label"].endswith(words)
 
 
 def test_a_federations_state_has_what_its_server_knows(tmp_path):
     state = report_state(vs.Run(federation_folder(tmp_path / "run")))
     assert state["kind"] == "federation"
-    assert state["headline"]["value"] == "6"
+    assert {"label": "rounds done", "value": "6 of 6"} in state["headline"]["beside"]
+    assert "is not measured" in state["headline"]["sentence"]
     answered = next(c for c in state["charts"]["rounds"] if c["id"] == "answered")
     assert unpack(answered["series"]["Learners that answered"])[0].tolist() == [3, 3, 2, 3, 3, 3]
     assert ["west", "0", "5"] in state["results"]["rows"]

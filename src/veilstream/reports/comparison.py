@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, UnknownName
 from veilstream.reports.charts import held_out_chart, loss_chart, running_mean
-from veilstream.reports.page_kit import Chart, Headline, PageState, cell, facts, page_state, percent
+from veilstream.reports.page_kit import Chart, Headline, PageState, cell, facts, measure, page_state, percent
 from veilstream.reports.report import FIGURES, shown_figures
 from veilstream.runs.folder import Run
 from veilstream.runs.summary import MethodSummary, SimulationSummary
@@ -127,11 +127,9 @@ def _best(compared: Sequence[Compared]) -> tuple[str | None, Headline]:
     form = percent if accurate else "{:.4g}".format
     there = {each.name: each.method.final[key] for each in compared if key in each.method.final}
     if not there:
-        return None, {"value": "–", "label": "no run has a final figure", "beside": []}
+        none = [measure("–", "no run has a final figure")]
+        return None, {"sentence": "", "better": None, "figures": none, "beside": []}
     best = (max if accurate else min)(there, key=lambda name: there[name].mean)
     others = [(name, form(figure.mean)) for name, figure in there.items() if name != best]
-    return best, {
-        "value": form(there[best].mean),
-        "label": f"{label}, {best}, ± {form(there[best].std)}",
-        "beside": facts(others[:4]),
-    }
+    figures = [measure(form(there[best].mean), f"{label}, {best}, ± {form(there[best].std)}", others[:4])]
+    return best, {"sentence": "", "better": None, "figures": figures, "beside": []}

@@ -13,7 +13,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.reports.charts import held_out_chart, loss_chart, running_mean
 from veilstream.reports.live_state import LiveState
-from veilstream.reports.page_kit import Chart, Headline, facts, page_state, percent
+from veilstream.reports.page_kit import Chart, Headline, facts, measure, page_state
 from veilstream.reports.promise import promise_of
 from veilstream.reports.report import legend_entry, report_state
 from veilstream.runs.folder import Run
@@ -121,12 +121,11 @@ class LiveSimulation(LiveState):
 
     def _headline(self, done: int, total: int, accuracy: float | None) -> Headline:
         share = done / total if total else 0.0
-        beside = [("rounds", f"{done:,} of {total:,}")] if total else []
-        if accuracy is not None:
-            beside.append(("recent accuracy", percent(accuracy)))
+        beside = [("rounds done", f"{done:,} of {total:,}")] if total else []
         if done:
             seconds = (self._clock() - self._began) * (1 - share) / share
             beside.append(("time left, about", f"{seconds:.0f} s"))
         seeds = len(self._seeds)
         label = f"done, {seeds} seed{'s' * (seeds != 1)}"
-        return {"value": f"{100 * share:.0f} %", "label": label, "beside": facts(beside)}
+        figures = [measure(f"{100 * share:.0f} %", label)]
+        return {"sentence": "", "better": None, "figures": figures, "beside": facts(beside)}

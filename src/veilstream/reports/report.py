@@ -14,6 +14,7 @@ from veilstream.reports.page_kit import (
     PageState,
     Table,
     cell,
+    measure,
     page_state,
     percent,
     write_page,
@@ -94,7 +95,8 @@ def _headline(summary: SimulationSummary) -> Headline:
     )
     key, label, form = next((kind for kind in kinds if kind[0] in main.final), ("", "", str))
     if not key:
-        return {"value": "diverged", "label": f"{main.name}: no final figure", "beside": []}
+        figures = [measure("diverged", f"{main.name}: no final figure")]
+        return {"sentence": "", "better": None, "figures": figures, "beside": []}
     others = [
         m
         for m in summary.methods.values()
@@ -104,11 +106,9 @@ def _headline(summary: SimulationSummary) -> Headline:
     ]
     seeds = len(summary.seeds)
     spread = f"± {form(main.final[key].std)} over {seeds} seeds" if seeds > 1 else "one seed"
-    return {
-        "value": form(main.final[key].mean),
-        "label": f"{label}, {main.name}, {spread}",
-        "beside": [{"label": m.name, "value": form(m.final[key].mean)} for m in others[:3]],
-    }
+    compared = [(m.name, form(m.final[key].mean)) for m in others[:3]]
+    figures = [measure(form(main.final[key].mean), f"{label}, {main.name}, {spread}", compared)]
+    return {"sentence": "", "better": None, "figures": figures, "beside": []}
 
 
 def shown_figures(finals: Iterable[Iterable[str]]) -> list[str]:

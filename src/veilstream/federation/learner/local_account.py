@@ -26,6 +26,7 @@ from veilstream.deployment.learner import Learner
 from veilstream.federation.learner.prequential_score import Score, ScoreHistory
 from veilstream.files import write_file
 from veilstream.learning.tasks import Sample
+from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
 from veilstream.records.baselines import LabelBaselines
 from veilstream.records.schema import Encoded, Refusal
@@ -172,6 +173,7 @@ class LocalAccount:
                 "kind": "accuracy" if scale["classifies"] else "root mean squared error",
                 "records": self.score.records,
                 **self.score.shown(**scale),
+                **self._in_words(scale["classifies"]),
                 "recent": self._history.recent(**scale),
                 "over_rounds": self._history.points(**scale),
             },
@@ -181,6 +183,18 @@ class LocalAccount:
             "seconds_left": self._seconds_left(left),
             "notices": self._notices(),
         }
+
+    def _in_words(self, classifies: bool) -> dict[str, Any]:
+        """The label's name, and how many records of each label the model got right, in the plan's words."""
+        plan = self._learner.plan
+        named = schema_of(plan).label if plan.data.kind == "table" and plan.data.encode is None else None
+        found: dict[str, Any] = {} if named is None else {"label": named.name}
+        if classifies:
+            found["by_label"] = {
+                str(label if named is None else named.in_units(label)): list(counts)
+                for label, counts in self.score.by_label().items()
+            }
+        return found
 
     def _notices(self) -> list[str]:
         notices = [self.pause] if self.pause else []
