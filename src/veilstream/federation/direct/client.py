@@ -22,6 +22,7 @@ from typing import Any
 
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import Trouble, diagnose, expiring, load
+from veilstream.federation.protocol.transport import NoAnswer
 from veilstream.federation.repeated_lines import RepeatedLines
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
@@ -241,6 +242,8 @@ class StreamClient:
         loop = asyncio.get_running_loop()
         try:
             reply = await loop.run_in_executor(self._worker, self._handle, request)
+        except NoAnswer:
+            return
         except Exception as error:  # its text might hold data; asked again, it may do better
             _log.warning("%s: a request is left without an answer", type(error).__name__)
             return

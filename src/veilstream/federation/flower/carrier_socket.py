@@ -24,6 +24,7 @@ from veilstream.errors import InputError
 from veilstream.federation.direct.wire import request_limit
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import MAGIC
+from veilstream.federation.protocol.transport import NoAnswer
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +147,8 @@ class CarrierSocket:
         except OSError as error:
             if self._listener is not None:
                 self._note(f"a connection of the carrier ended ({error})")
+        except NoAnswer:
+            return
         except Exception as error:  # the daemon is closing, or a defect; its text might hold data
             if self._listener is not None:
                 self._note(f"{type(error).__name__} while answering the carrier")
