@@ -22,7 +22,6 @@ from typing import Any
 
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import Trouble, diagnose, expiring, load
-from veilstream.federation.protocol.transport import NoAnswer
 from veilstream.federation.repeated_lines import RepeatedLines
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
@@ -242,10 +241,10 @@ class StreamClient:
         loop = asyncio.get_running_loop()
         try:
             reply = await loop.run_in_executor(self._worker, self._handle, request)
-        except NoAnswer:
-            return
         except Exception as error:  # its text might hold data; asked again, it may do better
             _log.warning("%s: a request is left without an answer", type(error).__name__)
+            return
+        if not reply:  # it stops, or its disk cannot be written
             return
         if len(reply) > wire.reply_limit(self._dim):
             _log.warning("a reply of %d bytes is too large for d = %d", len(reply), self._dim)

@@ -24,7 +24,6 @@ from veilstream.errors import InputError
 from veilstream.federation.direct.wire import request_limit
 from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import MAGIC
-from veilstream.federation.protocol.transport import NoAnswer
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +139,8 @@ class CarrierSocket:
                         self._note("the carrier sent something that is not a request, and was disconnected")
                         return
                     reply = self._handle(data)
+                    if not reply:  # it stops, or its disk cannot be written
+                        return
                     connection.settimeout(_SEND_WITHIN_S)
                     frames.send(connection, reply)
         except TimeoutError:
@@ -147,8 +148,6 @@ class CarrierSocket:
         except OSError as error:
             if self._listener is not None:
                 self._note(f"a connection of the carrier ended ({error})")
-        except NoAnswer:
-            return
         except Exception as error:  # the daemon is closing, or a defect; its text might hold data
             if self._listener is not None:
                 self._note(f"{type(error).__name__} while answering the carrier")

@@ -29,7 +29,6 @@ from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
-from veilstream.federation.protocol.transport import NoAnswer
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
@@ -100,40 +99,40 @@ class Daemon:
     def handle(self, data: bytes) -> bytes:
         """A signed reply to any bytes; a refusal says why, and nothing about data.
 
-        Raises:
-            NoAnswer: the daemon was closed, or its store has to be opened anew (`failure`).
-
+        Nothing at all if the daemon was closed, or its store has to be opened anew (`failure`).
         """
         if self.failure is not None:
-            raise NoAnswer
+            return b""
         try:
             request = Request.read(data, self._keys.server)
             with self._busy:  # the time of a second request begins when the first is answered
                 reply = self._answer(request, digest(data))
-        except NoAnswer:
-            raise
+        except _NoAnswer:
+            return b""
         except VeilstreamError as error:
-            self._check_store(error)
+            if self._must_open_anew(error):
+                return b""
             self._note_refused(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might quote data, so it is not shown
-            self._check_store(None)
+            if self._must_open_anew(None):
+                return b""
             self._note_refused(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
 
-    def _check_store(self, error: VeilstreamError | None) -> None:
-        """Give no answer if the store has to be opened anew; ``error``: why the request failed, None for a defect."""
+    def _must_open_anew(self, error: VeilstreamError | None) -> bool:
+        """Whether the store has to be opened anew; ``error``: why the request failed, None for a defect."""
         learner = self.learner
         if not learner.ledger.failed and not learner.epochs.broken:
-            return
+            return False
         if error is None:
             error = PrivacyError(
                 "a defect interrupted a call half-way: nothing was released (start the learner again; it goes on "
                 "where its store stands)"
             )
         self.failure = self.failure or error
-        raise NoAnswer from None
+        return True
 
     def _note_refused(self, reason: str, text: str) -> None:
         """Write one line a minute for each reason: no server may fill the disk."""
@@ -251,7 +250,7 @@ class Daemon:
         try:
             self._take_clients(r)
             if self._closing.is_set():  # the next start does the rest of the round
-                raise NoAnswer
+                raise _NoAnswer
             if self.account is not None:
                 self.account.round_ends()
             release = learner.finish_round()
@@ -329,7 +328,7 @@ class Daemon:
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(max(0.0, seconds)):  # closed meanwhile: nothing may leave
-            raise NoAnswer
+            raise _NoAnswer
 
     def _take_clients(self, r: int) -> None:
         """Offer the source's clients; if the source fails, the round ends without more."""
@@ -376,6 +375,10 @@ class Daemon:
             self._source.close()
         with self._busy:
             self.learner.close()
+
+
+class _NoAnswer(Exception):
+    """The daemon was closed while a reply waited for its time."""
 
 
 class _UntilItFails:

@@ -56,10 +56,6 @@ class ServerSide(Transport, Protocol):
         """What happened since the last call, if anything."""
 
 
-class NoAnswer(Exception):
-    """A learner that stops, or cannot write, leaves a request without an answer; asked again, it may do better."""
-
-
 class Node(Protocol):
     """A learner's side of a transport."""
 
