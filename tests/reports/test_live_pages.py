@@ -293,11 +293,17 @@ def test_a_simulations_page_has_every_seeds_losses_and_ends_as_the_report(tmp_pa
         plan,
         tmp_path / "out",
         on_prepared=page.prepared,
+        on_baselines=page.compared,
         on_progress=progressed,
         on_solving=page.solved,
         on_written=written,
     )
-    assert {"label": "rounds done", "value": "12 of 12"} in seen["headline"]["beside"]
+    assert {"label": "done", "value": "100 %"} in seen["headline"]["beside"]
+    majority = run.summary["baselines"]["majority"]
+    always, last = f"always “{majority['label']}”", run.held_out_accuracy()[1]["tree"][:, -1].mean()
+    assert seen["headline"]["figures"][0]["value"] == f"{last:.3f}"
+    assert seen["headline"]["figures"][0]["compared"][0]["label"] == always
+    assert seen["charts"]["learning"][0]["lines"][0]["label"] == always
     assert "regret is known for 2 of 2 seeds" in seen["notices"][1]
     charts = {c["id"]: c for c in seen["charts"]["learning"]}
     assert set(charts) == {"held-out", "loss"}

@@ -57,6 +57,13 @@ class Mark(TypedDict):
     mark: str
 
 
+class Shade(TypedDict):
+    """A count in a table, with its share of the row as the depth of its colour."""
+
+    text: str
+    share: float
+
+
 class Absence(TypedDict):
     """Someone who takes no part now."""
 
@@ -81,7 +88,7 @@ class Table(TypedDict):
     """Rows of text; the row whose first cell is ``main`` stands out."""
 
     columns: list[str]
-    rows: Sequence[Sequence[str | Mark]]
+    rows: Sequence[Sequence[str | Mark | Shade]]
     note: str
     main: str | None
 
@@ -134,6 +141,7 @@ class PageState(TypedDict):
     seeds: list[int]
     charts: dict[str, list[Chart]]  # by section: learning, telemetry, rounds, noise
     results: Table | None
+    labels: Table | None  # what became of the records of each label
     facts: list[Facts]
     audit: Mapping[str, Any] | None
     provenance: Provenance | None
@@ -156,6 +164,7 @@ def page_state(kind: str, title: str, headline: Headline | None, **given: Any) -
         "seeds": [],
         "charts": {},
         "results": None,
+        "labels": None,
         "facts": [],
         "audit": None,
         "provenance": None,

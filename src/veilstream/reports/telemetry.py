@@ -13,9 +13,9 @@ from veilstream.learning.task_kind import Target
 from veilstream.learning.task_registry import task_kind
 from veilstream.learning.telemetry_estimates import OVER_CLIENTS, Estimate
 from veilstream.plans.plan import Plan
-from veilstream.reports.charts import MOST_POINTS, chart, pack, thinned
+from veilstream.reports.charts import MOST_POINTS, chart, levels, pack, thinned
 from veilstream.reports.page_kit import Chart, Fact, Headline, measure
-from veilstream.reports.quality import ALWAYS
+from veilstream.reports.quality import ALWAYS, baseline_figures
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedEstimate
 
@@ -33,8 +33,10 @@ def telemetry_charts(run: Run) -> list[Chart]:
     charts = []
     for metric, rows in metrics.items():
         made = _of_methods(metric, rows) if rows[0].method else _of_run(metric, rows)
-        if (known := baseline(metric, run.plan)) is not None:
-            made["lines"] = [{"label": known[0], "value": known[1]}]
+        known = baseline(metric, run.plan)
+        made["lines"] = levels([] if known is None else [known])
+        if rows[0].method and metric == "accuracy":
+            made["lines"] = levels(baseline_figures(run.simulation, "held_out_accuracy")) or made["lines"]
         charts.append(made)
     return charts
 

@@ -56,26 +56,16 @@
       return box;
     },
     learning: function () { return chartSection("learning", { comparison: "The runs side by side", learner: "Score before learning" }[state.kind] || "Learning", true); },
-    results: function () {
-      var table = state.results;
-      if (!table || !table.rows.length) return null;
-      var box = section("results", { federation: "Learners", learner: "Scores" }[state.kind] || "Results"), head = el("tr"), body = el("tbody");
-      table.columns.forEach(function (name) { head.append(el("th", { scope: "col", text: name })); });
-      table.rows.forEach(function (row) {
-        var line = el("tr", { class: row[0] === table.main ? "main" : null });
-        row.forEach(function (each, i) { line.append(el(i ? "td" : "th", { scope: i ? null : "row" }, cell(each))); });
-        body.append(line);
-      });
-      box.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-labelledby": "results-title" }, el("table", {}, el("thead", {}, head), body)), el("p", { class: "note", text: table.note }));
-      return box;
-    },
+    results: function () { return tableSection("results", { federation: "Learners", learner: "Scores" }[state.kind] || "Results", state.results); },
+    labels: function () { return tableSection("labels", "Each label", state.labels); },
     facts: function () {
       if (!state.facts.length) return null;
       var box = el("div", { id: "facts" });
       state.facts.forEach(function (group) {
         var list = el("dl", { class: "facts" });
         group.rows.forEach(function (row) { list.append(el("dt", { text: row.label }), value(row.value)); });
-        box.append(el("section", {}, el("h2", { text: group.title }), list));
+        var long = group.rows.some(function (row) { return row.value.length > 60; });
+        box.append(el("section", { class: long ? "long" : null }, el("h2", { text: group.title }), list));
       });
       return box;
     },
@@ -146,16 +136,16 @@
   function headline(head) {
     var box = el("div", { class: "hero" }), figures = el("div", { class: "figures" });
     if (head.sentence) box.append(el("p", { class: "sentence" + (head.better === false ? " worse" : head.better ? " better" : ""), text: head.sentence }));
-    head.figures.forEach(function (each, i) { figures.append(figureOf(each.value, each.label, each.compared, i ? null : "headline")); });
-    if (state.promise) figures.append(figureOf(state.promise.symbols, state.promise.reach, []));
+    head.figures.forEach(function (each, i) { figures.append(figureOf(each.value, each.label, each.compared, i ? "" : "first")); });
+    if (state.promise) figures.append(figureOf(state.promise.symbols, state.promise.reach, [], "promised"));
     box.append(figures);
     if (state.absent.length) box.append(absent(state.absent));
     if (head.beside.length) box.append(pairs(head.beside, "beside"));
     return box;
   }
 
-  function figureOf(text, what, compared, id) {
-    return el("div", { class: "figure" + (id ? " first" : "") }, el("div", { class: "number", id: id, text: text }), el("div", { class: "what", text: what }),
+  function figureOf(text, what, compared, kind) {
+    return el("div", { class: "figure " + kind }, el("div", { class: "number", id: kind === "first" ? "headline" : null, text: text }), el("div", { class: "what", text: what }),
       compared.length ? pairs(compared, "compared") : null);
   }
 
@@ -168,8 +158,29 @@
   /* A value in a list: a short one stays on one line, so that no number is broken. */
   function value(text) { return el("dd", { class: text.length <= 26 ? "short" : null, text: text }); }
 
-  /* Text, or a state with its mark. */
-  function cell(given) { return typeof given === "string" ? document.createTextNode(given) : el("span", { class: "state " + given.mark, text: given.text }); }
+  function tableSection(id, title, table) {
+    if (!table || !table.rows.length) return null;
+    var box = section(id, title), head = el("tr"), body = el("tbody");
+    table.columns.forEach(function (name) { head.append(el("th", { scope: "col", text: name })); });
+    table.rows.forEach(function (row) {
+      var line = el("tr", { class: row[0] === table.main ? "main" : null });
+      row.forEach(function (each, i) { line.append(cell(each, el(i ? "td" : "th", { scope: i ? null : "row" }))); });
+      body.append(line);
+    });
+    box.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-labelledby": id + "-title" }, el("table", {}, el("thead", {}, head), body)), el("p", { class: "note", text: table.note }));
+    return box;
+  }
+
+  /* Text, a state with its mark, or a count with its share of the row. */
+  function cell(given, box) {
+    if (typeof given === "string") box.textContent = given;
+    else if (given.mark) box.append(el("span", { class: "state " + given.mark, text: given.text }));
+    else {
+      box.textContent = given.text;
+      box.style.backgroundColor = "color-mix(in srgb, var(--accent) " + Math.round(30 * given.share) + "%, transparent)";
+    }
+    return box;
+  }
 
   function moment(since) { return el("time", { datetime: new Date(1000 * since).toISOString(), "data-since": since, text: ago(since) }); }
 
@@ -396,7 +407,7 @@
     if (rest.charts) curves.clear();
     style = charts.styles(state.methods);
     everyChart().forEach(function (chart) { if (added[chart.id]) append(chart, added[chart.id]); });
-    var touched = { title: "opening", subtitle: "opening", headline: "opening", absent: "opening", notices: "opening", promise: "promise", results: "results", facts: "facts", audit: "audit", provenance: "provenance", methods: "learning", links: "links" };
+    var touched = { title: "opening", subtitle: "opening", headline: "opening", absent: "opening", notices: "opening", promise: "promise", results: "results", labels: "labels", facts: "facts", audit: "audit", provenance: "provenance", methods: "learning", links: "links" };
     var redo = new Set(Object.keys(rest).map(function (key) { return touched[key]; }));
     Object.keys(rest.charts || {}).forEach(function (id) { redo.add(id); });
     if (redo.has("promise")) redo.add("opening");
