@@ -96,6 +96,7 @@ def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
         f"{folder}.direct.certificates",
         f"{folder}.direct.client",
         f"{folder}.direct.wire",
+        f"{folder}.repeated_lines",
     }
     assert "numpy" not in loaded
 

@@ -250,6 +250,13 @@ class Label:
         """The length of 1 on the scale of targets, in the label's own units."""
         return 1.0 if self.classes is not None or self.counts else 0.5 * (self.high - self.low)
 
+    @property
+    def target_range(self) -> tuple[float, float] | None:
+        """The public range on the scale of targets, to which predictions are cut; None for classes."""
+        if self.classes is not None:
+            return None
+        return (self.low, self.high) if self.counts else (-1.0, 1.0)
+
     def in_units(self, predicted: float) -> float | str:
         """A prediction as a class's text, or in the label's own units."""
         if self.classes is not None:
