@@ -16,7 +16,7 @@ class InvalidJson(ValueError):
     """The text is not strict JSON. The message may be shown to its sender; it quotes no value."""
 
 
-def read_json(text: str | bytes, *, parse_int: Callable[[str], int] = int, finite: bool = True) -> Any:
+def read_json(text: str | bytes, *, parse_int: Callable[[str], float] = int, finite: bool = True) -> Any:
     """The one value in ``text``."""
     try:
         text = text.decode() if isinstance(text, bytes) else text  # json itself would guess the encoding
@@ -42,7 +42,7 @@ def read_values(text: bytes) -> Any:
     return read_json(text.decode(errors="surrogateescape"), parse_int=_any_whole, finite=False)
 
 
-def _any_whole(text: str) -> int | float:
+def _any_whole(text: str) -> float:
     return int(text) if len(text) <= _MOST_DIGITS else float(text)
 
 

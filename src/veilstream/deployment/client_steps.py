@@ -201,17 +201,16 @@ class ClientSteps:
             return RawGradient(rows)
         there = [place for place, sample in enumerate(clients) if sample]
         filled = [sample or self._blank for sample in clients] + [self._blank] * (self._at_once - len(clients))
-        found = self._together(model, filled)
-        if found is not None:
-            rows[there] = found[there]
+        whole = self._together(model, filled)
+        if whole is not None:
+            rows[there] = whole[there]
             return RawGradient(rows)
         # One record must not take the other clients' gradients with it: each again, in its own place among blanks,
         # where its row has the same bits.
         for place in there:
             alone = [sample if k == place else self._blank for k, sample in enumerate(filled)]
-            found = self._together(model, alone)
-            if found is not None:
-                rows[place] = found[place]
+            if (own := self._together(model, alone)) is not None:
+                rows[place] = own[place]
         return RawGradient(rows)
 
     def _together(self, model: Hidden[Float32s], samples: Sequence[Sample]) -> NDArray[Any] | None:
