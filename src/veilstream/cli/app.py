@@ -87,6 +87,7 @@ _EXTRAS = {
 def main() -> None:
     """Run the command; deliberate errors become one clear line and a documented exit code."""
     warnings.showwarning = _say_warning
+    os.umask(os.umask(0o077) & 0o077 | 0o022)  # folders are for their owner to write to, whatever it was
     try:
         code = app(standalone_mode=False) or 0  # typer turns Ctrl-C into the number 130
     except VeilstreamError as error:
