@@ -116,6 +116,7 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
         learning.rounds * per_round,
         per_round,
     )
+    checked.notes += plan.remarks()
     _simulate(checked, records, simulated, paths, plan)
     if report.unordered:
         checked.notes.append(

@@ -27,6 +27,7 @@ from veilstream.plans.records import check_own_records, schema_of
 from veilstream.plans.rules import METHOD_RULES, PLAN_RULES
 from veilstream.plans.schema import PlanError, PlanTable, value
 from veilstream.privacy import ONCE, Budget, Participation
+from veilstream.privacy.guarantee import budget_remarks
 from veilstream.privacy.telemetry import Telemetry
 
 _WINDOW_STEPS = 1000  # of a learner, that an estimate of telemetry averages over by default
@@ -121,6 +122,16 @@ class Plan(PlanTable):
                 f"add [privacy] with {missing}, or {missing} to the method",
             )
         return Budget(epsilon, delta)
+
+    def remarks(self) -> list[str]:
+        """What is weak about the budgets of its private methods; a `Guarantee` has the same remarks."""
+        found: list[str] = []
+        for each in self.methods:
+            if each.method.private:
+                steps, clients = self.steps_and_clients(each)
+                met = None if self.learning.unbounded else self.learning.rounds * steps * clients
+                found += budget_remarks(self.budget_of(each), met)
+        return list(dict.fromkeys(found))
 
     def steps_and_clients(self, plan: MethodPlan) -> tuple[int, int]:
         """A method's steps in a round and clients in a step; together the clients of a round."""

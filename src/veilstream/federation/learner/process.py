@@ -147,6 +147,8 @@ class LearnerService:
             self._files = (learner.ledger.path, learner.ledger.witness_path)
             if not self.health.times_blocked:
                 _log.info("guarantee: %s", learner.guarantee)
+                for remark in learner.guarantee.remarks:
+                    _log.warning("guarantee: %s", remark)
                 for notice in learner.ledger.notices:
                     _log.warning("%s", notice)
             if isinstance(source, TableSource):
