@@ -94,8 +94,8 @@ def budget_remarks(budget: Budget, clients: int | None) -> list[str]:
 def _weak_epsilon(epsilon: float) -> str:
     rise = f"{math.exp(min(epsilon, 700)):.1e}-fold, at epsilon = 4 {math.exp(4):.0f}-fold"
     return (
-        f"epsilon = {epsilon:.4g} is weak: odds on what somebody's record says may rise {rise}; {_WEAK_EPSILON:g} is the "
-        "most that is usual"
+        f"epsilon = {epsilon:.4g} is weak: odds on what somebody's record says may rise {rise}; {_WEAK_EPSILON:g} is "
+        "the most that is usual"
     )
 
 
