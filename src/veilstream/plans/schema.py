@@ -196,7 +196,7 @@ class _Entry:
             return given
         elif isinstance(given, Mapping):
             try:
-                return self.table(**given)
+                return self.table(**{key: held for key, held in given.items() if isinstance(key, str)})
             except InputError as error:
                 inside = [self.refusal(f"{place}.{e.field}", e.value, e.rule, e.way_out) for e in error.together]
                 raise all_of(inside) from None
