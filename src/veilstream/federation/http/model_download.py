@@ -9,6 +9,7 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.http_client import send_request, server_of
 from veilstream.plans.plan import Plan
+from veilstream.runs.folder import OPERATIONAL, changed
 from veilstream.runs.released_model import ReleasedModel, model_sha256, plan_digest
 
 _LARGEST = 4 << 30
@@ -38,7 +39,7 @@ def fetch_model(
 def check_plan(model: ReleasedModel, plan: Plan) -> None:
     """Refuse a model of another plan, or one whose stated guarantee is not the plan's."""
     theirs, ours = plan_digest(model.plan), plan_digest(plan)
-    if theirs != ours:
+    if changed(model.plan, plan).keys() - OPERATIONAL:
         raise ProtocolError(
             f"a model of another plan (digest {theirs[:16]}…, expected {ours[:16]}…)",
             "ask the server's operator which plan it is for",
