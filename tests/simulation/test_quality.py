@@ -60,7 +60,7 @@ def table(path, task):
     numbers = rng.normal(size=(500, 2)).clip(-3, 3)
     score = numbers @ [1.0, -0.5]
     if task == "logistic":
-        told = np.where(score + rng.normal(size=500) > 0.9, "yes", "no")
+        told = np.where(score + 0.4 * rng.normal(size=500) > 0.0, "yes", "no")
     elif task == "softmax":
         told = np.array(["oak", "pine", "fir"])[np.digitize(score + 0.4 * rng.normal(size=500), [0.0, 1.0])]
     else:
