@@ -573,11 +573,12 @@ def test_the_service_logs_where_its_token_is_and_never_the_token(tmp_path, caplo
         )
         for _ in range(2):
             caplog.clear()
-            api = service._api(here.daemon, here.source, ("127.0.0.1", 0))
+            service._publish(here.daemon, here.source, ("127.0.0.1", 0))
             token = (tmp_path / "a.token").read_text().strip()
             assert token not in caplog.text
             assert str(tmp_path / "a.token") in caplog.text
-            here.port = api.port
+            here.port = service._api.port
             assert here.ask("GET", "/status")[0] == 401
             assert here.ask("GET", "/status", headers={"Authorization": f"Bearer {token}"})[0] == 200
-            api.close()
+            service._api.close()
+            service._api = None

@@ -32,7 +32,7 @@ app = typer.Typer(
 
     Exit codes: 0 done · 1 other error · 2 a value was refused · 3 a package is missing ·
     4 going on would break the privacy promise · 5 a solver did not converge ·
-    6 another process holds the ledger · 7 a message was refused · 130 interrupted.
+    6 another process holds the ledger · 7 a message was refused · 8 a disk cannot be written · 130 interrupted.
     """,
 )
 

@@ -5,6 +5,8 @@
                    [{...}, {...}]                -> {"answers": ["taken", "refused"], "counts": ...}
     POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
     GET /status                                      where it stands, refusals, the local account
+    GET /healthz                                     200, or 503 while its disk cannot be written
+    GET /metrics                                     the counts, for Prometheus on this machine
     GET /page                                        the same as a web page
     POST /page/link                                  a link that opens the page once (`access`)
     POST /person   {"client": "..."}                 whether this person took part
@@ -12,7 +14,8 @@
 
 It listens on loopback and answers only callers who show the access token (`Authorization: Bearer
 ...`). So a web page that someone has open here, or another account, can use up no step and learn
-nothing about a client. A record is checked before the ledger is asked whether its client took part.
+nothing about a client; without the token `/healthz` says only whether the disk can be written. A record
+is checked before the ledger is asked whether its client took part.
 Every well-formed record gets the same answer, "taken", once it is stored, whatever became of it. A
 record of a named client that cannot be used waits for a round like any other and takes its step with a
 zero gradient; then it is answered 422, with the reason. So the server sees nothing of the refusal.
@@ -45,6 +48,7 @@ from veilstream.errors import InputError, LedgerError, MissingExtra
 from veilstream.federation.addresses import is_own_host
 from veilstream.federation.http.asgi_server import AsgiServer, Limits
 from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.health import LearnerHealth, metrics_text
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_page import PERSON_PATH, LearnerPages, LocalPage
 from veilstream.http_client import is_loopback
@@ -94,11 +98,13 @@ class LearnerApi:
         pages: LearnerPages | None = None,
         limits: Limits = _LIMITS,
         taken_within_s: float = _TAKEN_WITHIN_S,
+        health: LearnerHealth | None = None,
     ) -> None:
         if not is_loopback(address[0]):
             rule = "a loopback address, since people's records come here"
             raise InputError("--learner-api", address[0], rule, "put a proxy with TLS in front of it")
         self._daemon, self._source, self._token = daemon, source, token.encode()
+        self._health = LearnerHealth() if health is None else health
         plan, admission = daemon.learner.plan, admission_of(daemon.learner.task)
         schema = schema_of(plan) if plan.data.kind == "table" else None
         self._records = LiveRecords(admission, schema, daemon.name)
@@ -115,6 +121,8 @@ class LearnerApi:
                 Route("/observe", self._observe, methods=["POST"]),
                 Route("/predict", self._predict, methods=["POST"]),
                 Route("/status", self._status, methods=["GET"]),
+                Route("/healthz", self._healthz, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route(LocalPage.PATH, self._show_page, methods=["GET"]),
                 Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
                 Route("/person", self._person, methods=["POST"]),
@@ -139,6 +147,10 @@ class LearnerApi:
 
         self._server = AsgiServer(app, address, option="--learner-api", limits=limits, refused=self._count)
         self.port = self._server.port
+
+    def attach(self, daemon: Daemon, source: LiveSource | None) -> None:
+        """Go on with another daemon of the same learner, whose store was opened anew."""
+        self._daemon, self._source = daemon, source
 
     def close(self) -> None:
         """Stop answering; records that still wait are answered "wait"."""
@@ -184,10 +196,11 @@ class LearnerApi:
         if origin is not None and origin != f"http://{hosts[0]}":
             raise RefusedRequest("a web page of another origin may not ask", status=403, reason="Origin")
         path, code = request.url.path, request.query_params.get("once")
+        if (request.method, path) == ("GET", "/healthz"):
+            return
         if self._page and self._page.lets_in(request.method, path, request.headers, request.cookies, code):
             return
-        kind, _, shown = request.headers.get("authorization", "").partition(" ")
-        if not self._is_token(shown) or kind.lower() != "bearer":
+        if not self._shows_token(request):
             raise RefusedRequest(
                 "send `Authorization: Bearer TOKEN` (the learner's token file); a "
                 "browser needs a new link from `veilstream ledger page STORE`",
@@ -196,13 +209,19 @@ class LearnerApi:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _shows_token(self, request: Request) -> bool:
+        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        return self._is_token(shown) and kind.lower() == "bearer"
+
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
 
     def status(self) -> dict[str, Any]:
         """Where the learner stands, as ``GET /status`` and the page show it; it is never sent."""
         daemon, learner = self._daemon, self._daemon.learner
-        if daemon.ended is not None:
+        if self._health.blocked:
+            state = "blocked"
+        elif daemon.ended is not None:
             state = "ended"
         else:
             state = "open" if self._source is not None and self._source.is_open else "waiting"
@@ -214,6 +233,7 @@ class LearnerApi:
             "round": learner.round,
             "rounds": learner.terms.rounds,
             "refusals": self.refusals,
+            "health": self._health.as_dict(trusted=True),
             "local": None if daemon.account is None else daemon.account.as_dict(),
             "ledger": {
                 "promise": f"({promise.epsilon:g}, {promise.delta:g})",
@@ -227,6 +247,14 @@ class LearnerApi:
 
     async def _status(self, _: Request) -> Response:
         return _json(200, self.status())
+
+    async def _healthz(self, request: Request) -> Response:
+        told = self._health.as_dict(trusted=self._shows_token(request))
+        return _json(503 if self._health.blocked else 200, told)
+
+    async def _metrics(self, _: Request) -> Response:
+        text = metrics_text(self._daemon, self._health, self.refusals)
+        return Response(text, headers=_SAFE, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @property
     def _local_page(self) -> LocalPage:
@@ -355,7 +383,7 @@ class LearnerApi:
         """Let records wait for a round; None for those that no round took in time."""
         if (why := self._daemon.ended) is not None:
             raise RefusedRequest(why, status=410, reason="ended")
-        if self._ending:
+        if self._ending or self._health.blocked:
             return [None] * len(records)
         waiting = _Waiting([_offered(each) for each in records])
         if not source.put(waiting.records):
@@ -457,7 +485,7 @@ def _offered(record: Encoded | RefusedRequest) -> Offered:
 
 def _no_such_path(error: Exception) -> RefusedRequest:
     assert isinstance(error, HTTPException)
-    why = "try POST /observe, POST /predict, GET /status or GET /page"
+    why = "try POST /observe, POST /predict, GET /status, GET /healthz, GET /metrics or GET /page"
     return RefusedRequest(why, status=error.status_code, reason="path or method", headers=error.headers or {})
 
 
