@@ -258,8 +258,7 @@ def _show_records(console: Console, records: dict[str, Any] | None) -> None:
     if records is None:
         return
     console.print(
-        f"records: {records['rows']} rows; {records['used']} to train on, {records['held_out']} of other people "
-        "to test on"
+        f"records: {records['rows']} rows; {records['used']} to train on, {records['held_out']} held out to test on"
     )
     for why, count in records["refused"].items():
         console.print(f"! {count} rows refused: {escape(why)}")
