@@ -469,7 +469,8 @@ def _explained(year: Year, name: str, when: float, message: str) -> bool:
         if episode == "start":
             return when < year.report.episodes[0].ended
         if episode is not None:
-            return any(e.name in episode.split("|") and e.began - 1 <= when <= e.ended + _SLACK_S for e in year.report.episodes)
+            those = [e for e in year.report.episodes if e.name in episode.split("|")]
+            return any(e.began - 1 <= when <= e.ended + _SLACK_S for e in those)
         return _was_down(year, match["who"], when)
     return False
 
