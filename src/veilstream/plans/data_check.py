@@ -152,7 +152,7 @@ def _simulate(
     checked.learned = {name: len(own) for name, own in dealt.learned.items()}
     held = {name: count for name, count in checked.learned.items() if checked.per_learner[name] >= checked.needed}
     checked.notes += [
-        f"in `veilstream run`, which holds people out to measure on, {notice}"
+        f"in `veilstream run`, which holds records out to measure on, {notice}"
         for notice in short_of(held, plan.learning.rounds, checked.per_round)
     ]
 
