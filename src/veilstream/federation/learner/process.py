@@ -148,6 +148,8 @@ class LearnerService:
             self._files = (learner.ledger.path, learner.ledger.witness_path)
             if not self.health.times_blocked:
                 _log.info("guarantee: %s", learner.guarantee)
+                for remark in learner.guarantee.remarks:
+                    _log.warning("guarantee: %s", remark)
                 for notice in learner.ledger.notices:
                     _log.warning("%s", notice)
             if isinstance(source, TableSource):
@@ -184,6 +186,7 @@ class LearnerService:
                     raise daemon.failure
                 if self._api is not None:
                     self._api.log_refusals()
+                daemon.log_refusals()
                 progress.log()
                 if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
                     stop.wait(_LAST_REPLY_S)
