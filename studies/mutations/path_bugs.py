@@ -23,7 +23,7 @@ from veilstream.mechanisms.fine_normals import FineNormals
 from veilstream.plans.plan import Plan, TelemetryPlan
 from veilstream.privacy.gradient_types import ClippedGradient, Noised
 from veilstream.privacy.grid import OnGrid
-from veilstream.records.participation import spent
+from veilstream.records.participation import Epochs, spent
 
 _rows = FineNormals.rows
 _noisy = LocalRounds.noisy
@@ -49,7 +49,7 @@ def twice_in_a_group() -> AbstractContextManager[object]:
 
     def forgetful(self, tag, step, stored):
         past = [] if stored is None else [stored]
-        return spent(past, step, self.plan.participation, self.epoch) is not None
+        return spent(past, step, self.plan.participation, Epochs(self.epoch)) is not None
 
     return patch.object(Learner, "_spent", forgetful)
 
@@ -149,13 +149,13 @@ PLANTED = {
 }
 
 
-def whole_audit(plan: Plan):
+def whole_audit(plan: Plan, seed: int = 5):
     """A quick audit, smaller still; the order in which clients come is fixed."""
-    return run_programme(Programme.of(plan, runs=2000, coordinates=3000, draws=50_000, seed=5, federation=False))
+    return run_programme(Programme.of(plan, runs=2000, coordinates=3000, draws=50_000, seed=seed, federation=False))
 
 
-def small_plan(telemetry: bool = False) -> Plan:
-    plan = plan_of("buffered", rounds=32)
+def small_plan(telemetry: bool = False, mechanism: str = "buffered") -> Plan:
+    plan = plan_of(mechanism, rounds=32)
     return dataclasses.replace(plan, telemetry=TelemetryPlan(metrics=("accuracy", "present"))) if telemetry else plan
 
 

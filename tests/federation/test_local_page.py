@@ -281,19 +281,19 @@ def test_the_chart_has_the_model_and_two_baselines_as_the_account_has_them():
     told = {"kind": "accuracy", "records": 800, **shown, "recent": recent, "over_rounds": points}
     state = status_state(status_of(told), still=True)
     (chart,) = state["charts"]["learning"]
-    assert set(chart["series"]) == {"released model", "always the commonest label", "repeating the last label"}
-    np.testing.assert_allclose(unpack(chart["series"]["released model"]), [[p["model"] for p in points]], atol=1e-4)
+    assert set(chart["series"]) == {"published model", "always the commonest label", "repeating the last label"}
+    np.testing.assert_allclose(unpack(chart["series"]["published model"]), [[p["model"] for p in points]], atol=1e-4)
     assert chart["x"] == [p["round"] for p in points]
     figure = state["headline"]["figures"][0]
     assert figure["value"] == "1.000"
-    assert "of the released model on the last 100 records" in figure["label"]
+    assert "of the published model on the last 100 records" in figure["label"]
     assert [each["label"] for each in figure["compared"]] == ["always the commonest label", "repeating the last label"]
     assert status_state(status_of(told | {"over_rounds": points[:1]}), still=True)["charts"]["learning"] == []
     numbers = [{"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)]
     told = {"kind": "root mean squared error", "recent": {"records": 0}, "over_rounds": numbers, **numbers[0]}
     assert status_state(status_of(told | {"label": "minutes"}), still=True)["headline"]["figures"][0] == {
         "value": "3",
-        "label": "root mean squared error (minutes) of the released model on the last 9 records, before it learned "
+        "label": "root mean squared error (minutes) of the published model on the last 9 records, before it learned "
         "from them",
         "compared": [{"label": "always the mean", "value": "3"}, {"label": "repeating the last label", "value": "3"}],
     }

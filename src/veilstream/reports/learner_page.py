@@ -30,7 +30,7 @@ from veilstream.reports.page_kit import (
 )
 from veilstream.reports.quality import ALWAYS, against, beats, figure
 
-_LINES = {"model": "released model", **ALWAYS}
+_LINES = {"model": "published model", **ALWAYS}
 _STATES = {
     "open": "Takes callers’ records now",
     "waiting": "Takes no caller’s record now",
@@ -125,8 +125,8 @@ def _headline(score: Mapping[str, Any], sealed: str, used: int) -> Headline:
     figures = [
         measure(
             model,
-            f"{score['kind']}{unit} of the released model on the last {recent['records']:,} records, before it learned "
-            "from them",
+            f"{score['kind']}{unit} of the published model on the last {recent['records']:,} records, before it "
+            "learned from them",
             [(_LINES[name], figure(value, share=share)) for name, value in others.items()],
         )
     ]
@@ -163,7 +163,7 @@ def _charts(score: Mapping[str, Any]) -> list[Chart]:
     if len(points) < 2:
         return []
     values = {_LINES[name]: np.array([[point[name] for point in points]], np.float64) for name in _lines(points[0])}
-    about = "Each record is predicted by the model that the server released for its round, before it learns from it."
+    about = "Each record is predicted by the published model of its round, before anything is learned from it."
     title = f"{score['kind'].capitalize()} over rounds"
     rounds = [point["round"] for point in points]
     return [chart("score", title, about, score["kind"], rounds, values, share=score["kind"] == "accuracy")]

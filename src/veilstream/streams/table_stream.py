@@ -2,32 +2,52 @@
 
 A plan that promises "once" is refused if people return. Where more visits are allowed, records that come too
 often or too soon are left out, as a deployed learner does. A refused record of a named client keeps its place, with
-nobody in it: its step has a zero gradient. Held-out people are chosen by a hash of their tag.
+nobody in it: its step has a zero gradient. `held_out` says which records are measured on instead.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.participation import ONCE, Participation
+from veilstream.progress import progress
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of, with_decimal_point
+from veilstream.records.encoded_group import EncodedGroup, encode_group
 from veilstream.records.participation import VisitsInMemory
+from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
+from veilstream.streams.held_out import Parts, is_held_out, parted
 from veilstream.streams.pool import PoolStream
-from veilstream.streams.table import Cells, Table
+from veilstream.streams.table import MANY_ROWS, Block, Table
 from veilstream.streams.tables import check_columns
 from veilstream.wording import counted
 
-_HELD_OUT_OF = 1 << 20
+__all__ = [
+    "ClientRecord",
+    "Dealing",
+    "DealtOut",
+    "FixedOrder",
+    "TableReport",
+    "TableStream",
+    "Tables",
+    "allowed",
+    "count_people",
+    "deal_out",
+    "is_held_out",
+    "read_tables",
+    "rows_to_learn_from",
+    "short_of",
+    "table_stream",
+]
+
 Tables = Sequence[tuple[str, Table]]  # by learner, where the schema has no column of learners
 
 
@@ -83,8 +103,7 @@ class TableStream(PoolStream):
     """Target of the learner's record before each held-out one, nan for none; None without a column of times."""
 
 
-@dataclass(frozen=True)
-class ClientRecord:
+class ClientRecord(NamedTuple):
     """One record, whose it is, and where it belongs."""
 
     client: str
@@ -101,7 +120,8 @@ class Dealing:
     participation: Participation = ONCE
     per_step: int = 1  # clients of a step
     returning: str = "refuse"  # "refuse" people who come more often than allowed, or use their "first" records
-    held_out_share: float = 0.2  # share of people who are measured on and not learned from
+    held_out_share: float = 0.2  # share of people, or of each learner's last records, that are measured on
+    held_out_by: str = "people"  # or "time"
 
 
 @dataclass(frozen=True)
@@ -110,65 +130,112 @@ class DealtOut:
 
     learned: dict[str, list[Encoded | None]]  # by learner, in the order in which they are met; None: refused
     held_out: list[ClientRecord]
+    held_out_by: str = "people"
+    in_order: dict[str, list[ClientRecord]] = field(default_factory=dict)  # by learner, all that name their client
 
 
 def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
     """Every record of some tables that names its client, in the order of the files; and what became of the rows."""
-    report, records = TableReport(), []
+    report = TableReport()
+    records = [record for some in records_of(tables, schema, report, show=show) for record in some]
+    return records, report
+
+
+USABLE = Encoded("", Sample(None, None))
+"""In place of records that can be used, where only that is asked."""
+
+
+def records_of(
+    tables: Tables, schema: RecordSchema, report: TableReport, *, show: bool = False, labels: Counter[str] | None = None
+) -> Iterator[list[ClientRecord]]:
+    """The same in pieces; ``report`` is whole at the end.
+
+    With ``labels``, texts of labels are counted there, and `USABLE` stands for every record that can be used.
+    """
     order = TimeOrder()
     last: dict[str, float | str] = {}  # time of a learner's row above, for a row without one
-    for learner, table in tables:
-        extra = tuple(c for c in (schema.learner, schema.time) if c)
-        check_columns(table, (*schema.columns, *extra), show=show)
-        report.notices += table.notices
-        for number, cells in table.rows():
-            report.rows += 1
-            record, refusal = _record(schema, table, learner, number, cells, last)
-            if refusal is not None:
-                report.refused[refusal.without_client] += 1
-            if record is None:
-                continue
-            if record.encoded is not None:
-                report.clamped.update(record.encoded.clamped)
-            if schema.time is not None:
-                order.add(record.learner, record.when)
-            records.append(record)
+    with progress("reading records", None) as tick:
+        for learner, table in tables:
+            extra = tuple(c for c in (schema.learner, schema.time) if c)
+            check_columns(table, (*schema.columns, *extra), show=show)
+            report.notices += table.notices
+            for block in table.blocks(digests=False, most=MANY_ROWS):
+                group = _encoded(schema, table, block)
+                found: list[ClientRecord] = []
+                usable: list[int] = []
+                rows = _records(schema, table, learner, block, group, last, light=labels is not None)
+                for place, (record, refusal) in enumerate(rows):
+                    if refusal is not None:
+                        report.refused[refusal.without_client] += 1
+                    if record is None:
+                        continue
+                    if record.encoded is not None:
+                        usable.append(place)
+                    if schema.time is not None:
+                        order.add(record.learner, record.when)
+                    found.append(record)
+                report.clamped.update(group.clamped_counts(usable))
+                if labels is not None and schema.label.classes:
+                    for target, count in group.targets_of(usable).items():
+                        labels[str(schema.label.in_units(target))] += count
+                report.rows += len(block.rows)
+                tick(len(block.rows))
+                yield found
     report.unordered = order.unordered
     if schema.time is not None and order.by_letters:
         report.notices.append(
             f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "
             "sorts as meant, 31.1.2026 does not"
         )
-    return records, report
 
 
-def _record(
-    schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None, last: dict[str, float | str]
-) -> tuple[ClientRecord | None, Refusal | None]:
-    """A row's record, None if it names nobody or no learner; and why the row is refused, if it is."""
-    row_name = f"{table.name}:{number}"
-    if cells is None:  # as in `TableSource`: a client of its own, if the file is one learner's
-        encoded: Encoded | Refusal = Refusal("not readable", client=row_name if schema.learner is None else None)
-        cells = {}
-    else:
-        encoded = schema.encode(cells, row_name=row_name, decimal_comma=table.decimal_comma)
-    refusal = encoded if isinstance(encoded, Refusal) else None
-    if encoded.client is None:
-        return None, refusal
-    if schema.learner is not None:
-        told = cells.get(schema.learner, "")
-        if is_missing(told):
-            return None, Refusal("missing", schema.learner)
-        learner = as_text(told)
-    when: float | str = number
-    if schema.time is not None:
-        told_time = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
-        if told_time is None:  # its place is behind the row above
-            refusal = refusal or Refusal("missing", schema.time)
-        when = last.get(learner, -math.inf) if told_time is None else told_time
-        last[learner] = when
-    usable = encoded if isinstance(encoded, Encoded) and refusal is None else None
-    return ClientRecord(encoded.client, learner, when, usable), refusal
+def _encoded(schema: RecordSchema, table: Table, block: Block) -> EncodedGroup:
+    def name(place: int) -> str:
+        return f"{table.name}:{block.first + place}"
+
+    return encode_group(schema, block.rows, name, decimal_comma=table.decimal_comma)
+
+
+def _records(
+    schema: RecordSchema,
+    table: Table,
+    learner: str,
+    block: Block,
+    group: EncodedGroup,
+    last: dict[str, float | str],
+    *,
+    light: bool = False,
+) -> Iterator[tuple[ClientRecord | None, Refusal | None]]:
+    """For each row its record, None if it names nobody or no learner; and why the row is refused, if it is."""
+    for place, cells in enumerate(block.rows):
+        encoded: Encoded | Refusal | None
+        if light and place not in group.others:
+            encoded, client = USABLE, group.clients[place]
+        else:
+            encoded, client = group.record(place), group.clients[place]
+        if cells is None and schema.learner is not None:  # as in `TableSource`: whose it is cannot be read either
+            client = None
+        refusal = encoded if isinstance(encoded, Refusal) else None
+        if client is None:
+            yield None, refusal
+            continue
+        at = learner
+        cells = cells or {}
+        if schema.learner is not None:
+            told = cells.get(schema.learner, "")
+            if is_missing(told):
+                yield None, Refusal("missing", schema.learner)
+                continue
+            at = as_text(told)
+        when: float | str = block.first + place
+        if schema.time is not None:
+            told_time = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+            if told_time is None:  # its place is behind the row above
+                refusal = refusal or Refusal("missing", schema.time)
+            when = last.get(at, -math.inf) if told_time is None else told_time
+            last[at] = when
+        usable = encoded if isinstance(encoded, Encoded) and refusal is None else None
+        yield ClientRecord(client, at, when, usable), refusal
 
 
 def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, rounds: int, per_round: int) -> TableStream:
@@ -194,7 +261,9 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
         split=FixedOrder(tuple(np.split(order, ends[:-1]))),
         names=tuple(dealt.learned),
         report=report,
+        split_by=dealt.held_out_by,
         held_people=None if schema.client == EACH_ROW else _numbered(held),
+        held_previous=None if schema.time is None else _targets_before(dealt),
         provenance=f"records of {', '.join(names)}, in the order they came",
     )
 
@@ -202,6 +271,18 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
 def _numbered(held: list[Encoded]) -> NDArray[np.int64]:
     """A number for each record's person; only which are alike is kept."""
     return np.unique([record.client for record in held], return_inverse=True)[1].astype(np.int64)
+
+
+def _targets_before(dealt: DealtOut) -> NDArray[np.float64]:
+    """For each held-out record the target of its learner's usable record before, nan for none."""
+    before: dict[int, float] = {}
+    for own in dealt.in_order.values():
+        last = math.nan
+        for record in own:
+            before[id(record)] = last
+            if record.encoded is not None:
+                last = float(record.encoded.sample.target)
+    return np.array([before[id(record)] for record in dealt.held_out if record.encoded is not None])
 
 
 def deal_out(
@@ -222,8 +303,10 @@ def deal_out(
     if schema.client != EACH_ROW:
         _check_one_learner_each(found, schema.client)
     share = dealing.held_out_share
-    learned = {name: [r for r in own if not is_held_out(r.client, share)] for name, own in by_learner.items()}
-    held = [r for r in usable if is_held_out(r.client, share)] or usable[-1:]
+    parts: Parts[ClientRecord] = parted(by_learner, share, dealing.held_out_by)
+    report.notices += parts.notices
+    learned, chosen = parts.learned, {id(r) for own in parts.held_out.values() for r in own}
+    held = [r for r in usable if id(r) in chosen] or usable[-1:]
     report.held_out = len(held) if share > 0.0 else 0  # else only a placeholder
     if dealing.returning == "refuse":
         _check_visits(learned, dealing.participation.times)
@@ -235,7 +318,7 @@ def deal_out(
         raise InputError(
             "data.source", names, "records of people to learn from", "all of them are held out: give more records"
         )
-    return DealtOut(kept, held)
+    return DealtOut(kept, held, parts.by, by_learner)
 
 
 def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
@@ -254,26 +337,33 @@ def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
     ]
 
 
-def rows_to_learn_from(
-    tables: Tables, schema: RecordSchema, held_out_share: float
-) -> dict[str, list[dict[str, object]]]:
+def rows_to_learn_from(tables: Tables, schema: RecordSchema, dealing: Dealing) -> dict[str, list[dict[str, object]]]:
     """Cells of the records that `table_stream` learns from, by learner, in order, with decimal points."""
-    found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
+    found: dict[str, list[_Row]] = {}
     last: dict[str, float | str] = {}
     for learner, table in tables:
-        for number, cells in table.rows():
-            record, _ = _record(schema, table, learner, number, cells, last)
-            if record is None or is_held_out(record.client, held_out_share):
-                continue
-            kept = {
-                column: with_decimal_point(value) if table.decimal_comma else value
-                for column, value in ({schema.client: record.client} if cells is None else cells).items()
-                if column != schema.learner
-            }
-            found.setdefault(record.learner, []).append((record.when, kept))
+        for block in table.blocks(digests=False, most=MANY_ROWS):
+            records = _records(schema, table, learner, block, _encoded(schema, table, block), last)
+            for cells, (record, _) in zip(block.rows, records, strict=True):
+                if record is None:
+                    continue
+                kept = {
+                    column: with_decimal_point(value) if table.decimal_comma else value
+                    for column, value in ({schema.client: record.client} if cells is None else cells).items()
+                    if column != schema.learner
+                }
+                found.setdefault(record.learner, []).append(_Row(record.client, record.when, kept))
     for own in found.values():
-        own.sort(key=lambda pair: _sort_key(pair[0]))
-    return {name: [cells for _, cells in found[name]] for name in sorted(found)}
+        own.sort(key=lambda row: _sort_key(row.when))
+    learned = parted(found, dealing.held_out_share, dealing.held_out_by).learned
+    return {name: [row.cells for row in learned[name]] for name in sorted(found)}
+
+
+@dataclass(frozen=True)
+class _Row:
+    client: str
+    when: float | str
+    cells: dict[str, object]
 
 
 def count_people(found: list[ClientRecord], report: TableReport) -> None:
@@ -353,9 +443,3 @@ def allowed(
         else:
             report.too_soon += 1
     return kept
-
-
-def is_held_out(client: str, share: float) -> bool:
-    """Whether a person is measured on: a hash of the tag decides."""
-    hashed = hashlib.blake2b(client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
-    return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

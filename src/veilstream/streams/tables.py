@@ -129,6 +129,7 @@ def _sqlite_table(path: Path, query: str | None) -> Table:
 
 
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_NO_FUNCTIONS = {"load_extension", "fts3_tokenizer"}  # both can run code that the query or the file names
 
 
 def _reading_alone(action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -136,7 +137,7 @@ def _reading_alone(action: int, first: str | None, second: str | None, *_: objec
 
     A plan comes from outside: read-only mode still let `VACUUM INTO` copy the file to where others can read it.
     """
-    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() != "load_extension"
+    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _NO_FUNCTIONS
     return sqlite3.SQLITE_OK if function or action in _READS else sqlite3.SQLITE_DENY
 
 
