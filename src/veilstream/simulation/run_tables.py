@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.research.comparators import Comparators
 from veilstream.research.regret import average_regret
+from veilstream.runs.released_model import METHOD, ReleasedModel, packed
 from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds
@@ -113,8 +112,26 @@ class RunTables:
             "methods": methods,
         }
         if results.models is not None:
-            write(self.folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
+            write(self.folder / "models.npz", self._models(results.models, results))
         write_json(self.folder / "summary.json", summary)
+
+    def _models(self, models: NDArray[np.float32], results: Results) -> bytes:
+        """The main method's model of the first seed as in every model's file, and those of all methods and seeds."""
+        names, main = [p.plan.name for p in self.prepared], main_method(self.prepared)
+        promises = {p.plan.name: p.guarantee.as_dict() if p.guarantee else {} for p in self.prepared}
+        plan = self.plan
+        first = ReleasedModel(
+            models[main, 0],
+            results.rounds,
+            plan.learning.rounds,
+            plan.name,
+            plan.to_toml(),
+            promises[names[main]],
+            simulated=True,
+        )
+        about = {"main": names[main], "seeds": list(results.seeds), "guarantees": promises}
+        arrays = first.arrays() | {"methods": np.array(json.dumps(about, allow_nan=False))}
+        return packed(arrays | {f"{METHOD}{name}": each for name, each in zip(names, models, strict=True)})
 
     def _method_summary(
         self,
@@ -203,16 +220,6 @@ def _noise_csv(plan: Plan, prepared: list[Prepared]) -> str:
 
 def _cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text
-
-
-def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
-    """As `numpy.savez`, which takes a method that is called "file" for its own argument."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _nobody(results: Results) -> NDArray[np.bool_]:

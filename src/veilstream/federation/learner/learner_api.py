@@ -34,7 +34,6 @@ import contextlib
 import functools
 import hmac
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -58,7 +57,7 @@ from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded
 from veilstream.streams.intake import Offered
 from veilstream.streams.waiting_source import LiveSource, WaitingRecord
-from veilstream.strict_json import InvalidJson, read_json
+from veilstream.strict_json import InvalidJson, read_json, read_values
 
 try:
     from starlette.applications import Starlette
@@ -78,12 +77,11 @@ _MOST_WAITING = 64  # callers of /predict, or of /person, whose turn has not com
 _LOG_EVERY_S = 60.0
 _TAKEN_WITHIN_S = 10.0
 _BATCH_RECORDS = 1024
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 8 << 20  # of a request to /observe, one record or a list
 _FORM_BYTES = 16 << 10
 _LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
 _SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _AGAIN = {"Retry-After": "1"}
-_IS_LIST = re.compile(rb"[ \t\r\n]*\[")
 
 
 class LearnerApi:
@@ -317,9 +315,8 @@ class LearnerApi:
             raise RefusedRequest(why, status=503, reason="ledger", headers=again) from None
 
     async def _observe(self, request: Request) -> Response:
-        largest = self._records.largest_bytes
-        body = await self._body(request, "application/json", largest, max(largest, _BATCH_BYTES))
-        said = _parsed(body)
+        most = max(self._records.largest_bytes, _BATCH_BYTES)  # no text in a record is too long for its step
+        said = _parsed(await self._body(request, "application/json", most), of_records=True)
         if self._source is None:
             why = "this learner reads its records itself (--data live takes calls)"
             raise RefusedRequest(why, status=404, reason="not live")
@@ -416,18 +413,17 @@ class LearnerApi:
             raise RefusedRequest("expected one JSON object", status=400, reason="JSON")
         return said
 
-    async def _body(self, request: Request, kind: str, most: int, most_of_list: int = 0) -> bytes:
+    async def _body(self, request: Request, kind: str, most: int) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise RefusedRequest(f"expected Content-Type: {kind}", status=415, reason="Content-Type")
         declared = request.headers.get("content-length", "0")
-        too_large = RefusedRequest(f"at most {most} bytes for one record", status=413, reason="too large")
-        if not declared.isdecimal() or len(declared) > 12 or int(declared) > max(most, most_of_list):
+        too_large = RefusedRequest(f"at most {most} bytes", status=413, reason="too large")
+        if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             raise too_large
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            bound = most_of_list if most_of_list and _IS_LIST.match(body) else most
-            if max(len(body), int(declared)) > bound:
+            if len(body) > most:
                 raise too_large
         return bytes(body)
 
@@ -489,9 +485,10 @@ def _no_such_path(error: Exception) -> RefusedRequest:
     return RefusedRequest(why, status=error.status_code, reason="path or method", headers=error.headers or {})
 
 
-def _parsed(body: bytes) -> Any:
+def _parsed(body: bytes, *, of_records: bool = False) -> Any:
+    """The request; ``of_records``: a number or text in a record that JSON cannot have spoils that record alone."""
     try:
-        return read_json(body)
+        return read_values(body) if of_records else read_json(body)
     except InvalidJson as error:
         raise RefusedRequest(str(error), status=400, reason="JSON") from None
 
