@@ -200,7 +200,7 @@ def _tune_overlapping(T: int, b: int, part: Participation) -> Floats:
 
 
 def _tune_inverse(T: int, b: int) -> Floats:
-    """n_0 = 1 and the n_i that minimise ‖c‖²·mean‖b_s‖²."""
+    """With n_0 = 1, the n_i that minimise ‖c‖²·mean‖b_s‖²."""
     from scipy.signal import lfilter
 
     share = 1.0 - np.arange(T) / T
@@ -224,7 +224,7 @@ def _tune_inverse(T: int, b: int) -> Floats:
 
 
 def _tune_falling_inverse(T: int, b: int, part: Participation) -> Floats:
-    """n = 1/C that minimises sensitivity²·mean‖b_s‖² for people who return, among those whose C falls.
+    """The n = 1/C that minimises sensitivity²·mean‖b_s‖² for people who return, among those whose C falls.
 
     Coefficients of B = n/(1-x), which are constant from b-1 on, are 1 and log-convex. So 1/B = (1-x)·C is 1 less a
     series without negative coefficients (Kaluza 1928), C falls and stays positive, and the left-most pattern is the
