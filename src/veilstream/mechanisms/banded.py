@@ -77,6 +77,20 @@ def banded(
     return normalised(plain, "banded") if normalise else plain
 
 
+def banded_inverse(
+    horizon: int, bands: int | None = None, *, participation: Participation | tuple[int, int] | None = None
+) -> Factorization:
+    """`banded` with ``inverse=True``, under a name of its own for plans.
+
+    Args:
+        horizon: as for `banded`.
+        bands: diagonals of C⁻¹; None is 16.
+        participation: as for `banded`.
+
+    """
+    return banded(horizon, bands, inverse=True, participation=participation)
+
+
 def _banded(T: int, b: int, part: Participation, normalise: bool | None) -> Factorization:
     overlap = part.times > 1 and b > part.min_separation
     kernel = _tune_overlapping(T, b, part) if overlap else _tune_banded(T, b)
