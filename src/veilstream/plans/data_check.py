@@ -93,10 +93,10 @@ class DataCheck:
         }
 
 
-def check_data(paths: list[Path], plan: Plan) -> DataCheck:
-    """What a plan would make of these files."""
+def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataCheck:
+    """What a plan would make of these files; ``query`` is of SQLite files, instead of the plan's."""
     schema, learning = schema_of(plan), plan.learning
-    tables = named_tables(paths, plan)
+    tables = named_tables(paths, plan, query)
     records, report = read_tables(tables, schema, show=True)
     simulated = copy.deepcopy(report)
     count_people(records, report)

@@ -105,7 +105,11 @@ class DataPlan(PlanTable):
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
     query: str | None = of_table(default=None, empty=False, hint="SELECT ... ORDER BY time")
-    """Query that selects and orders the records of a SQLite file."""
+    """Query that selects and orders the records of a SQLite file; other files ignore it. Without one, the file's
+    only table is read."""
+    key: str | None = of_table(default=None, empty=False, hint="a column that only grows, such as id")
+    """Column of a SQLite file's records that is different in each and larger in newer ones: a learner reads on
+    behind it. A table without a query has its rowid."""
     learner: str | None = of_table(default=None, empty=False, hint="leave it out for one file each")
     """Column that names a record's learner."""
     client: str | None = of_table(default=None, empty=False, hint='"#row" if each row is someone else')

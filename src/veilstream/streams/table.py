@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from veilstream.errors import InputError
 from veilstream.records.cells import as_text, is_missing
 from veilstream.streams.growing_file import is_broken_text
+from veilstream.streams.intake import SourceBookmark
 
 Cells = Mapping[str, object]  # one row: its cells by column
 
 _MODULUS = 1 << 128
 _SHORT = 4  # letters of a word for a missing cell, at most
 _BEGINS_A_NUMBER = frozenset("+-.0123456789")
-_PUT_BACK = "put the old content back, or give new records in a file of another name"
+PUT_BACK = "put the old content back, or give new records in a file of another name"
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,24 @@ class Bookmark:
 
     rows: int = 0
     digest: str = ""  # of all that these rows said; see `RowDigest`
+    place: str = ""  # where the next row is, in the table's own words; "" where the number of rows says it
 
     def as_text(self) -> str:
         """One line, for a ledger."""
-        return f"{self.rows}:{self.digest}"
+        return f"{self.rows}:{self.digest}" + (f":{self.place}" if self.place else "")
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
         """From `as_text`."""
-        rows, _, digest = text.partition(":")
-        return cls(int(rows), digest)
+        rows, digest, place = (*text.split(":", 2), "")[:3]
+        return cls(int(rows), digest, place)
 
 
 class RowDigest:
     """Adds up what rows say; equal for equal records in any spelling of the file."""
 
-    def __init__(self) -> None:
-        self._total = 0
+    def __init__(self, behind: str = "") -> None:
+        self._total = int(behind or "0", 16)
 
     def add(self, cells: Cells | None, *, decimal_comma: bool = False) -> str:
         """The digest with one more row; None is a row that cannot be read."""
@@ -105,8 +107,28 @@ class Table(ABC):
         """Number from 0, and cells, of the rows from here to the end as it is now."""
         for cells in self._read():
             number = self.bookmark.rows
-            self.bookmark = Bookmark(number + 1, self._digest.add(cells, decimal_comma=self.decimal_comma))
+            digest = self._digest.add(cells, decimal_comma=self.decimal_comma)
+            self.bookmark = Bookmark(number + 1, digest, self._place())
             yield number, cells
+
+    @property
+    def mark(self) -> SourceBookmark:
+        """Behind the last row that was given out, as a ledger keeps it."""
+        return SourceBookmark(self.name, self.bookmark.as_text())
+
+    @property
+    def row_name(self) -> str:
+        """The last row that was given out: the same whenever it is read."""
+        return f"{self.name}:{self.bookmark.rows - 1}"
+
+    def resume(self, marks: Mapping[str, str]) -> None:
+        """Go on behind what a ledger knows of, by name."""
+        if self.name in marks:
+            self.skip_to(Bookmark.parse(marks[self.name]))
+
+    def _place(self) -> str:
+        """`Bookmark.place` behind the row that is given out now."""
+        return ""
 
     def skip_to(self, bookmark: Bookmark) -> None:
         """Read up to a bookmark."""
@@ -117,14 +139,14 @@ class Table(ABC):
                     "data",
                     self.name,
                     f"the {bookmark.rows} rows that were read before, and more",
-                    f"it has {self.bookmark.rows}: {_PUT_BACK}",
+                    f"it has {self.bookmark.rows}: {PUT_BACK}",
                 )
         if bookmark.rows and self.bookmark.digest != bookmark.digest:
             raise InputError(
                 "data",
                 self.name,
                 f"a file whose first {bookmark.rows} rows are as they were read",
-                f"it was rewritten or rotated: {_PUT_BACK}",
+                f"it was rewritten or rotated: {PUT_BACK}",
             )
 
 

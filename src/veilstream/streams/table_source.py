@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
@@ -59,7 +59,7 @@ class LookAhead:
 @dataclass(frozen=True)
 class _Item:
     record: Encoded | Refusal | None  # None for another learner's row
-    bookmark: Bookmark
+    mark: SourceBookmark
 
     @property
     def client(self) -> str | None:
@@ -74,25 +74,33 @@ class TableSource:
         table: where rows come from; rows that are appended later are read later.
         schema: what a record is.
         learner: this learner's name; rows with another name in the schema's column of learners are skipped.
+        reopen: the same table from its beginning, for whoever looks at it before it is read.
 
     """
 
-    def __init__(self, table: Table, schema: RecordSchema, learner: str | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        schema: RecordSchema,
+        learner: str | None = None,
+        *,
+        reopen: Callable[[], Table] | None = None,
+    ) -> None:
         check_columns(table, schema.columns)
-        self.table, self.schema = table, schema
+        self.table, self.schema, self.reopen = table, schema, reopen
         self._learner = learner
         named = learner is not None and schema.learner in (table.columns or (schema.learner,))
         self._learner_column = schema.learner if named else None
         self._held: deque[_Item] = deque()
         self._rows: Iterator[tuple[int, Cells | None]] | None = None
-        self._passed = table.bookmark
+        self._passed = table.mark
         self.counts = RowCounts()
         self.exhausted = False  # whether `ready` last met the end of the table before enough clients
 
     @property
     def bookmark(self) -> SourceBookmark:
         """Behind the last row that was handed over or passed."""
-        return SourceBookmark(self.table.name, self._passed.as_text())
+        return self._passed
 
     @property
     def rows_left(self) -> int | None:
@@ -102,10 +110,8 @@ class TableSource:
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
         """Continue after what was read under this table's name."""
-        for mark in bookmarks:
-            if mark.source == self.table.name:
-                self.table.skip_to(Bookmark.parse(mark.text))
-        self._passed = self.table.bookmark
+        self.table.resume({mark.source: mark.text for mark in bookmarks})
+        self._passed = self.table.mark
 
     def look_ahead(self, rows: int) -> LookAhead:
         """What this learner's next rows would be; uses and passes none."""
@@ -164,7 +170,7 @@ class TableSource:
         """Take the row at the front; from here on it counts as read."""
         item = self._held.popleft()
         self.counts.add(item.record)
-        self._passed = item.bookmark
+        self._passed = item.mark
         return item
 
     def _hold_one(self) -> bool:
@@ -173,11 +179,11 @@ class TableSource:
         if row is None:  # a later call finds what is appended
             return False
         self._rows = rows
-        self._held.append(_Item(self._encoded(*row), self.table.bookmark))
+        self._held.append(_Item(self._encoded(row[1]), self.table.mark))
         return True
 
-    def _encoded(self, number: int, cells: Cells | None) -> Encoded | Refusal | None:
-        row_name = f"{self.table.name}:{number}"
+    def _encoded(self, cells: Cells | None) -> Encoded | Refusal | None:
+        row_name = self.table.row_name
         column = self._learner_column
         if cells is None:  # whose it is cannot be read either
             return Refusal("not readable", client=row_name if column is None else None)
@@ -195,7 +201,7 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
     Records of a copy would count as further visits. A copy is found by what its rows say, also behind new rows; one
     in which rows were changed is not.
     """
-    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
+    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks if ":" in mark.text}  # others count no rows
     own = stands.pop(table.name, None)
     if not any(mark.rows for mark in stands.values()):
         return False

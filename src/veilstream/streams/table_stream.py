@@ -142,7 +142,7 @@ def _record(
     schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None, last: dict[str, float | str]
 ) -> tuple[ClientRecord | None, Refusal | None]:
     """A row's record, None if it names nobody or no learner; and why the row is refused, if it is."""
-    row_name = f"{table.name}:{number}"
+    row_name = table.row_name
     if cells is None:  # as in `TableSource`: a client of its own, if the file is one learner's
         encoded: Encoded | Refusal = Refusal("not readable", client=row_name if schema.learner is None else None)
         cells = {}

@@ -67,12 +67,15 @@ class LearnerService:
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
+    query: str | None = None
+    key: str | None = None
+    """Of a SQLite file, instead of the plan's."""
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Answer the server until ``stop``, also after the last round."""
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
-        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
+        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -88,7 +91,7 @@ class LearnerService:
                 _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
-                resume_file(source, Path(self.data), self.plan, marks, learner=keys.name)
+                resume_file(source, self.plan, marks, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
