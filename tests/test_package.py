@@ -39,6 +39,7 @@ def test_public_names_are_pinned():
         "clip",
         "decode",
         "errors",
+        "load",
         "mechanisms",
         "models",
         "privacy",

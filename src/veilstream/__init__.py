@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from veilstream.reports.reported_run import run
     from veilstream.research import theory
     from veilstream.runs.folder import Run
+    from veilstream.runs.load import load
 
 __version__ = "0.7.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "clip",
     "decode",
     "errors",
+    "load",
     "mechanisms",
     "models",
     "privacy",
@@ -83,6 +85,7 @@ _NAMES = {
     "veilstream.records.admission": ("Answer",),
     "veilstream.reports.reported_run": ("run",),
     "veilstream.runs.folder": ("Run",),
+    "veilstream.runs.load": ("load",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

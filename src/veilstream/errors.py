@@ -7,6 +7,7 @@
     ├── PrivacyError                   exit 4   going on would break the promise
     │   ├── HorizonExhausted           exit 4   the mechanism has no noise left
     │   └── LedgerError                exit 4   a learner's ledger is damaged, or older than it was
+    │       └── StorageError           exit 8   a disk cannot be written: it is full, read-only or failing
     ├── ProtocolError                  exit 7   a message that server or learner must not act on
     ├── StoreBusy                      exit 6   another process is the ledger's one writer
     ├── RunBusy                        exit 6   another server writes to the run's folder
@@ -31,6 +32,7 @@ __all__ = [
     "ProtocolError",
     "RunBusy",
     "SolverError",
+    "StorageError",
     "StoreBusy",
     "UnknownName",
     "VeilstreamError",
@@ -117,6 +119,12 @@ class LedgerError(PrivacyError):
     def __init__(self, what: str, way_out: str) -> None:
         self.what, self.way_out = what, way_out
         super().__init__(f"{what}: nothing was released ({way_out})")
+
+
+class StorageError(LedgerError):
+    """A disk cannot be written now: nothing more is released until it can, and nothing is lost by waiting."""
+
+    exit_code: ClassVar[int] = 8
 
 
 class ProtocolError(VeilstreamError):

@@ -6,10 +6,18 @@ import argparse
 import dataclasses
 import json
 
-from studies.mutations import data_bugs, law_bugs, noise_bugs, path_bugs, server_bugs, telemetry_bugs
+from studies.mutations import data_bugs, law_bugs, noise_bugs, outside_bugs, path_bugs, server_bugs, telemetry_bugs
 from veilstream.progress import progress
 
-ALL = (*noise_bugs.BUGS, *law_bugs.BUGS, *data_bugs.BUGS, *server_bugs.BUGS, *telemetry_bugs.BUGS, *path_bugs.BUGS)
+ALL = (
+    *noise_bugs.BUGS,
+    *law_bugs.BUGS,
+    *data_bugs.BUGS,
+    *server_bugs.BUGS,
+    *telemetry_bugs.BUGS,
+    *path_bugs.BUGS,
+    *outside_bugs.BUGS,
+)
 
 
 def main() -> None:

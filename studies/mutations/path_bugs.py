@@ -23,7 +23,7 @@ from veilstream.mechanisms.fine_normals import FineNormals
 from veilstream.plans.plan import Plan, TelemetryPlan
 from veilstream.privacy.gradient_types import ClippedGradient, Noised
 from veilstream.privacy.grid import OnGrid
-from veilstream.records.participation import spent
+from veilstream.records.participation import Epochs, spent
 
 _rows = FineNormals.rows
 _noisy = LocalRounds.noisy
@@ -49,7 +49,7 @@ def twice_in_a_group() -> AbstractContextManager[object]:
 
     def forgetful(self, tag, step, stored):
         past = [] if stored is None else [stored]
-        return spent(past, step, self.plan.participation, self.epoch) is not None
+        return spent(past, step, self.plan.participation, Epochs(self.epoch)) is not None
 
     return patch.object(Learner, "_spent", forgetful)
 

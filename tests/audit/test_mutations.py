@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from studies.mutations import path_bugs
+from studies.mutations import outside_bugs, path_bugs
 from studies.mutations.__main__ import ALL
 
 NAMED = {
@@ -32,6 +32,7 @@ NAMED = {
     "half the noise in telemetry's coordinates",
     "metrics sent threefold by the learner's step",
     *path_bugs.PLANTED,
+    *outside_bugs.PLANTED,
 }
 CHECKS = {
     "one run",

@@ -5,14 +5,21 @@ All noise is seeded: the same on every run. Each check has P(p <= x) <= x for co
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from studies.mutations.findings import plan_of
+from studies.mutations.outside_bugs import forgotten_by_a_restart, refused_takes_no_place
 
+from veilstream.audit.checks import places_check
+from veilstream.audit.deployed import listen
 from veilstream.audit.programme import Meter, Programme, auditable
 from veilstream.audit.statistics import Law
-from veilstream.audit.statistics.pooled import every_part, far_values, low_bits, shifted_rows, still_numbers
+from veilstream.audit.statistics.pooled import every_part, far_values, low_bits, shifted_rows, still_numbers, variance
+from veilstream.audit.transcript import Transcript
 from veilstream.audit.visits import Visitors, Way, ways
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.streams.intake import Offered
 
@@ -150,3 +157,34 @@ def test_a_plan_with_one_step_a_round_is_also_audited_in_groups():
     assert programme.grouped.privacy == programme.plan.privacy
     own = Programme.of(plan_of(rounds=24, local_steps=8), federation=False)
     assert own.grouped is own.plan
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_steps_of_several_clients_are_heard_in_every_way(tau):
+    """A step that a call leaves short is over: nobody else may come to it."""
+    heard = heard_of(clients_per_step=4, local_steps=tau)
+    assert (heard.left_out, heard.used_again, heard.repeats_unlike) == (0, 0, 0)
+    assert np.abs(heard.residuals).max() < 1e3
+
+
+@pytest.mark.parametrize("bug", [refused_takes_no_place, forgotten_by_a_restart])
+def test_places_are_counted(bug):
+    with bug():
+        assert places_check([heard_of()]).p == 0.0
+    assert places_check([heard_of()]).p == 1.0
+
+
+def heard_of(**learning: int) -> Transcript:
+    plan = auditable(plan_of("buffered", rounds=21))
+    plan = dataclasses.replace(plan, learning=dataclasses.replace(plan.learning, **learning))
+    terms = Terms.of(plan, 50)
+    return listen(plan, terms, served=ways(terms.rounds, 2), restarts={5, 12})
+
+
+def test_an_epoch_with_less_noise_is_found():
+    """Correct parts: 100 seeds of one check, by chance below 1e-5 in 0.1% of such lists of seeds."""
+    rng = np.random.default_rng(3)
+    parts = [rng.standard_normal((64, 1000)) for _ in range(300)]
+    judged = [variance(parts[k : k + 3], law(), grid=GRID, steps=R).p for k in range(0, 300, 3)]
+    assert min(judged) > 1e-5
+    assert variance([parts[0], 0.97 * parts[1]], law(), grid=GRID, steps=R).p < 1e-9

@@ -18,8 +18,8 @@ from tests.cli.test_plan import veilstream
 from tests.support.direct import DirectWorld
 from tests.support.federation import DIM, Plain, World, options, plan_of, wait_for
 from veilstream.federation.addresses import free_port
-from veilstream.federation.http.model_download import fetch_model
 from veilstream.federation.server.process import ServerService
+from veilstream.runs.model_download import fetch_model
 from veilstream.runs.released_model import ReleasedModel
 
 pytestmark = pytest.mark.process

@@ -197,3 +197,25 @@ def test_gradients_of_a_step_that_are_not_the_tasks_own_are_refused(tmp_path):
     with Learner(plan_of(), tmp_path / "s.db", Other(D), create=True) as learner:  # noqa: SIM117
         with pytest.raises(InputError, match="host_gradients"):
             learner.begin_round(0, model(0))
+
+
+class Raising(Logistic):
+    """Cannot compute a step in which somebody has a large feature."""
+
+    def host_gradients(self, params, samples):
+        if np.abs(samples.features).max() == 7.5:
+            raise ZeroDivisionError
+        return super().host_gradients(params, samples)
+
+
+def test_a_record_at_which_the_task_fails_takes_no_other_clients_gradient_with_it(tmp_path):
+    """One record moves one client's share, whatever it makes the task do: the others' bits stay as they were."""
+    prefixes = []
+    for world, value in enumerate((0.0, 7.5)):
+        with Learner(plan_of(local_steps=1), tmp_path / f"{world}.db", Raising(D), create=True) as learner:
+            learner.begin_round(0, model(1))
+            first = Sample(np.full(D, value), 1.0)
+            learner.observe_many([("first", first), *people(1, M - 1)])
+            prefixes.append(np.array(learner.local.prefix - learner.local.noise.cells))
+    assert prefixes[0].any()
+    assert np.array_equal(prefixes[0], prefixes[1])  # zeros have a zero gradient

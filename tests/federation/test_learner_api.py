@@ -212,7 +212,6 @@ MALFORMED = [
     {**ROW, "features": [1e300] * DIM},
     {**ROW, "features": [10**400] * DIM},
     {**ROW, "more": 1},
-    b'{"client": "t", "target": 1, "features": [NaN,1,1,1,1,1]}',
 ]
 
 
@@ -230,6 +229,50 @@ def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(tmp_path)
         assert known[0] == 422
         assert here.daemon.learner.clients_wanted == 1  # the new one has taken its place
         assert here.post("/observe", {**ROW, "client": "v"}) == (200, {"answer": "taken"})
+
+
+SPOILED = [
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"1" * 5000,
+    b"-" + b"7" * 200_000,
+    b'"\xff\xfe"',
+    b'"' + "\u00e9".encode("latin-1") + b'"',
+    b'"' + b"x" * 100_000 + b'"',
+    b'"\\ud800"',
+    b"[[[[1]]]]",
+    b"{}",
+]
+"""Values that strict JSON, UTF-8 or a short request would not allow, in the place of a feature."""
+
+
+@pytest.mark.parametrize("value", SPOILED, ids=lambda value: ascii(value[:12]))
+def test_a_value_that_json_cannot_have_spoils_its_own_record_alone(value, tmp_path):
+    """Each is refused with its place in the step, by itself and in a list, where the others are taken."""
+    spoiled = b'{"client": "%s", "target": 1, "features": [' + value + b", 1, 1, 1, 1, 1]}"
+    good = json.dumps({**ROW, "client": "good"}).encode()
+    with served(tmp_path) as here:
+        here.open_round()
+        status, answer = here.post("/observe", spoiled.replace(b"%s", b"a"))
+        assert (status, answer["answer"]) == (422, "refused")
+        assert here.daemon.learner.clients_wanted == 1
+        status, answer = here.post("/observe", b"[" + spoiled.replace(b"%s", b"b") + b"]")
+        assert (status, answer["answers"]) == (422, ["refused"])
+        wait_for(lambda: here.daemon.learner.round == 1)
+        here.open_round()
+        status, answer = here.post("/observe", b"[" + spoiled.replace(b"%s", b"c") + b", " + good + b"]")
+        assert (status, answer["answers"]) == (200, ["refused", "taken"])
+        wait_for(lambda: here.daemon.learner.round == 2)
+
+
+def test_a_name_that_is_no_text_names_nobody(tmp_path):
+    with served(tmp_path) as here:
+        here.open_round()
+        for name in (b'"a\xff"', b'"\\ud800"', b"NaN", b"1" * 5000):
+            body = b'{"client": ' + name + b', "target": 1, "features": [1, 1, 1, 1, 1, 1]}'
+            assert here.post("/observe", body)[0] == 422
+        assert here.daemon.learner.clients_wanted == 2
 
 
 def rows(*tags: str) -> list[dict]:
@@ -347,18 +390,23 @@ def test_predictions_are_for_features_of_the_right_shape(tmp_path):
         assert here.post("/predict", {"features": [float("nan")] * DIM})[0] == 400  # no JSON
 
 
-def test_bodies_are_limited_by_the_features(tmp_path):
+def test_bodies_are_limited(tmp_path):
+    """A prediction by the features; records by what a list may have, so that a long text is no refused request."""
     with served(tmp_path) as here:
         here.open_round()
         long = b" " * (20 << 10)
-        assert here.post("/observe", json.dumps(ROW).encode() + long)[0] == 413
+        assert here.post("/predict", json.dumps(FEATURES).encode() + long)[0] == 413
+        headers = {**KEPT, "Content-Length": str((8 << 20) + 1)}
+        with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
+            raw.sendall(here.raw("POST /observe", **headers))
+            assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
         pieces = b"1000\r\n" + b" " * 4096 + b"\r\n"
         with socket.create_connection(("127.0.0.1", here.port), 10) as raw:
-            raw.sendall(here.raw("POST /observe", **KEPT, **{"Transfer-Encoding": "chunked"}) + 5 * pieces)
+            raw.sendall(here.raw("POST /predict", **KEPT, **{"Transfer-Encoding": "chunked"}) + 5 * pieces)
             assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
         digits = [0.1234567890123456789] * DIM
         assert here.post("/observe", {**ROW, "features": digits, "client": "x" * 1024})[0] == 200
-        assert here.api.refusals == {"too large": 2}
+        assert here.api.refusals == {"too large": 3}
 
 
 def all_of(raw: socket.socket) -> bytes:
@@ -573,11 +621,12 @@ def test_the_service_logs_where_its_token_is_and_never_the_token(tmp_path, caplo
         )
         for _ in range(2):
             caplog.clear()
-            api = service._api(here.daemon, here.source, ("127.0.0.1", 0))
+            service._publish(here.daemon, here.source, ("127.0.0.1", 0))
             token = (tmp_path / "a.token").read_text().strip()
             assert token not in caplog.text
             assert str(tmp_path / "a.token") in caplog.text
-            here.port = api.port
+            here.port = service._api.port
             assert here.ask("GET", "/status")[0] == 401
             assert here.ask("GET", "/status", headers={"Authorization": f"Bearer {token}"})[0] == 200
-            api.close()
+            service._api.close()
+            service._api = None

@@ -16,11 +16,12 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.federation.http.asgi_server import Limits
-from veilstream.federation.http.model_download import check_plan, fetch_model
+from veilstream.federation.http.model_check import check_plan
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.server.model_api import ModelApi
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
+from veilstream.runs.model_download import fetch_model
 from veilstream.runs.released_model import ReleasedModel, plan_digest
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.federation import Lines, World, plan_of, wait_for
 from veilstream.errors import InputError
-from veilstream.federation.http.model_download import fetch_model
 from veilstream.federation.server.model_process import ModelProcess
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.http_client import send_request
+from veilstream.runs.model_download import fetch_model
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from veilstream.audit.statistics.differencing import ROUNDING
 from veilstream.audit.statistics.groups import CoordinateGroup
 from veilstream.audit.statistics.lattice import lattice_fit
 from veilstream.audit.statistics.pairs import all_pairs, duplicates, lags
-from veilstream.audit.statistics.pooled import every_part, far_values, low_bits, shifted_rows, still_numbers
+from veilstream.audit.statistics.pooled import every_part, far_values, low_bits, shifted_rows, still_numbers, variance
 from veilstream.audit.statistics.repeats import epoch_against_epoch, repeated_rows
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.audit.visits import POINTS, Visitors, Way, serve_learner, ways
@@ -68,8 +68,20 @@ def pooled_checks(name: str, transcripts: Sequence[Transcript], terms: Terms, la
         low_bits([heard.units for heard in transcripts], moved, law, grid=grid),
         shifted_rows(rows),
         repeated_rows(rows),
+        places_check(transcripts),
     ]
     return [dataclasses.replace(check, name=f"{check.name}, {name}") for check in checks]
+
+
+def places_check(transcripts: Sequence[Transcript]) -> Check:
+    """Everyone who is named takes a place, whatever the record says, and nobody a second one; no chance is in it."""
+    left_out, again = (sum(getattr(heard, of) for heard in transcripts) for of in ("left_out", "used_again"))
+    return Check(
+        "places",
+        0.0 if left_out or again else 1.0,
+        f"{left_out} stayed empty though enough people came, {again} were of people who had theirs",
+        "what a record says decides whether a place is taken, or somebody takes part too often",
+    )
 
 
 def group_checks(
@@ -258,6 +270,7 @@ def listen_epochs(
                 known.append(task.settle() - before)
                 tick(1)
             transcripts.append(Transcript.of(payloads, known))
+    transcripts[-1] = dataclasses.replace(transcripts[-1], left_out=visitors.left_out, used_again=visitors.used_again)
     return transcripts
 
 
@@ -317,7 +330,9 @@ def small_checks(
     every = [*itertools.chain(*heard)]
     whites = [[whitened(epoch.residuals, law) for epoch in epochs] for epochs in heard]
     rows = np.concatenate([epoch for learner in whites for epoch in learner])
-    checks = [all_pairs(rows), _worst_epochs(whites), *pooled_checks("small learners", every, terms, law)]
+    by_epoch = [np.concatenate(same) for same in zip(*whites, strict=True)]
+    each_epoch = variance(by_epoch, law, grid=every[0].grid, steps=terms.rounds * terms.local_steps)
+    checks = [all_pairs(rows), _worst_epochs(whites), each_epoch, *pooled_checks("small learners", every, terms, law)]
     return checks + telemetry_checks((*every, *also), terms, law)
 
 

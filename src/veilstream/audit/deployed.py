@@ -98,6 +98,11 @@ class Unkind(TelemetryTask):
             self._open[client] = vector_by_hand(self._terms, raw, self._right(client))
         return raw
 
+    def host_gradients(self, z: Float32s, samples: Sample) -> Float32s:
+        """A row for each client of a step, as production asks for them."""
+        each = zip(samples.features, samples.target, strict=True)
+        return np.stack([self.host_gradient(z, Sample(features, target)) for features, target in each])
+
     @staticmethod
     def sample(client: int) -> Sample:
         """The record of the client with this number."""
@@ -218,7 +223,7 @@ def listen(
                 tick(1)
         finally:
             learner.close()
-    return Transcript.of(payloads, known, unlike)
+    return replace(Transcript.of(payloads, known, unlike), left_out=visitors.left_out, used_again=visitors.used_again)
 
 
 class Replaced(Unkind):

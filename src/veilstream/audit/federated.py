@@ -60,12 +60,12 @@ class _Clients(AlwaysReady):
 
     def __init__(self, plan: Plan, task: Unkind, served: Sequence[Way]) -> None:
         self._task, self._served = task, served
-        self._visitors = Visitors(plan, task)
+        self.visitors = Visitors(plan, task)
         self.known: dict[int, NDArray[np.int64]] = {}
 
     def serve(self, round_: int, observe: Observe, wanted: Callable[[], int]) -> None:
-        self._visitors.begin_round()
-        self._visitors.serve(self._served[round_], observe, wanted)
+        self.visitors.begin_round()
+        self.visitors.serve(self._served[round_], observe, wanted)
         self.known[round_] = self._task.settle()
 
 
@@ -118,11 +118,12 @@ def listen_to_federation(
                 carrier.close()
             for daemon in daemons:
                 daemon.close()
-        return {name: _transcript(name, wire.heard, clients[name].known, server) for name in _NAMES}
+        return {name: _transcript(name, wire.heard, clients[name], server) for name in _NAMES}
 
 
-def _transcript(name: str, heard: list[bytes], known: dict[int, NDArray[np.int64]], server: ServerKeys) -> Transcript:
+def _transcript(name: str, heard: list[bytes], clients: _Clients, server: ServerKeys) -> Transcript:
     """The releases of one learner; a message that came twice must have come alike."""
+    known = clients.known
     first: list[bytes] = []
     for data in heard:
         if Reply.claimed_learner(data) != name:
@@ -133,7 +134,9 @@ def _transcript(name: str, heard: list[bytes], known: dict[int, NDArray[np.int64
         if reply.kind == "release" and reply.body not in first:
             first.append(bytes(reply.body))
     unlike = max(0, len(first) - len(known))
-    return Transcript.of(first[: len(known)], [known[r] for r in sorted(known)], unlike)
+    came = clients.visitors
+    heard_of = Transcript.of(first[: len(known)], [known[r] for r in sorted(known)], unlike)
+    return dataclasses.replace(heard_of, left_out=came.left_out, used_again=came.used_again)
 
 
 def federation_checks(

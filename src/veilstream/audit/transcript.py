@@ -35,6 +35,10 @@ class Transcript:
     sizes: tuple[int, ...]
     repeats_unlike: int = 0
     """Messages that were asked for again and came back other than before."""
+    left_out: int = 0
+    """Places of steps that stayed empty though enough people came."""
+    used_again: int = 0
+    """Places of people who may take none any more."""
 
     @classmethod
     def of(cls, payloads: Sequence[bytes], known: Sequence[Integers], repeats_unlike: int = 0) -> Transcript:

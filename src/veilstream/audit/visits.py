@@ -64,14 +64,18 @@ class Visitors:
         self._told = plan.telemetry is not None
         self._next = first
         self._first = first
-        self._earlier: list[int] = []  # one of every round, who has been used
+        self._earlier: list[tuple[int, int]] = []  # the first and the last of every round: both have been used
         self.offered: list[Offered] = []
         """Of the round that is being served."""
+        self.left_out = 0
+        """Places that stayed empty though enough people came: somebody who is named took none."""
+        self.used_again = 0
+        """Places of people who may take none any more."""
 
     def begin_round(self) -> None:
         """Nobody has been offered yet."""
         if self.offered:
-            self._earlier.append(self._first)
+            self._earlier.append((self._first, self._next - 1))
         self._first, self.offered = self._next, []
 
     def new(self) -> Offered:
@@ -100,16 +104,23 @@ class Visitors:
             observe([self.new() for _ in range(count // 2)])
         elif way is Way.SPLIT:
             observe([self.new() for _ in range(count // 2)])
-            alone(self.new())
+            if wanted():  # a step that a call leaves short is over
+                alone(self.new())
             observe([self.new() for _ in range(wanted())])
         elif way is Way.AGAIN and self._once:
             before = self._earlier
-            known = {before[0], before[len(before) // 2], before[-1]} if before else set()
-            observe([*map(self._again, sorted(known)), *self._twice(count)])
+            known = {*before[0], *before[len(before) // 2], *before[-1]} if before else set()
+            again = [self._again(client) for client in sorted(known)]
+            observe(again)
+            self.used_again += count - wanted()
+            observe([*again, *self._twice(wanted())])
+            self.left_out += wanted()
         elif way is Way.UNUSABLE and not self._told:
             observe(self._some_useless(count))
+            self.left_out += wanted()
         else:
             observe([self.new() for _ in range(count)])
+            self.left_out += wanted()
 
     def _twice(self, count: int) -> list[Offered]:
         both: list[Offered] = []
@@ -122,7 +133,7 @@ class Visitors:
         records: list[Offered] = []
         for k in range(count):
             offered = self.new()
-            if k % 3 == 1:  # may use up a step, and adds nothing
+            if k % 3 == min(1, count - 1):  # takes its place, and adds nothing
                 offered = Offered(offered.tag, Sample(np.array(np.nan), 0.0))
             records.append(offered)
         return records

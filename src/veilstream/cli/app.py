@@ -14,6 +14,7 @@ from veilstream import __version__
 from veilstream.cli import audit, data, federation, keys, ledger, model, plan
 from veilstream.cli.learner import learner_command
 from veilstream.cli.new import new_command
+from veilstream.cli.predict import predict_command
 from veilstream.cli.report import compare_command, report_command
 from veilstream.cli.run import demo_command, reproduce_command, run_command
 from veilstream.cli.server import server_command
@@ -32,7 +33,7 @@ app = typer.Typer(
 
     Exit codes: 0 done · 1 other error · 2 a value was refused · 3 a package is missing ·
     4 going on would break the privacy promise · 5 a solver did not converge ·
-    6 another process holds the ledger · 7 a message was refused · 130 interrupted.
+    6 another process holds the ledger · 7 a message was refused · 8 a disk cannot be written · 130 interrupted.
     """,
 )
 
@@ -59,6 +60,7 @@ app.command("run")(run_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
 app.command("compare")(compare_command)
+app.command("predict")(predict_command)
 app.command("audit")(audit.command)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
@@ -69,13 +71,23 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 
 
-_EXTRAS = {"jax": "jax", "jaxlib": "jax", "matplotlib": "figures", "torch": "torch", "flwr": "flower"}
+_EXTRAS = {
+    "jax": "jax",
+    "jaxlib": "jax",
+    "matplotlib": "figures",
+    "torch": "torch",
+    "flwr": "flower",
+    "onnx": "export",
+    "safetensors": "export",
+    "sklearn": "export",
+}
 """Which extra brings a package that a command may lack."""
 
 
 def main() -> None:
     """Run the command; deliberate errors become one clear line and a documented exit code."""
     warnings.showwarning = _say_warning
+    os.umask(os.umask(0o077) & 0o077 | 0o022)  # folders are for their owner to write to, whatever it was
     try:
         code = app(standalone_mode=False) or 0  # typer turns Ctrl-C into the number 130
     except VeilstreamError as error:

@@ -79,6 +79,8 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
     console.print(f"[bold]Recommended[/bold]  {best.title}: {comparison.reason}.")
     if best.objective is not None:
         console.print(f'  in a plan: mechanism = "{best.mechanism}", objective = "{best.objective}"')
+    if (own := comparison.own_in_words()) is not None:
+        console.print(f"[bold]This plan[/bold]  {escape(own)}")
     if comparison.setting.unbounded and best.mechanism != "independent":
         console.print("  in a plan: unbounded = true, and no mechanism")
     _print_model(console, comparison)

@@ -201,18 +201,31 @@ class ClientSteps:
             return RawGradient(rows)
         there = [place for place, sample in enumerate(clients) if sample]
         filled = [sample or self._blank for sample in clients] + [self._blank] * (self._at_once - len(clients))
+        whole = self._together(model, filled)
+        if whole is not None:
+            rows[there] = whole[there]
+            return RawGradient(rows)
+        # One record must not take the other clients' gradients with it: each again, in its own place among blanks,
+        # where its row has the same bits.
+        for place in there:
+            alone = [sample if k == place else self._blank for k, sample in enumerate(filled)]
+            if (own := self._together(model, alone)) is not None:
+                rows[place] = own[place]
+        return RawGradient(rows)
+
+    def _together(self, model: Hidden[Float32s], samples: Sequence[Sample]) -> NDArray[Any] | None:
+        """The task's rows for as many samples as fit; None where it fails."""
+        assert self._many is not None
         try:
             with np.errstate(all="ignore"):
                 z = without_tiny(model.reveal())
                 z.flags.writeable = False  # a task that wrote to it would carry data along
-                features = np.stack([sample.features for sample in filled])
-                targets = np.stack([sample.target for sample in filled])
+                features = np.stack([sample.features for sample in samples])
+                targets = np.stack([sample.target for sample in samples])
                 found = np.asarray(self._many(z, Sample(features, targets)))
-                if found.shape == rows.shape and found.dtype.kind == "f":
-                    rows[there] = found[there]
         except Exception:
-            _log.warning("the task's gradient of a whole step failed: all of its clients count as zero")
-        return RawGradient(rows)
+            return None
+        return found if found.shape == (len(samples), self._task.dim) and found.dtype.kind == "f" else None
 
     def gradient(self, model: Hidden[Float32s], sample: Sample) -> RawGradient:
         """Of a client's record, zero where it cannot be used; never raises."""

@@ -60,12 +60,15 @@ class Cnn(FromLoss):
         value: Array = jax.nn.logsumexp(scores) - scores[sample.target]
         return value
 
-    def predict(self, params: Array, features: Array) -> Array:
-        """Digits of a batch of images."""
+    def logits(self, params: Array, features: Array) -> Array:
+        """A score for each digit."""
         import jax
 
-        scores = jax.vmap(_logits, in_axes=(None, 0))(params, features)
-        return scores.argmax(axis=-1)
+        return jax.vmap(_logits, in_axes=(None, 0))(params, features)
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """Digits of a batch of images."""
+        return self.logits(params, features).argmax(axis=-1)
 
 
 def _logits(params: Array, pixels: Array) -> Array:

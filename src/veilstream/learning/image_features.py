@@ -67,11 +67,15 @@ class FeatureSoftmax(FromLoss):
         value: Array = jax.nn.logsumexp(scores) - scores[sample.target]
         return value
 
-    def predict(self, params: Array, features: Array) -> Array:
-        """Digits of a batch of images."""
+    def logits(self, params: Array, features: Array) -> Array:
+        """`scores` of a batch of images."""
         import jax
 
-        return jax.vmap(self.scores, in_axes=(None, 0))(params, features).argmax(axis=-1)
+        return jax.vmap(self.scores, in_axes=(None, 0))(params, features)
+
+    def predict(self, params: Array, features: Array) -> Array:
+        """Digits of a batch of images."""
+        return self.logits(params, features).argmax(axis=-1)
 
 
 def edge_features(image: Array) -> Array:

@@ -81,9 +81,13 @@ class Logistic(_Scored):
         with np.errstate(over="ignore"):
             return -target / (1.0 + np.exp(target * score))
 
+    def logits(self, params: Array, features: Array) -> Array:
+        """Log odds of +1."""
+        return features @ params
+
     def predict(self, params: Array, features: Array) -> Array:
         """Label, -1 or +1. For arrays of NumPy (a learner that predicts) as for those of JAX."""
-        label: Array = 2.0 * (features @ params >= 0) - 1.0
+        label: Array = 2.0 * (self.logits(params, features) >= 0) - 1.0
         return label
 
 
@@ -202,10 +206,13 @@ class Softmax(FromLoss):
         gradients: Floats = (without_tiny(weights)[:, :, None] * samples.features[:, None, :]).reshape(len(weights), -1)
         return gradients + self.ridge * params if self.ridge else gradients
 
+    def logits(self, params: Array, features: Array) -> Array:
+        """A score for each class; their softmax is the probability."""
+        return features @ params.reshape(self.classes, -1).T
+
     def predict(self, params: Array, features: Array) -> Array:
         """The likeliest class."""
-        scores = features @ params.reshape(self.classes, -1).T
-        return scores.argmax(axis=-1).astype(np.float32)
+        return self.logits(params, features).argmax(axis=-1).astype(np.float32)
 
 
 def _of_classes(reach: float) -> Margins:

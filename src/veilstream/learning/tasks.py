@@ -100,6 +100,12 @@ class DetailedTask(Task, Protocol):
     def host_gradients(self, params: Floats, samples: Sample) -> Floats:
         """`host_gradient` of many clients, a row each (first axis). Left out: one call for each."""
 
+    def logits(self, params: Array, features: Array) -> Array:
+        """What `predict` decides by, for a batch: (n,) of two labels, where more means the second, or (n, labels).
+
+        Left out: no area under the curve, log loss or probabilities.
+        """
+
 
 @dataclass(frozen=True)
 class TaskDetails:
@@ -111,6 +117,7 @@ class TaskDetails:
     workspace: int
     host_gradient: Callable[[Floats, Sample], Any] | None
     host_gradients: Callable[[Floats, Sample], Any] | None
+    logits: Callable[[Any, Any], Any] | None
 
     @classmethod
     def of(cls, task: Task) -> TaskDetails:
@@ -127,6 +134,7 @@ class TaskDetails:
             getattr(task, "workspace", 2 * task.dim),
             getattr(task, "host_gradient", None),
             getattr(task, "host_gradients", None),
+            getattr(task, "logits", None),
         )
 
     def takes(self, shape: tuple[int, ...]) -> bool:

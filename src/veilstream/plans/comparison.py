@@ -29,13 +29,13 @@ from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.registry import build_for, built_in
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import prepare, recommended, warn_of_kept_noise
+from veilstream.plans.prepare import SOLVED, effort, prepare, published_noise, recommended, warn_of_kept_noise
 from veilstream.plans.tasks import task_of
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
 from veilstream.privacy.telemetry import Telemetry
+from veilstream.wording import counted
 
 LONG_HORIZON = 20_000  # above this, mechanisms that solve for every step are left out unless asked for by name
-_SOLVED = ("optimal", "tree_full")
 _LONGEST_LOOKED_AT = 1_000_000
 _LARGEST_STD = 1e140
 
@@ -59,6 +59,7 @@ class Setting:
     step_size: float | None = None  # η·η_g, to state noise in the model itself
     unbounded: bool = False  # only noise that goes on is then compared, and looked at at `horizon`
     mechanism: str | None = None  # the plan's own: compared at any horizon
+    kept: tuple[tuple[str, str, str | None], ...] = ()  # name, mechanism and objective of a plan's private methods
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -89,6 +90,7 @@ class Setting:
             step_size=method.local_step_size * method.server_step_size,
             unbounded=plan.learning.unbounded,
             mechanism=method.mechanism_name,
+            kept=tuple((m.name, m.mechanism_name or "", m.objective) for m in plan.methods if m.method.private),
         )
 
     @property
@@ -141,6 +143,11 @@ class Row:
         """Its name, and what it is made for."""
         return self.mechanism if self.objective is None else f"{self.mechanism}, {self.objective}"
 
+    @property
+    def effort(self) -> tuple[bool, int]:
+        """What it takes; see `recommended`."""
+        return effort(self.mechanism, self.objective, self.state_vectors)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -167,9 +174,32 @@ class Comparison:
         """The mechanism to use."""
         return self.rows[0]
 
+    @property
+    def of_the_plan(self) -> tuple[str, Row] | None:
+        """The plan's method with the recommended noise, or that with the least; None if no row is one's."""
+        own = [
+            (name, row)
+            for name, mechanism, objective in self.setting.kept
+            for row in self.rows
+            if (row.mechanism, row.objective) == (mechanism, None if objective == "mean" else objective)
+        ]
+        best = self.recommended
+        return min(own, key=lambda pair: (pair[1] is not best, pair[1].error_published), default=None)
+
+    def own_in_words(self) -> str | None:
+        """How the plan's own noise compares with the recommended one."""
+        if (own := self.of_the_plan) is None:
+            return None
+        (name, row), best = own, self.recommended
+        if row is best:
+            return f"{name} has the recommended noise."
+        excess = 100 * (row.error_published / best.error_published - 1)
+        more = f"{excess:.0f}% more" if excess >= 0 else f"{-excess:.0f}% less"
+        return f"{name} has {row.title}: {more} noise in what is published than recommended."
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        s = self.setting
+        s, own = self.setting, self.of_the_plan
         return {
             "setting": {
                 "epsilon": s.budget.epsilon,
@@ -193,6 +223,7 @@ class Comparison:
             "without_end": dict(self.without_end),
             "recommended": self.recommended.mechanism,
             "objective": self.recommended.objective,
+            "of_the_plan": None if own is None else {"method": own[0], "noise": own[1].title},
             "reason": self.reason,
             "left_out": list(self.left_out),
             "mechanisms": [row.as_dict() for row in self.rows],
@@ -225,7 +256,7 @@ def compare(
             matched = build_for(name, w, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
     rows.sort(key=lambda row: row.error_published)
-    best = recommended(rows, lambda row: row.error_published, lambda row: row.state_vectors)
+    best = recommended(rows, lambda row: row.error_published, lambda row: row.effort)
     left_out = [name for name in MECHANISMS if name not in chosen] if everything and not setting.unbounded else []
     return Comparison(
         setting,
@@ -241,7 +272,7 @@ def names_for(setting: Setting) -> tuple[str, ...]:
     """The mechanisms to compare: what goes on without an end, or all that are solved in reasonable time."""
     if setting.unbounded:
         return ("toeplitz" if setting.published.forgetting_per_step < 1.0 else "buffered", "independent")
-    slow = () if setting.horizon <= LONG_HORIZON else _SOLVED
+    slow = () if setting.horizon <= LONG_HORIZON else SOLVED
     return tuple(name for name in MECHANISMS if name not in slow or name == setting.mechanism)
 
 
@@ -306,7 +337,7 @@ def _published_of(workload: Workload, increments: NDArray[np.float64]) -> NDArra
 
 
 def _reason(chosen: Row, rows: Sequence[Row]) -> str:
-    best = min(row.error_published for row in rows)
+    best = min(rows, key=lambda row: row.error_published)
     if len(rows) == 1:
         return "the only one asked for"
     gain = chosen.relative_to_independent
@@ -315,13 +346,13 @@ def _reason(chosen: Row, rows: Sequence[Row]) -> str:
         if gain >= 0.999
         else f"{1 / gain:.1f}x less noise in the released model than independent noise"
     )
-    if chosen.error_published <= best * (1 + 1e-9):
+    if chosen is best:
         return f"least noise in what is published: {against}"
-    excess = 100 * (chosen.error_published / best - 1)
-    return (
-        f"within {excess:.1f}% of the least noise in what is published, with the smallest state "
-        f"({chosen.state_vectors} vectors): {against}"
-    )
+    excess = 100 * (1 - best.error_published / chosen.error_published)
+    ready = f"needs no solution for this horizon and {counted(chosen.state_vectors, 'vector')} of state"
+    if chosen.effort[0] == best.effort[0]:
+        ready = f"has the smallest state ({counted(chosen.state_vectors, 'vector')})"
+    return f"{against}. It {ready}; {best.title} has {excess:.1f}% less"
 
 
 def _seconds_per_step(factorization: Factorization, dim: int) -> float:
@@ -355,10 +386,7 @@ def _measure(factorization: Factorization, setting: Setting, baseline: Row | Non
         seen = factorization.until(setting.horizon)
     variance = seen.row_norms_squared() * (std**2 / setting.learners)
     at_round_ends = math.sqrt(float(variance[setting.local_steps - 1 :: setting.local_steps].mean()))
-    published = at_round_ends
-    if not setting.published.plain:
-        unit = std / seen.sensitivity()
-        published = math.sqrt(setting.published.error(seen).mean / setting.learners) * unit
+    published = published_noise(factorization, std, setting.published) / math.sqrt(setting.learners)
     in_model = None
     if setting.step_size is not None:
         in_model = setting.step_size * published * math.sqrt(setting.dim)

@@ -90,4 +90,4 @@ def open_file(
             f"`veilstream data check {path.name} --write --plan PLAN` proposes a [data] table",
         )
     reopen = partial(planned_table, path, plan, whole=whole, query=query, key=key)
-    return TableSource(reopen(), schema_of(plan), learner, reopen=reopen)
+    return TableSource(reopen(), schema_of(plan), learner, whole=whole, reopen=reopen)

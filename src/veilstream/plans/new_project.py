@@ -77,7 +77,7 @@ seeds = 3                   # repetitions of the simulation
 
 [[methods]]
 name = "private"
-mechanism = "buffered"      # noise that is correlated in time
+mechanism = "buffered"      # noise that is correlated in time; `veilstream plan` compares all kinds
 step_size = 0.3
 averaging = 2.0             # publish an average of the models so far
 

@@ -186,10 +186,13 @@ class FederationPlan(PlanTable):
     """How long rounds wait for a learner whose connection has ended, counted once from that moment. One that has not
     been seen since the server started is waited for `deadline_s`."""
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
-    """How long a learner waits for clients."""
-    min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
-    """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and
-    spends nothing; the server sees that it does."""
+    """How long a round of a learner with live data or an iterator takes clients. Its reply leaves a second later
+    whoever came, so it takes at most local_steps x clients_per_step clients in patience_s + 1 seconds: more steps, more
+    clients a step or less patience take more."""
+    min_clients: int | None = value(default=None, ge=0, hint="0 answers every round; leave it out for the default")
+    """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and spends nothing;
+    the server sees that it does. By default a whole round of them where data come from a file or an iterator, so that
+    no noise is spent on nobody: a model is then as old as a round takes to fill. 1 where people call."""
     method: str | None = value(default=None, hint="the name of one private method; leave it out if there is one")
     """Which of the plan's private methods learners run; needed where there are several."""
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")

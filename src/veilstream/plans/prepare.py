@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.learning.algorithm import StepRule
-from veilstream.mechanisms import Factorization, StationaryFactorization, build
+from veilstream.mechanisms import Factorization, StationaryFactorization, Workload, build
 from veilstream.mechanisms.registry import build_for
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
@@ -38,8 +39,13 @@ class Prepared:
     factorization: Factorization | None
     noise_std: float
     guarantee: Guarantee | None
-    rounds: int
+    workload: Workload  # what it publishes
     auto: AutoChoice | None = None  # what a method of kind "auto" chose, and from which facts
+
+    @property
+    def rounds(self) -> int:
+        """R, how many models are released."""
+        return self.workload.rounds
 
     @property
     def shape(self) -> tuple[int, int, bool, float | None, bool]:
@@ -75,12 +81,37 @@ class Prepared:
         ends: NDArray[np.float64] = f.row_norms_squared()[self.steps - 1 :: self.steps]
         return self.noise_std * np.sqrt(ends[: self.rounds])
 
+    @cached_property
+    def noise_published(self) -> float:
+        """`published_noise` of one learner; 0 without noise."""
+        return 0.0 if self.factorization is None else published_noise(self.factorization, self.noise_std, self.workload)
+
+    @property
+    def effort(self) -> tuple[bool, int]:
+        """What its noise takes; see `recommended`."""
+        state = 0 if self.factorization is None else self.factorization.program.state_size
+        return effort(self.plan.mechanism_name or "", self.plan.objective, state)
+
+
+def published_noise(factorization: Factorization, noise_std: float, workload: Workload) -> float:
+    """Noise of one learner in what is published, at step size one: root of the mean variance, per coordinate.
+
+    This is what `recommended` compares, for every command.
+    """
+    seen = factorization
+    if isinstance(factorization, StationaryFactorization):  # calibrated without an end, looked at up to the horizon
+        seen = factorization.until(workload.horizon)
+    if workload.plain:
+        ends = seen.row_norms_squared()[workload.local_steps - 1 :: workload.local_steps]
+        return noise_std * math.sqrt(float(ends.mean()))
+    return noise_std * math.sqrt(workload.error(seen).mean) / seen.sensitivity()
+
 
 def main_method(prepared: Sequence[Prepared]) -> int:
     """Index of the method that a run recommends; the first where none protects anyone.
 
     Of the methods with the first private one's budget and accounting, the paper's own before baselines, the
-    `recommended` one by the noise in sums at round ends.
+    `recommended` one by the noise in what is published.
     """
     private = [i for i, each in enumerate(prepared) if each.guarantee]
     if not private:
@@ -88,35 +119,37 @@ def main_method(prepared: Sequence[Prepared]) -> int:
     first = _budget(prepared[private[0]])
     alike = [i for i in private if _budget(prepared[i]) == first]
     own = [i for i in alike if prepared[i].plan.kind in _OWN] or alike
-    return recommended(own, lambda i: _noise(prepared[i]), lambda i: _state(prepared[i]))
+    return recommended(own, lambda i: prepared[i].noise_published, lambda i: prepared[i].effort)
 
 
 _OWN = ("ours", "auto")
-_CLOSE = 1.02  # noise this close counts as equal; the cheaper mechanism is then recommended
+CLOSE = 1.15
+"""Noise this close to the least counts as equal: over 24 seeds, kinds of noise up to 12% apart gave models of the same
+accuracy (docs/planning.md has the figures), and the least noise must be solved for, step by step."""
+SOLVED = ("optimal", "tree_full")  # mechanisms with a solution of their own for every horizon
 T = TypeVar("T")
 
 
-def recommended(choices: Sequence[T], noise: Callable[[T], float], state: Callable[[T], int]) -> T:
-    """Of those with the least noise, or within 2% of it, the first with the smallest state."""
+def recommended(choices: Sequence[T], noise: Callable[[T], float], effort: Callable[[T], tuple[bool, int]]) -> T:
+    """Which noise to use: the least in what is published, or within 15% of it what takes the least `effort`.
+
+    `veilstream plan`, a run's main method, a new project's plan and the demonstrations keep to it.
+    """
     least = min(map(noise, choices))
-    return min((each for each in choices if noise(each) <= _CLOSE * least), key=state)
+    return min(
+        (each for each in choices if noise(each) <= CLOSE * least), key=lambda each: (*effort(each), noise(each))
+    )
+
+
+def effort(mechanism: str, objective: str | None, state: int) -> tuple[bool, int]:
+    """Whether a mechanism is solved for before it runs, and how many vectors it then keeps."""
+    return mechanism in SOLVED or objective is not None, state
 
 
 def _budget(prepared: Prepared) -> tuple[float, float, str]:
     promise = prepared.guarantee
     assert promise is not None
     return promise.epsilon, promise.delta, promise.accounting.value
-
-
-def _noise(prepared: Prepared) -> float:
-    noise = prepared.round_end_noise
-    assert noise is not None
-    return float(np.sqrt(np.mean(noise**2)))
-
-
-def _state(prepared: Prepared) -> int:
-    assert prepared.factorization is not None
-    return prepared.factorization.program.state_size
 
 
 def warn_of_kept_noise(plan: Plan, method: MethodPlan) -> None:
@@ -142,17 +175,17 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
     rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps, gamma_of(plan, method))
-    name = method.mechanism_name
+    published, name = plan.workload_of(method), method.mechanism_name
     if not method.method.adds_noise or name is None:
-        return Prepared(method, steps, clients, rule, None, 0.0, None, learning.rounds)
+        return Prepared(method, steps, clients, rule, None, 0.0, None, published)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
         options = {"objective": method.objective, "local_steps": steps}
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
-        factorization = without_end(plan.workload_of(method).forgetting_per_step, horizon)
+        factorization = without_end(published.forgetting_per_step, horizon)
     elif method.objective == "published":
-        factorization = build_for(name, plan.workload_of(method), plan.participation)
+        factorization = build_for(name, published, plan.participation)
     else:
         factorization = build(name, horizon, **options)
     warn_of_kept_noise(plan, method)
@@ -169,6 +202,6 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     guarantee = replace(guarantee, epochs=plan.epochs_per_person)
     kept = guarantee if method.method.private else None
     if not chooses:
-        return Prepared(method, steps, clients, rule, factorization, std, kept, learning.rounds)
+        return Prepared(method, steps, clients, rule, factorization, std, kept, published)
     method, choice = choose_steps(plan, method, factorization, std)
-    return Prepared(method, steps, clients, rule, factorization, std, kept, learning.rounds, choice)
+    return Prepared(method, steps, clients, rule, factorization, std, kept, published, choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from veilstream.errors import InputError
@@ -183,6 +184,19 @@ def record_terms(plan: Plan) -> dict[str, Any] | None:
         if name is not None and ":" in name:
             terms[key] = {"name": name, "sha256": code_hash(key, name)}
     return terms or None
+
+
+def label_names(plan: Plan, targets: Sequence[float]) -> tuple[str, ...] | None:
+    """What the plan calls a task's labels, in the order of their targets; None if it names others or none."""
+    named = plan.data.labels if plan.data.kind == "table" else None
+    return named if named is not None and len(named) == len(targets) else None
+
+
+def target_range(plan: Plan) -> tuple[float, float] | None:
+    """The public range of a table's label that is a number, on the scale of targets; predictions are cut to it."""
+    if plan.data.kind != "table" or plan.data.label_range is None:
+        return None
+    return schema_of(plan).label.target_range
 
 
 def label_unit(plan: Plan) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,6 +113,11 @@ class Numeric:
         """Numbers that it becomes."""
         return 2 if self.missing == "flag" else 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each of its numbers is called."""
+        return (self.name, *_flag(self))
+
     def write(self, cell: object, into: Float32s, *, decimal_comma: bool) -> bool:
         """Write a cell into its place; True if it had to be clamped."""
         value = as_number(cell, decimal_comma=decimal_comma)
@@ -148,6 +154,12 @@ class Categorical:
         """Numbers that it becomes."""
         return len(self.vocabulary) + (self.unknown == "other") + (self.missing == "flag")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each of its numbers is called."""
+        other = (f"{self.name} is another",) if self.unknown == "other" else ()
+        return (*(f"{self.name} = {word}" for word in self.vocabulary), *other, *_flag(self))
+
     @cached_property
     def _places(self) -> dict[str, int]:
         return {as_text(word): place for place, word in enumerate(self.vocabulary)}
@@ -182,6 +194,11 @@ class Hashed:
         """Numbers that it becomes."""
         return self.buckets + (self.missing == "flag")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each of its numbers is called."""
+        return (*(f"{self.name} #{place}" for place in range(self.buckets)), *_flag(self))
+
     def write(self, cell: object, into: Float32s, *, decimal_comma: bool) -> bool:
         """Write a cell into its place, the same on every machine."""
         hashed = hashlib.blake2b(as_text(cell).encode(), digest_size=8, person=b"veilstream").digest()
@@ -190,6 +207,10 @@ class Hashed:
 
 
 Feature = Numeric | Categorical | Hashed
+
+
+def _flag(feature: Feature) -> tuple[str, ...]:
+    return (f"{feature.name} is missing",) if feature.missing == "flag" else ()
 
 
 @dataclass(frozen=True)
@@ -250,14 +271,24 @@ class Label:
         """The length of 1 on the scale of targets, in the label's own units."""
         return 1.0 if self.classes is not None or self.counts else 0.5 * (self.high - self.low)
 
+    @property
+    def target_range(self) -> tuple[float, float] | None:
+        """The public range on the scale of targets, to which predictions are cut; None for classes."""
+        if self.classes is not None:
+            return None
+        return (self.low, self.high) if self.counts else (-1.0, 1.0)
+
     def in_units(self, predicted: float) -> float | str:
         """A prediction as a class's text, or in the label's own units."""
         if self.classes is not None:
             place = int(predicted > 0) if self.signed else int(predicted)
             return self.classes[place] if 0 <= place < len(self.classes) else str(predicted)
-        if self.counts:
-            return predicted
-        return self.low + (predicted + 1.0) * 0.5 * (self.high - self.low)
+        return float(self.numbers_in_units(predicted))
+
+    def numbers_in_units(self, predicted: Any) -> Any:
+        """Numbers that a task predicts, in the label's own units and within its range; of arrays too."""
+        found = predicted if self.counts else self.low + (predicted + 1.0) * 0.5 * (self.high - self.low)
+        return np.clip(found, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -303,6 +334,15 @@ class RecordSchema:
         products = sum(widths[a] * widths[b] for a, b in self.interactions)
         return sum(widths.values()) + products + self.bias
 
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """What each number of a record's features is called."""
+        named = {feature.name: feature.names for feature in self.features}
+        products = [f"{one} * {other}" for a, b in self.interactions for one in named[a] for other in named[b]]
+        all_names = [*(name for names in named.values() for name in names), *products, *(["bias"] if self.bias else [])]
+        taken = Counter(all_names)
+        return tuple(f"{name} ({at})" if taken[name] > 1 else name for at, name in enumerate(all_names))
+
     @property
     def largest_norm(self) -> float:
         """Largest norm before it is fitted to `norm`."""
@@ -331,8 +371,15 @@ class RecordSchema:
 
     def features_of(self, row: Mapping[str, object]) -> Float32s | Refusal:
         """Features alone, for a prediction."""
+        found = self.encode_features(row)
+        return found if isinstance(found, Refusal) else found[0]
+
+    def encode_features(
+        self, row: Mapping[str, object], *, decimal_comma: bool = False
+    ) -> tuple[Float32s, list[str]] | Refusal:
+        """Features alone, and the columns that were clamped; never raises."""
         try:
-            return self._features(row, False)[0]
+            return self._features(row, decimal_comma)
         except RefusedRecord as refused:
             return refused.refusal
         except Exception:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, UnknownName
 from veilstream.plans.plan import Plan
 from veilstream.privacy.guarantee import Guarantee
+from veilstream.runs.released_model import METHOD
 from veilstream.runs.summary import FederationSummary, SimulationSummary
 from veilstream.runs.tables import ListedEstimate, cell_number, damaged, read_history, read_telemetry, table_rows
 
@@ -261,7 +262,7 @@ class Run:
             raise damaged(self.path / name, 0, "values that the run wrote", "one is of another kind") from error
 
     def model(self, method: str | None = None, seed: int | None = None) -> Float32s:
-        """The model that a method published last, as a flat vector.
+        """The model that a method published last, as a flat vector; `veilstream.load(run)` is one to predict with.
 
         Args:
             method: which; the run's main method where it is left out.
@@ -283,8 +284,9 @@ class Run:
             why = "models of more than 64 MiB are not kept; run fewer methods and seeds"
             raise InputError("run", str(self.path), "a run that keeps its models", why)
         try:
-            with np.load(path) as stored:
-                chosen: Float32s = stored[method][summary.seeds.index(seed)]
+            with np.load(path) as stored:  # version 0.6 had no prefix
+                name = f"{METHOD}{method}" if f"{METHOD}{method}" in stored else method
+                chosen: Float32s = stored[name][summary.seeds.index(seed)]
         except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
             raise damaged(path, 0, "the models that the run wrote", error) from error
         return chosen

@@ -1,7 +1,9 @@
-"""A released model in one file: its parameters, plan and guarantee.
+"""A released model in one file: its parameters, plan and guarantee. Servers, exports and run folders write it.
 
-The file is NumPy's `.npz` with arrays `model`, `round`, `rounds` and the texts `run`, `plan` (TOML) and
-`guarantee` (JSON); nothing in it is pickled. A released model is public.
+The file is NumPy's `.npz` with arrays `format`, `model`, `round`, `rounds`, `simulated` and the texts `run`, `plan`
+(TOML) and `guarantee` (JSON, {} for a method that promises nothing); nothing in it is pickled. A simulation's
+models.npz also has `method/NAME` (seeds, parameters) for every method, and says about them in the text `methods`
+(JSON). A released model is public.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +26,11 @@ from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.plans.plan import Plan
 
+FORMAT = 1
 _TEXTS = ("run", "plan", "guarantee")
-_WAY_OUT = "`veilstream model fetch` writes one"
+_WAY_OUT = "`veilstream run`, `model fetch` and `model export` write one"
+_MOST_BYTES = 4 << 30
+METHOD = "method/"  # before a method's name, in the name of its array
 
 
 def model_sha256(model: NDArray[np.float32]) -> str:
@@ -53,25 +60,30 @@ class ReleasedModel:
     plan_toml: str
     guarantee: dict[str, Any]
     """As `Guarantee.as_dict` gives it, unread: `Terms.promises` compares it with the plan's own."""
+    simulated: bool = False
+    """Whether seeds made the noise, so that the guarantee protected no one in this run."""
 
     @cached_property
     def plan(self) -> Plan:
         """The plan, parsed."""
         return Plan.parse(self.plan_toml)
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What the file holds, by name."""
+        return {
+            "format": np.array(FORMAT, np.int64),
+            "model": self.model.astype("<f4"),
+            "round": np.array(self.round, np.int64),
+            "rounds": np.array(self.rounds, np.int64),
+            "run": np.array(self.run),
+            "plan": np.array(self.plan_toml),
+            "guarantee": np.array(json.dumps(self.guarantee, allow_nan=False)),
+            "simulated": np.array(self.simulated),
+        }
+
     def to_bytes(self) -> bytes:
         """The content of the file."""
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            model=self.model.astype("<f4"),
-            round=np.int64(self.round),
-            rounds=np.int64(self.rounds),
-            run=np.array(self.run),
-            plan=np.array(self.plan_toml),
-            guarantee=np.array(json.dumps(self.guarantee, allow_nan=False)),
-        )
-        return buffer.getvalue()
+        return packed(self.arrays())
 
     def save(self, path: Path | str) -> None:
         """Write the file, whole or not at all."""
@@ -79,34 +91,65 @@ class ReleasedModel:
 
     @classmethod
     def load(cls, path: Path | str) -> ReleasedModel:
-        """Read a file that `save` or `veilstream model fetch` wrote."""
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError("model", str(path), "a file", f"{error.strerror}; {_WAY_OUT}") from None
-        return cls.from_bytes(data, str(path))
+        """Read a file that a run, `save` or `veilstream model fetch` wrote."""
+        return cls.from_bytes(file_content(Path(path)), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> ReleasedModel:
         """Read the content of a file; ``origin`` names it in errors."""
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as members:
-                if sum(member.file_size for member in members.infolist()) > len(data):
-                    raise ValueError("it is compressed")  # a small file could fill all memory
-            with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-                texts = {name: _text(stored[name]) for name in _TEXTS}
-                model, round_, rounds = stored["model"], stored["round"], stored["rounds"]
+        with opened(data, origin) as stored:
+            texts = {name: _text(stored[name]) for name in _TEXTS}
+            model, round_, rounds = stored["model"], stored["round"], stored["rounds"]
+            simulated = "simulated" in stored and bool(stored["simulated"])
             guarantee = json.loads(texts["guarantee"])
             if model.dtype != np.float32 or model.ndim != 1 or not isinstance(guarantee, dict):
                 raise ValueError("other contents")
             whole = int(round_), int(rounds)
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(
-                "model", origin, "an .npz file with model, round, plan and guarantee", f"{error}; {_WAY_OUT}"
-            ) from None
         if not np.isfinite(model).all():
             raise InputError("model", origin, "finite parameters", "fetch another round")
-        return cls(model, *whole, texts["run"], texts["plan"], guarantee)
+        return cls(model, *whole, texts["run"], texts["plan"], guarantee, simulated)
+
+
+def file_content(path: Path) -> bytes:
+    """The bytes of a model's file."""
+    try:
+        if not path.is_file():
+            why = "it is no plain file" if path.exists() else "No such file"
+            raise InputError("model", str(path), "a file", f"{why}; {_WAY_OUT}")
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError("model", str(path), f"a file of at most {_MOST_BYTES >> 30} GiB", _WAY_OUT)
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError("model", str(path), "a file", f"{error.strerror}; {_WAY_OUT}") from None
+
+
+def packed(arrays: Mapping[str, Any]) -> bytes:
+    """As `numpy.savez`, which takes a name like "file" for its own argument."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+@contextmanager
+def opened(data: bytes, origin: str) -> Iterator[Any]:
+    """Arrays of a model's file by name; whatever is wrong with them becomes one `InputError` that names ``origin``."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            if sum(member.file_size for member in members.infolist()) > len(data):
+                raise ValueError("it is compressed")  # a small file could fill all memory
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            if "format" in stored and int(stored["format"]) != FORMAT:
+                why = "another version of veilstream wrote it: read it with that one"
+                raise InputError("model", origin, f"format {FORMAT}, not {int(stored['format'])}", why)
+            yield stored
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, TypeError, KeyError, RecursionError, zipfile.BadZipFile) as error:
+        rule = "an .npz file with model, round, plan and guarantee"
+        raise InputError("model", origin, rule, f"{str(error) or type(error).__name__}; {_WAY_OUT}") from None
 
 
 def _text(array: NDArray[Any]) -> str:

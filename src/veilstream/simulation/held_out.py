@@ -15,7 +15,7 @@ from veilstream.simulation.noise_source import noise_place_of
 from veilstream.simulation.records import ExpectedRecords
 from veilstream.streams.pool import PoolStream, Stream
 
-_CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
+CACHE_FLOATS = 2_500_000  # activations that a CPU's caches hold while models are evaluated
 
 
 class HeldOut:
@@ -57,7 +57,7 @@ class HeldOut:
         # A prediction takes about a quarter of what a gradient does.
         each = methods * max(1, self._expected.details.workspace // 4)
         eighth = self._plan.run.memory_mib * 2**20 // 32  # of the budget, in floats
-        room = _CACHE_FLOATS if self._on_host else eighth
+        room = CACHE_FLOATS if self._on_host else eighth
         return max(50, min(eighth, room) // each)
 
     def _clients(self, seed: int, round_: int) -> Sample:

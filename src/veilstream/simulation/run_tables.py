@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
 from veilstream.files import write_file
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
-from veilstream.plans.records import label_unit
 from veilstream.research.comparators import Comparators
 from veilstream.research.regret import average_regret
+from veilstream.runs.released_model import METHOD, ReleasedModel, packed
 from veilstream.runs.tables import history_csv
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds
+from veilstream.simulation.final_figures import spread
+from veilstream.simulation.judgements import Judgements
 from veilstream.simulation.seed_batches import Results
 from veilstream.simulation.telemetry import telemetry_csv
 from veilstream.streams.pool import Stream
@@ -80,16 +80,22 @@ class RunTables:
         rounds = list(range(done))
         write(self.folder / "history.csv", history_csv(names, seeds, columns, rounds))
         looked = [i for i, r in enumerate(self.evaluated) if r < done or (r == done and complete)]
+        judged = Judgements.of(plan, prepared, self.task, self.stream, results)
         if self.task.classifies and self.holds_out:
-            accuracy = {"held_out_accuracy": results.held_out_accuracy[..., looked]}
+            held_out = judged.with_final(results.held_out_accuracy) if complete else results.held_out_accuracy
+            results = dataclasses.replace(results, held_out_accuracy=held_out)
+            accuracy = {"held_out_accuracy": held_out[..., looked]}
             at = [self.evaluated[i] for i in looked]
             write(self.folder / "accuracy.csv", history_csv(names, seeds, accuracy, at))
         if results.telemetry is not None:
             ends = [r for r in self.evaluated if 0 < r <= done]
             told = telemetry_csv(plan, prepared, seeds, results.telemetry[:, :, :done], ends)
             write(self.folder / "telemetry.csv", told)
-        methods = {p.plan.name: self._method_summary(p, results, i, solved, looked) for i, p in enumerate(prepared)}
-        main = names[main_method(prepared)]
+        methods = {
+            p.plan.name: self._method_summary(p, results, i, solved, looked, judged) for i, p in enumerate(prepared)
+        }
+        chosen = main_method(prepared)
+        main = names[chosen]
         summary = {
             "name": plan.name,
             "simulated": True,
@@ -99,23 +105,48 @@ class RunTables:
             "training_seconds": training_s,
             "main_method": main,
             "final": methods[main]["final"],
+            **judged.summary(chosen),
             "comparators": _comparator_summary(solved),
             "data": self.stream.provenance,
             "records": self.stream.report.as_dict() if isinstance(self.stream, TableStream) else None,
             "methods": methods,
         }
         if results.models is not None:
-            write(self.folder / "models.npz", _npz(dict(zip(names, results.models, strict=True))))
+            write(self.folder / "models.npz", self._models(results.models, results))
         write_json(self.folder / "summary.json", summary)
 
+    def _models(self, models: NDArray[np.float32], results: Results) -> bytes:
+        """The main method's model of the first seed as in every model's file, and those of all methods and seeds."""
+        names, main = [p.plan.name for p in self.prepared], main_method(self.prepared)
+        promises = {p.plan.name: p.guarantee.as_dict() if p.guarantee else {} for p in self.prepared}
+        plan = self.plan
+        first = ReleasedModel(
+            models[main, 0],
+            results.rounds,
+            plan.learning.rounds,
+            plan.name,
+            plan.to_toml(),
+            promises[names[main]],
+            simulated=True,
+        )
+        about = {"main": names[main], "seeds": list(results.seeds), "guarantees": promises}
+        arrays = first.arrays() | {"methods": np.array(json.dumps(about, allow_nan=False))}
+        return packed(arrays | {f"{METHOD}{name}": each for name, each in zip(names, models, strict=True)})
+
     def _method_summary(
-        self, prepared: Prepared, results: Results, index: int, solved: list[Comparators], looked: list[int]
+        self,
+        prepared: Prepared,
+        results: Results,
+        index: int,
+        solved: list[Comparators],
+        looked: list[int],
+        judged: Judgements,
     ) -> dict[str, Any]:
         done = results.rounds
         losses = results.history["loss"][index, :, :done].astype(np.float64)
         nobody = _nobody(results)
         figures: dict[str, Any] = {
-            "average_loss": _spread(_over_rounds(losses, nobody)),
+            "average_loss": spread(_over_rounds(losses, nobody)),
             "accuracy": None,
             "held_out_accuracy": None,
             "prequential_accuracy": None,
@@ -123,29 +154,28 @@ class RunTables:
             "explained": None,
             "dynamic_regret": None,
             "static_regret": None,
-            "distance_to_noise_free": _spread(results.history["distance"][index, :, done - 1]),
+            "distance_to_noise_free": spread(results.history["distance"][index, :, done - 1]),
         }
         if self.task.classifies and looked:
             if self.holds_out:
-                figures["held_out_accuracy"] = _spread(results.held_out_accuracy[index, :, looked[-1]])
+                figures["held_out_accuracy"] = spread(results.held_out_accuracy[index, :, looked[-1]])
                 figures["accuracy"] = figures["held_out_accuracy"]  # its name of before, still read
             preq = results.history["accuracy"][index, :, :done].astype(np.float64)
-            figures["prequential_accuracy"] = _spread(_over_rounds(preq, nobody))
-        if not self.task.classifies and self.holds_out and results.models is not None:
-            figures |= self._regression(results.models[index], list(results.seeds))
+            figures["prequential_accuracy"] = spread(_over_rounds(preq, nobody))
+        figures |= judged.final(index)
         diverged = np.flatnonzero(~(np.isfinite(losses) | nobody).all(axis=0))
         if len(diverged):
             figures["remark"] = f"diverged from round {diverged[0]}: try a smaller step size"
         if solved and not len(diverged):
             each = [average_regret(losses[s], c.round_values)[-1] for s, c in enumerate(solved)]
-            figures["dynamic_regret"] = _spread(np.array(each))
+            figures["dynamic_regret"] = spread(np.array(each))
             if all(c.offline_losses is not None for c in solved):
                 each = [
                     average_regret(losses[s], c.offline_losses)[-1]
                     for s, c in enumerate(solved)
                     if c.offline_losses is not None
                 ]
-                figures["static_regret"] = _spread(np.array(each))
+                figures["static_regret"] = spread(np.array(each))
         return {
             "kind": prepared.plan.kind,
             "mechanism": prepared.plan.mechanism_name if prepared.factorization else None,
@@ -157,26 +187,9 @@ class RunTables:
             "server_step_size": prepared.plan.server_step_size,
             "effective_step_size": prepared.effective_step_size,
             **({"auto": prepared.auto.as_dict()} if prepared.auto else {}),
+            "verdict": judged.sentence(index),
             "final": figures,
         }
-
-    def _regression(self, models: NDArray[Any], seeds: list[int]) -> dict[str, Any]:
-        """Root mean square error on held-out clients, in the label's units, and the share explained."""
-        plan = self.plan
-        errors, explained = [], []
-        for seed, model in zip(seeds, models, strict=True):
-            held = self.stream.held_out(seed, plan.data.held_out, plan.learning.rounds - 1)
-            target = np.asarray(held.target, np.float64)
-            try:
-                predicted = np.asarray(self.task.predict(model, held.features), np.float64)
-            except InputError:
-                return {}  # a task that was given no way to predict
-            if predicted.shape != target.shape:
-                return {}  # no number for each client
-            error = float(np.mean((predicted - target) ** 2))
-            errors.append(np.sqrt(error) * label_unit(plan))
-            explained.append(1.0 - error / max(float(np.var(target)), 1e-300))
-        return {"rmse": _spread(np.array(errors)), "explained": _spread(np.array(explained))}
 
 
 def _guarantees(prepared: list[Prepared]) -> dict[str, Any]:
@@ -209,16 +222,6 @@ def _cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text
 
 
-def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
-    """As `numpy.savez`, which takes a method that is called "file" for its own argument."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
 def _nobody(results: Results) -> NDArray[np.bool_]:
     """Rounds of each seed without a client, (seeds, rounds). A diverged model still has an accuracy."""
     measured = results.history["accuracy"][:, :, : results.rounds]
@@ -247,14 +250,6 @@ def _comparator_summary(solved: list[Comparators]) -> dict[str, Any] | None:
         )
     return {
         "separable_rounds": separable,
-        "path_variation": None if None in variations else _spread(np.array(variations, float)),
+        "path_variation": None if None in variations else spread(np.array(variations, float)),
         "remarks": remarks,
     }
-
-
-def _spread(values: NDArray[Any]) -> dict[str, Any] | None:
-    each = np.asarray(values, np.float64)
-    if not np.isfinite(each).all():
-        return None
-    std = float(each.std(ddof=1)) if len(each) > 1 else 0.0
-    return {"mean": float(each.mean()), "std": std, "seeds": [float(v) for v in each]}

@@ -74,6 +74,7 @@ class TableSource:
         table: where rows come from; rows that are appended later are read later.
         schema: what a record is.
         learner: this learner's name; rows with another name in the schema's column of learners are skipped.
+        whole: whether nothing is appended any more, so that the last records are no reason to wait for others.
         reopen: the same table from its beginning, for whoever looks at it before it is read.
 
     """
@@ -84,10 +85,14 @@ class TableSource:
         schema: RecordSchema,
         learner: str | None = None,
         *,
+        whole: bool = False,
         reopen: Callable[[], Table] | None = None,
     ) -> None:
         check_columns(table, schema.columns)
         self.table, self.schema, self.reopen = table, schema, reopen
+        self._whole = whole
+        self.visits_a_round = 1  # records of one person that a round may take
+        self.waiting = 0  # records that `ready` last found too few
         self._learner = learner
         named = learner is not None and schema.learner in (table.columns or (schema.learner,))
         self._learner_column = schema.learner if named else None
@@ -137,23 +142,26 @@ class TableSource:
         def usable(item: _Item) -> bool:
             return item.client is not None and may_take(item.client)
 
-        people: set[str] = set()
-        looked_at, ended = 0, False
+        visits: Counter[str] = Counter()
+        waiting, looked_at, ended = 0, 0, False
         while len(self._held) < max(_HELD, most):
             while self._held and not looked_at and not usable(self._held[0]):
                 self.counts.not_again += isinstance(self._pass().record, Encoded)
-            while looked_at < len(self._held) and len(people) < max(minimum, 1):
+            while looked_at < len(self._held) and waiting < max(minimum, 1):
                 item = self._held[looked_at]
                 if item.client is not None and usable(item):
-                    people.add(item.client)
+                    visits[item.client] += 1
+                    waiting += visits[item.client] <= self.visits_a_round
                 looked_at += 1
-            if len(people) >= minimum and len(self._held) >= most:
+            if waiting >= minimum and len(self._held) >= most:
                 break
             if not self._hold_one():
                 ended = True
                 break
-        self.exhausted = ended and len(people) < max(minimum, 1)
-        return len(people) >= minimum or (bool(people) and not ended)
+        if ended and self._whole:
+            minimum = min(minimum, 1)
+        self.exhausted, self.waiting = ended and waiting < max(minimum, 1), waiting
+        return waiting >= minimum or (waiting > 0 and not ended)
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Hand over the next records; none at the end of the table."""

@@ -77,6 +77,10 @@ class TableStream(PoolStream):
     may_be_empty: ClassVar[bool] = True
     names: tuple[str, ...] = ()  # the learners, in order
     report: TableReport = field(default_factory=TableReport)
+    split_by: str = "people"  # how held-out records were chosen
+    held_people: NDArray[np.int64] | None = None  # whose each held-out record is; None where each is someone else
+    held_previous: NDArray[np.float64] | None = None
+    """Target of the learner's record before each held-out one, nan for none; None without a column of times."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,14 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
         split=FixedOrder(tuple(np.split(order, ends[:-1]))),
         names=tuple(dealt.learned),
         report=report,
+        held_people=None if schema.client == EACH_ROW else _numbered(held),
         provenance=f"records of {', '.join(names)}, in the order they came",
     )
+
+
+def _numbered(held: list[Encoded]) -> NDArray[np.int64]:
+    """A number for each record's person; only which are alike is kept."""
+    return np.unique([record.client for record in held], return_inverse=True)[1].astype(np.int64)
 
 
 def deal_out(

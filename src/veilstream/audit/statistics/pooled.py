@@ -88,6 +88,18 @@ def every_part(whites: Sequence[Floats], law: Law, *, grid: float, steps: int) -
     return worst.check("noise of every part", "a part of what is sent has too little noise, too much, or a bias")
 
 
+def variance(parts: Sequence[Floats], law: Law, *, grid: float, steps: int) -> Check:
+    """Judge whitened residuals of each epoch, over all learners: one sum of squares each."""
+    assert law.root is not None
+    reach = float(np.linalg.norm(np.linalg.inv(law.root), 2))
+    worst = _Worst()
+    for k, part in enumerate(parts):
+        q, off = float((part**2).sum()), reach * slack_units(steps) * grid * math.sqrt(part.size)
+        few, much = chi2.cdf((math.sqrt(q) + off) ** 2, part.size), chi2.sf((math.sqrt(q) - off) ** 2, part.size)
+        worst.add(2.0 * float(min(few, much)), f"epoch {k} has {q / part.size:.4f} of its variance")
+    return worst.check("noise of each epoch", "an epoch has too little noise, or too much")
+
+
 def _blocks(values: Floats) -> Iterator[tuple[int, int, Floats]]:
     """Sums over blocks of every dyadic height and width, from the upper left corner."""
     height = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from veilstream.deployment.ledger.archive import SEGMENTS_TABLE
 from veilstream.deployment.ledger.chain import damaged
 from veilstream.deployment.ledger.paths import witness_path
 from veilstream.deployment.ledger.visits import VISITS_TABLE
-from veilstream.errors import LedgerError
+from veilstream.errors import LedgerError, StorageError
 
 FORMAT = 0x56530001
 """Of the store, as SQLite's ``user_version``: "VS" and 1. Earlier stores have 1 to 4 there."""
@@ -107,7 +108,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise LedgerError(
+        raise (StorageError if _disk_failed(error) else LedgerError)(
             f"{path} cannot be used ({error})", "see that it can be written, that its disk is mounted and has room"
         ) from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
@@ -120,7 +121,18 @@ def usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LedgerError(
+        raise (StorageError if _disk_failed(error) else LedgerError)(
             f"{path} cannot be used ({error})",
             "see that its directory can be written, that its disk is mounted and has room",
         ) from error
+
+
+_FULL_OR_FAILING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+_SQLITE_FAILED = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
+
+
+def _disk_failed(error: sqlite3.OperationalError | OSError) -> bool:
+    """Whether waiting may help: a disk that is full, read-only or failing, and not a wrong path."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL_OR_FAILING
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_FAILED

@@ -104,6 +104,22 @@ def _shut(path: Path) -> str:
     return "it is for its owner alone now (mode 0600)"
 
 
+def check_room(path: Path, size: int) -> None:
+    """Write and sync so many bytes beside a file, and remove them: an `OSError` where its disk cannot be written."""
+    trial = path.with_name(f".{path.name}.room")
+    try:
+        handle = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            left = size
+            while left:
+                left -= os.write(handle, bytes(min(left, 1 << 16)))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    finally:
+        trial.unlink(missing_ok=True)
+
+
 def missing_store(path: Path) -> InputError:
     """The error for a store that is not there and was not asked for."""
     return InputError(

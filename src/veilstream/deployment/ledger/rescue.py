@@ -129,7 +129,8 @@ def begin_again(store: Path, witness: Path | str | None = None) -> tuple[Path | 
             "witness",
             str(where),
             "a witness that exists",
-            "without it nobody knows who took part: begin another store, with other clients only",
+            "if it lies elsewhere, say where: --witness PATH (witness= in Python). If it is lost too, nobody knows who "
+            "took part: begin another store, with other clients only",
         )
     lock = lock_store(store)
     try:

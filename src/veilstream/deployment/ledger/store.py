@@ -50,7 +50,7 @@ from veilstream.deployment.ledger.paths import (
 )
 from veilstream.deployment.ledger.visits import NOBODY, keyed_tag, past_visits, visit_key
 from veilstream.deployment.ledger.witness import Entry, Witness, entries_of, missing_witness
-from veilstream.errors import InputError, LedgerError, PrivacyError
+from veilstream.errors import InputError, LedgerError, PrivacyError, StorageError
 from veilstream.files import sync_directory
 from veilstream.records.participation import PastVisits
 
@@ -67,6 +67,11 @@ CRASH_POINTS = (
     "epoch-closed",
 )
 """Places between two durable writes (`Ledger.reached`)."""
+
+
+_MAKE_ROOM = (
+    "make room on its disk or repair it; then the store has to be opened anew, as `veilstream learner` does by itself"
+)
 
 
 class Ledger:
@@ -139,9 +144,16 @@ class Ledger:
         if witness.last() is not None:
             raise LedgerError(
                 f"{what} {self.path}, and there is its witness {self.witness_path}",
-                "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
-                "a new one, with everyone the witness knows of left out",
+                f"put the newest store back; if it is lost, {self._begin_again()}",
             )
+
+    def _begin_again(self) -> str:
+        beside = self.witness_path.absolute() == witness_path(self.path, None).absolute()
+        where = "" if beside else f" --witness {self.witness_path}"
+        return (
+            f"`veilstream ledger epoch {self.path} --lost{where}` begins a new one, with everyone the witness knows "
+            "of left out"
+        )
 
     def _create_or_check(self) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -197,8 +209,7 @@ class Ledger:
             raise LedgerError(
                 f"{self.path} ends before record {self.chain.length}, and its witness saw record "
                 f"{last.number}: this is an old copy",
-                "put the newest store back; if it is lost, `veilstream ledger epoch --lost` begins "
-                "a new one, with everyone the witness knows of left out",
+                f"put the newest store back; if it is lost, {self._begin_again()}",
             )
         if hash_at(self._db, last.number) != last.hash:
             raise LedgerError(
@@ -261,10 +272,11 @@ class Ledger:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise
+        except (sqlite3.OperationalError, OSError) as error:
+            raise StorageError(f"the ledger {self.path} could not be written ({error})", _MAKE_ROOM) from error
         except Exception as error:
             raise PrivacyError(
-                f"the ledger {self.path} could not be written ({error}): nothing was released "
-                "(make room on the disk or repair it, then start the learner again)"
+                f"the ledger {self.path} could not be written ({error}): nothing was released (start the learner again)"
             ) from error
         self.chain.follow(record)
         self._unwitnessed += entries_of(self._db, record)
@@ -316,10 +328,7 @@ class Ledger:
         try:
             self._witness.append(self._unwitnessed)
         except OSError as error:
-            raise PrivacyError(
-                f"the witness {self.witness_path} could not be written ({error}): nothing was "
-                "released (repair its disk, then start the learner again)"
-            ) from error
+            raise StorageError(f"the witness {self.witness_path} could not be written ({error})", _MAKE_ROOM) from error
         self._unwitnessed = []
         self._failed = False
 
@@ -327,9 +336,13 @@ class Ledger:
         """Refuse to go on after a failure."""
         if self._failed:
             raise PrivacyError(
-                f"an earlier write to {self.path} failed: nothing was released "
-                "(repair the disk, then start the learner again)"
+                f"an earlier write to {self.path} failed: nothing was released (repair the disk, then open it anew)"
             )
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write did not return, so that the store has to be opened anew."""
+        return self._failed
 
     def blob(self, name: str) -> bytes:
         """What was kept under this name."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-_WARN_DAYS = 30
+WARN_DAYS = 30
 _PROBE_S = 3.0
 _NOT_YET, _EXPIRED, _WRONG_NAME = 9, 10, (62, 63, 64)  # X509_V_ERR_*
 
@@ -44,12 +44,21 @@ def invalid(certificate: x509.Certificate, whose: str, now: datetime.datetime | 
     return None
 
 
+def days_left(path: Path, now: datetime.datetime | None = None) -> int | None:
+    """Whole days until a certificate ends, negative afterwards; None for a file that cannot be read now."""
+    try:
+        ends = load(path).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
+    return (ends - (now or datetime.datetime.now(datetime.UTC))).days
+
+
 def expiring(certificate: x509.Certificate, whose: str, now: datetime.datetime | None = None) -> str:
     """A warning from 30 days before the end; else nothing."""
     now = now or datetime.datetime.now(datetime.UTC)
     ends = certificate.not_valid_after_utc
     left = (ends - now).days
-    if left >= _WARN_DAYS:
+    if left >= WARN_DAYS:
         return ""
     return f"{whose} certificate ends on {_day(ends)}, in {left} days (`veilstream keys renew`)"
 

@@ -244,6 +244,8 @@ class StreamClient:
         except Exception as error:  # its text might hold data; asked again, it may do better
             _log.warning("%s: a request is left without an answer", type(error).__name__)
             return
+        if not reply:  # it stops, or its disk cannot be written
+            return
         if len(reply) > wire.reply_limit(self._dim):
             _log.warning("a reply of %d bytes is too large for d = %d", len(reply), self._dim)
             return

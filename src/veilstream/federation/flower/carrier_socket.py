@@ -139,6 +139,8 @@ class CarrierSocket:
                         self._note("the carrier sent something that is not a request, and was disconnected")
                         return
                     reply = self._handle(data)
+                    if not reply:  # it stops, or its disk cannot be written
+                        return
                     connection.settimeout(_SEND_WITHIN_S)
                     frames.send(connection, reply)
         except TimeoutError:

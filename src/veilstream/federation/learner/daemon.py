@@ -24,7 +24,7 @@ from veilstream.deployment.epochs import DEPLOYED, LearnerParts
 from veilstream.deployment.learner import Learner, Outcome
 from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
-from veilstream.errors import InputError, LedgerError, ProtocolError, VeilstreamError
+from veilstream.errors import InputError, LedgerError, PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
@@ -34,7 +34,7 @@ from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
-from veilstream.wording import shown
+from veilstream.wording import counted, shown
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +76,14 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         if isinstance(source, WaitingSource):
             source.together = learner.terms.clients_per_step
+        if isinstance(source, WaitingSource | TableSource):
+            often = learner.plan.participation
+            source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
+        self.failure: VeilstreamError | None = None
+        """Why the learner must be opened anew before it can answer again: a write that failed, or a defect."""
 
     @property
     def name(self) -> str:
@@ -95,20 +100,42 @@ class Daemon:
         return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
 
     def handle(self, data: bytes) -> bytes:
-        """A signed reply to any bytes; a refusal says why, and nothing about data."""
+        """A signed reply to any bytes; a refusal says why, and nothing about data.
+
+        Nothing at all if the daemon was closed, or its store has to be opened anew (`failure`).
+        """
+        if self.failure is not None:
+            return b""
         try:
             request = Request.read(data, self._keys.server)
             with self._busy:  # the time of a second request begins when the first is answered
                 reply = self._answer(request, digest(data))
-        except _Closing:
-            raise
+        except _NoAnswer:
+            return b""
         except VeilstreamError as error:
+            if self._must_open_anew(error):
+                return b""
             self._note_refused(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
         except Exception as error:  # a defect; its text might quote data, so it is not shown
+            if self._must_open_anew(None):
+                return b""
             self._note_refused(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
             reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
         return reply.sign(self._keys.identity)
+
+    def _must_open_anew(self, error: VeilstreamError | None) -> bool:
+        """Whether the store has to be opened anew; ``error``: why the request failed, None for a defect."""
+        learner = self.learner
+        if not learner.ledger.failed and not learner.epochs.broken:
+            return False
+        if error is None:
+            error = PrivacyError(
+                "a defect interrupted a call half-way: nothing was released (start the learner again; it goes on "
+                "where its store stands)"
+            )
+        self.failure = self.failure or error
+        return True
 
     def _note_refused(self, reason: str, text: str) -> None:
         """Write one line a minute for each reason: no server may fill the disk."""
@@ -206,6 +233,13 @@ class Daemon:
         None if too few clients wait: then nothing was pinned or spent.
         """
         learner, r = self.learner, request.round
+        sealed = request.acknowledged
+        if request.epoch < learner.epoch and sealed is not None and not learner.ledger.knows_message(*sealed):
+            # Of an epoch whose store was lost: the server has not asked yet who is here now.
+            raise ProtocolError(
+                f"a request for epoch {request.epoch} at a learner whose epoch is {learner.epoch}",
+                "the server asks who it is and goes on; nothing needs to be done",
+            )
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
@@ -219,7 +253,7 @@ class Daemon:
         try:
             self._take_clients(r)
             if self._closing.is_set():  # the next start does the rest of the round
-                raise _Closing
+                raise _NoAnswer
             if self.account is not None:
                 self.account.round_ends()
             release = learner.finish_round()
@@ -240,7 +274,10 @@ class Daemon:
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
-            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+            some = f", and {counted(self._source.waiting, 'record')} of a round's {self._min_clients} wait"
+            self._say(
+                logging.INFO, f"{self._source.table.name} has ended{some if self._source.waiting else ''}: {_WAITS}"
+            )
         elif not ready:
             self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
         else:
@@ -297,7 +334,7 @@ class Daemon:
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(max(0.0, seconds)):  # closed meanwhile: nothing may leave
-            raise _Closing
+            raise _NoAnswer
 
     def _take_clients(self, r: int) -> None:
         """Offer the source's clients; if the source fails, the round ends without more."""
@@ -346,7 +383,7 @@ class Daemon:
             self.learner.close()
 
 
-class _Closing(Exception):
+class _NoAnswer(Exception):
     """The daemon was closed while a reply waited for its time."""
 
 

@@ -5,6 +5,8 @@
                    [{...}, {...}]                -> {"answers": ["taken", "refused"], "counts": ...}
     POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
     GET /status                                      where it stands, refusals, the local account
+    GET /healthz                                     200, or 503 while its disk cannot be written
+    GET /metrics                                     the counts, for Prometheus on this machine
     GET /page                                        the same as a web page
     POST /page/link                                  a link that opens the page once (`access`)
     POST /person   {"client": "..."}                 whether this person took part
@@ -12,7 +14,8 @@
 
 It listens on loopback and answers only callers who show the access token (`Authorization: Bearer
 ...`). So a web page that someone has open here, or another account, can use up no step and learn
-nothing about a client. A record is checked before the ledger is asked whether its client took part.
+nothing about a client; without the token `/healthz` says only whether the disk can be written. A record
+is checked before the ledger is asked whether its client took part.
 Every well-formed record gets the same answer, "taken", once it is stored, whatever became of it. A
 record of a named client that cannot be used waits for a round like any other and takes its step with a
 zero gradient; then it is answered 422, with the reason. So the server sees nothing of the refusal.
@@ -31,7 +34,6 @@ import contextlib
 import functools
 import hmac
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -45,6 +47,7 @@ from veilstream.errors import InputError, LedgerError, MissingExtra
 from veilstream.federation.addresses import is_own_host
 from veilstream.federation.http.asgi_server import AsgiServer, Limits
 from veilstream.federation.learner.daemon import Daemon
+from veilstream.federation.learner.health import LearnerHealth, metrics_text
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_page import PERSON_PATH, LearnerPages, LocalPage
 from veilstream.http_client import is_loopback
@@ -54,7 +57,7 @@ from veilstream.records.admission import Answer
 from veilstream.records.schema import Encoded
 from veilstream.streams.intake import Offered
 from veilstream.streams.waiting_source import LiveSource, WaitingRecord
-from veilstream.strict_json import InvalidJson, read_json
+from veilstream.strict_json import InvalidJson, read_json, read_values
 
 try:
     from starlette.applications import Starlette
@@ -74,12 +77,11 @@ _MOST_WAITING = 64  # callers of /predict, or of /person, whose turn has not com
 _LOG_EVERY_S = 60.0
 _TAKEN_WITHIN_S = 10.0
 _BATCH_RECORDS = 1024
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 8 << 20  # of a request to /observe, one record or a list
 _FORM_BYTES = 16 << 10
 _LIMITS = Limits(connections=256, connections_per_address=128, answer_s=60.0)
 _SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _AGAIN = {"Retry-After": "1"}
-_IS_LIST = re.compile(rb"[ \t\r\n]*\[")
 
 
 class LearnerApi:
@@ -94,11 +96,13 @@ class LearnerApi:
         pages: LearnerPages | None = None,
         limits: Limits = _LIMITS,
         taken_within_s: float = _TAKEN_WITHIN_S,
+        health: LearnerHealth | None = None,
     ) -> None:
         if not is_loopback(address[0]):
             rule = "a loopback address, since people's records come here"
             raise InputError("--learner-api", address[0], rule, "put a proxy with TLS in front of it")
         self._daemon, self._source, self._token = daemon, source, token.encode()
+        self._health = LearnerHealth() if health is None else health
         plan, admission = daemon.learner.plan, admission_of(daemon.learner.task)
         schema = schema_of(plan) if plan.data.kind == "table" else None
         self._records = LiveRecords(admission, schema, daemon.name)
@@ -115,6 +119,8 @@ class LearnerApi:
                 Route("/observe", self._observe, methods=["POST"]),
                 Route("/predict", self._predict, methods=["POST"]),
                 Route("/status", self._status, methods=["GET"]),
+                Route("/healthz", self._healthz, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route(LocalPage.PATH, self._show_page, methods=["GET"]),
                 Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
                 Route("/person", self._person, methods=["POST"]),
@@ -139,6 +145,10 @@ class LearnerApi:
 
         self._server = AsgiServer(app, address, option="--learner-api", limits=limits, refused=self._count)
         self.port = self._server.port
+
+    def attach(self, daemon: Daemon, source: LiveSource | None) -> None:
+        """Go on with another daemon of the same learner, whose store was opened anew."""
+        self._daemon, self._source = daemon, source
 
     def close(self) -> None:
         """Stop answering; records that still wait are answered "wait"."""
@@ -184,10 +194,11 @@ class LearnerApi:
         if origin is not None and origin != f"http://{hosts[0]}":
             raise RefusedRequest("a web page of another origin may not ask", status=403, reason="Origin")
         path, code = request.url.path, request.query_params.get("once")
+        if (request.method, path) == ("GET", "/healthz"):
+            return
         if self._page and self._page.lets_in(request.method, path, request.headers, request.cookies, code):
             return
-        kind, _, shown = request.headers.get("authorization", "").partition(" ")
-        if not self._is_token(shown) or kind.lower() != "bearer":
+        if not self._shows_token(request):
             raise RefusedRequest(
                 "send `Authorization: Bearer TOKEN` (the learner's token file); a "
                 "browser needs a new link from `veilstream ledger page STORE`",
@@ -196,13 +207,19 @@ class LearnerApi:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _shows_token(self, request: Request) -> bool:
+        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        return self._is_token(shown) and kind.lower() == "bearer"
+
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.strip().encode(errors="replace"), self._token)
 
     def status(self) -> dict[str, Any]:
         """Where the learner stands, as ``GET /status`` and the page show it; it is never sent."""
         daemon, learner = self._daemon, self._daemon.learner
-        if daemon.ended is not None:
+        if self._health.blocked:
+            state = "blocked"
+        elif daemon.ended is not None:
             state = "ended"
         else:
             state = "open" if self._source is not None and self._source.is_open else "waiting"
@@ -214,6 +231,7 @@ class LearnerApi:
             "round": learner.round,
             "rounds": learner.terms.rounds,
             "refusals": self.refusals,
+            "health": self._health.as_dict(trusted=True),
             "local": None if daemon.account is None else daemon.account.as_dict(),
             "ledger": {
                 "promise": f"({promise.epsilon:g}, {promise.delta:g})",
@@ -227,6 +245,14 @@ class LearnerApi:
 
     async def _status(self, _: Request) -> Response:
         return _json(200, self.status())
+
+    async def _healthz(self, request: Request) -> Response:
+        told = self._health.as_dict(trusted=self._shows_token(request))
+        return _json(503 if self._health.blocked else 200, told)
+
+    async def _metrics(self, _: Request) -> Response:
+        text = metrics_text(self._daemon, self._health, self.refusals)
+        return Response(text, headers=_SAFE, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @property
     def _local_page(self) -> LocalPage:
@@ -289,9 +315,8 @@ class LearnerApi:
             raise RefusedRequest(why, status=503, reason="ledger", headers=again) from None
 
     async def _observe(self, request: Request) -> Response:
-        largest = self._records.largest_bytes
-        body = await self._body(request, "application/json", largest, max(largest, _BATCH_BYTES))
-        said = _parsed(body)
+        most = max(self._records.largest_bytes, _BATCH_BYTES)  # no text in a record is too long for its step
+        said = _parsed(await self._body(request, "application/json", most), of_records=True)
         if self._source is None:
             why = "this learner reads its records itself (--data live takes calls)"
             raise RefusedRequest(why, status=404, reason="not live")
@@ -355,7 +380,7 @@ class LearnerApi:
         """Let records wait for a round; None for those that no round took in time."""
         if (why := self._daemon.ended) is not None:
             raise RefusedRequest(why, status=410, reason="ended")
-        if self._ending:
+        if self._ending or self._health.blocked:
             return [None] * len(records)
         waiting = _Waiting([_offered(each) for each in records])
         if not source.put(waiting.records):
@@ -388,18 +413,17 @@ class LearnerApi:
             raise RefusedRequest("expected one JSON object", status=400, reason="JSON")
         return said
 
-    async def _body(self, request: Request, kind: str, most: int, most_of_list: int = 0) -> bytes:
+    async def _body(self, request: Request, kind: str, most: int) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise RefusedRequest(f"expected Content-Type: {kind}", status=415, reason="Content-Type")
         declared = request.headers.get("content-length", "0")
-        too_large = RefusedRequest(f"at most {most} bytes for one record", status=413, reason="too large")
-        if not declared.isdecimal() or len(declared) > 12 or int(declared) > max(most, most_of_list):
+        too_large = RefusedRequest(f"at most {most} bytes", status=413, reason="too large")
+        if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             raise too_large
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            bound = most_of_list if most_of_list and _IS_LIST.match(body) else most
-            if max(len(body), int(declared)) > bound:
+            if len(body) > most:
                 raise too_large
         return bytes(body)
 
@@ -457,13 +481,14 @@ def _offered(record: Encoded | RefusedRequest) -> Offered:
 
 def _no_such_path(error: Exception) -> RefusedRequest:
     assert isinstance(error, HTTPException)
-    why = "try POST /observe, POST /predict, GET /status or GET /page"
+    why = "try POST /observe, POST /predict, GET /status, GET /healthz, GET /metrics or GET /page"
     return RefusedRequest(why, status=error.status_code, reason="path or method", headers=error.headers or {})
 
 
-def _parsed(body: bytes) -> Any:
+def _parsed(body: bytes, *, of_records: bool = False) -> Any:
+    """The request; ``of_records``: a number or text in a record that JSON cannot have spoils that record alone."""
     try:
-        return read_json(body)
+        return read_values(body) if of_records else read_json(body)
     except InvalidJson as error:
         raise RefusedRequest(str(error), status=400, reason="JSON") from None
 

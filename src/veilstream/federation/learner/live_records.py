@@ -20,12 +20,12 @@ from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Admission
 from veilstream.records.cells import as_text, is_missing
 from veilstream.records.client_names import NAME_RULE, client_name
+from veilstream.records.column_rules import rule_of
 from veilstream.records.own_records import OwnRecords
-from veilstream.records.schema import EACH_ROW, REASONS, Categorical, Encoded, Numeric, RecordSchema, Refusal
+from veilstream.records.schema import EACH_ROW, REASONS, Encoded, RecordSchema, Refusal
 
 _FIELDS = frozenset({"client", "record", "features", "target"})
 _LONGEST_SHOWN = 32
-_MOST_WORDS = 12
 _NUMBER_BYTES = 32
 _OTHER_BYTES = 8 << 10  # a name, the fields' names, blanks
 _RECORD_BYTES = 64 << 10
@@ -167,7 +167,7 @@ class LiveRecords:
         if not isinstance(schema, OwnRecords):
             for column in schema.columns:
                 if column != schema.client and isinstance(record.get(column), dict | list):
-                    why = f"record.{column}: expected {_rule(schema, column)}, no list or object"
+                    why = f"record.{column}: expected {rule_of(schema, column)}, no list or object"
                     raise RefusedRequest(why, Refusal("not readable", column))
         told = None if schema.learner is None else record.get(schema.learner)
         if not is_missing(told) and as_text(told) != self._learner:
@@ -178,7 +178,7 @@ class LiveRecords:
     def _refused(self, refusal: Refusal) -> RefusedRequest:
         assert self._schema is not None
         where = f"record.{refusal.column}" if refusal.column else "record"
-        rule = _rule(self._schema, refusal.column)
+        rule = rule_of(self._schema, refusal.column)
         return RefusedRequest(f"{where}: {REASONS[refusal.reason]}; expected {rule}", refusal)
 
     def _not_admitted(self) -> RefusedRequest:
@@ -190,29 +190,6 @@ class LiveRecords:
     @property
     def _shape(self) -> str:
         return " x ".join(map(str, self._admission.shape))
-
-
-def _rule(schema: RecordSchema, column: str) -> str:
-    if column == schema.client:
-        return NAME_RULE
-    if column == schema.label.name:
-        label = schema.label
-        numbers = f"a number from {label.low:g} to {label.high:g}"
-        return numbers if label.classes is None else _one_of(label.classes)
-    for feature in schema.features:
-        if feature.name == column:
-            empty = "" if feature.missing == "refuse" else ", or null"
-            if isinstance(feature, Numeric):
-                return f"a number from {feature.low:g} to {feature.high:g}{empty}"
-            if isinstance(feature, Categorical) and feature.unknown == "refuse":
-                return f"{_one_of(feature.vocabulary)}{empty}"
-            return f"a text{empty}"
-    return f"fields {', '.join(schema.columns)}" if schema.columns else "what data.encode takes"
-
-
-def _one_of(words: tuple[str, ...]) -> str:
-    more = f" or {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
-    return f"one of {', '.join(words[:_MOST_WORDS])}{more}"
 
 
 def _shown(name: str) -> str:

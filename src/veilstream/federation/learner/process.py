@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import InputError
+from veilstream.deployment.ledger.paths import check_room
+from veilstream.errors import InputError, StorageError
 from veilstream.federation.addresses import Address
 from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.file_start import resume_file
+from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.reply_times import reply_times
+from veilstream.federation.learner.reply_times import SEAL_S, reply_times
 from veilstream.federation.protocol.transport import Node, supervisor
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
@@ -40,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _LAST_REPLY_S = 1.0  # for the last reply to reach the server
 _TELL_EVERY_S = 60.0
+_AGAIN_S = (1.0, 30.0)  # before a disk is tried again: first, and at most
+_SAY_AGAIN_S = 300.0
+_ROOM_BYTES = 1 << 20  # that must fit beside store and witness, to go on after a failure
 
 
 @dataclass
@@ -70,11 +76,66 @@ class LearnerService:
     query: str | None = None
     key: str | None = None
     """Of a SQLite file, instead of the plan's."""
+    health: LearnerHealth = field(default_factory=LearnerHealth, init=False)
+    _api: LearnerApi | None = field(default=None, init=False)
+    _files: tuple[Path, ...] = field(default=(), init=False)
+    """Store and witness, once they have been open."""
+    _wait_s: float = field(default=_AGAIN_S[0], init=False)
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Answer the server until ``stop``, also after the last round."""
+        """Answer the server until ``stop``, also after the last round.
+
+        While a disk cannot be written the learner is not connected, and tries again; its API stays and says so.
+
+        Raises:
+            StorageError: a disk cannot be written already when the store is opened first.
+
+        """
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
+        if self.server is not None and not self.insecure:
+            self.health.certificate = self.keys / "tls.pem"
+        try:
+            self._live(keys, stop)
+            while self.health.blocked and not stop.is_set():
+                self._live(keys, stop)
+        finally:
+            if self._api is not None:
+                self._api.close()
+
+    def _live(self, keys: LearnerKeys, stop: threading.Event) -> None:
+        """Answer until ``stop``; or until a disk cannot be written, and then until it can."""
+        began = time.monotonic()
+        try:
+            self._answer(keys, stop)
+        except StorageError as error:
+            if not self._files:
+                raise
+            if time.monotonic() - began > _AGAIN_S[1]:
+                self._wait_s = _AGAIN_S[0]
+            self._wait_for_room(error, keys.name, stop)
+
+    def _wait_for_room(self, error: StorageError, name: str, stop: threading.Event) -> None:
+        self.health.blocked, self.health.times_blocked = error.what, self.health.times_blocked + 1
+        fields = {"event": "blocked"}
+        _log.error("learner %s: %s; it leaves the server and tries again until it can", name, error.what, extra=fields)
+        began = time.monotonic()
+        say_at = began + _SAY_AGAIN_S
+        while not stop.wait(self._wait_s):
+            self._wait_s = min(2 * self._wait_s, _AGAIN_S[1])
+            try:
+                for file in self._files:
+                    check_room(file, _ROOM_BYTES)
+            except OSError as again:
+                if time.monotonic() >= say_at:
+                    say_at = time.monotonic() + _SAY_AGAIN_S
+                    _log.error("learner %s still cannot write: %s", name, again, extra=fields)
+                continue
+            passed_s, fields = time.monotonic() - began, {"event": "writable"}
+            _log.info("learner %s: its disk can be written again, after %.0f s", name, passed_s, extra=fields)
+            return
+
+    def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
         source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
@@ -86,9 +147,11 @@ class LearnerService:
         with ExitStack() as stack:
             learner = Learner(self.plan, self.store, task, witness=self.witness, create=self.new_store)
             stack.callback(learner.close)
-            _log.info("guarantee: %s", learner.guarantee)
-            for notice in learner.ledger.notices:
-                _log.warning("%s", notice)
+            self._files = (learner.ledger.path, learner.ledger.witness_path)
+            if not self.health.times_blocked:
+                _log.info("guarantee: %s", learner.guarantee)
+                for notice in learner.ledger.notices:
+                    _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
                 resume_file(source, self.plan, marks, learner=keys.name)
@@ -96,25 +159,26 @@ class LearnerService:
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
-            daemon = Daemon(
-                learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
-            )
+            least = least_clients(self.plan, learner, source)
+            daemon = Daemon(learner, keys, source, replies=replies, min_clients=least, account=account)
             stack.callback(account.save)
             stack.callback(daemon.close)
-            api: LearnerApi | None = None
             if self.learner_api is not None:
-                api = self._api(daemon, source, self.learner_api)
-                stack.callback(api.close)
+                self._publish(daemon, source, self.learner_api)
             node = self._node(daemon, learner)
             stack.callback(node.close)
+            self.health.connected = functools.partial(getattr, node, "online", None)
+            self.health.blocked = ""
             node.start()
             progress = _Progress(daemon, account)
             stack.callback(progress.log_account)
             check = supervisor(node)
             while not stop.wait(0.1):
                 check()
-                if api is not None:
-                    api.log_refusals()
+                if daemon.failure is not None:
+                    raise daemon.failure
+                if self._api is not None:
+                    self._api.log_refusals()
                 progress.log()
                 if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
                     stop.wait(_LAST_REPLY_S)
@@ -135,17 +199,20 @@ class LearnerService:
                 reply_s,
             )
 
-    def _api(self, daemon: Daemon, source: ClientSource, at: Address) -> LearnerApi:
+    def _publish(self, daemon: Daemon, source: ClientSource, at: Address) -> None:
         from veilstream.federation.learner.learner_api import LearnerApi
 
+        live = source if isinstance(source, LiveSource) else None
+        if self._api is not None:
+            self._api.attach(daemon, live)
+            return
         path = token_path(self.store)
         token = open_token(path)
-        api = LearnerApi(daemon, source if isinstance(source, LiveSource) else None, at, token, self.pages)
+        self._api = api = LearnerApi(daemon, live, at, token, self.pages, health=self.health)
         _log.info("learner API at http://%s:%d/; its access token is in %s", at[0], api.port, path)
         _log.info(
             "a link to its local page: veilstream ledger page %s --learner-api %s:%d", self.store, at[0], api.port
         )
-        return api
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
         if (self.server is None) == (self.socket is None):
@@ -170,6 +237,34 @@ class LearnerService:
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,
         )
+
+
+def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
+    """How many clients must wait for a round to begin; says what waiting costs."""
+    a_round = learner.terms.local_steps * learner.terms.clients_per_step
+    if isinstance(source, LiveSource):
+        seconds = source.window_s + SEAL_S
+        _log.info(
+            "a round takes at most %d clients in %g s (federation.patience_s and a second to reply): %.3g clients a "
+            "second. More local_steps or clients_per_step, or less patience, take more",
+            a_round,
+            seconds,
+            a_round / seconds,
+        )
+    given = plan.federation.min_clients
+    if given is not None:
+        return given
+    if not isinstance(source, TableSource | IteratorSource):
+        return 1
+    if isinstance(source, IteratorSource):
+        source.hold(a_round)
+    if a_round > 1:
+        _log.info(
+            "a round begins when %d records of people who may take part wait, which is all of it: no noise is spent on "
+            "nobody, and a round takes as long as that. federation.min_clients = 1 begins with whoever is there",
+            a_round,
+        )
+    return a_round
 
 
 class _Progress:

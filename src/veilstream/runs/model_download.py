@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.http_client import send_request, server_of
-from veilstream.plans.plan import Plan
-from veilstream.runs.released_model import ReleasedModel, model_sha256, plan_digest
+from veilstream.runs.released_model import ReleasedModel, model_sha256
 
 _LARGEST = 4 << 30
 _EXAMPLE = "try https://fl.example.org:8480"
@@ -32,19 +30,11 @@ def fetch_model(
         raise InputError("URL", url, "a round whose model is released", "leave the round out for the newest")
     if answer.status != 200:
         raise ProtocolError(f"an answer of {where} with status {answer.status}", "check the address")
-    return ReleasedModel.from_bytes(answer.body, url)
-
-
-def check_plan(model: ReleasedModel, plan: Plan) -> None:
-    """Refuse a model of another plan, or one whose stated guarantee is not the plan's."""
-    theirs, ours = plan_digest(model.plan), plan_digest(plan)
-    if theirs != ours:
-        raise ProtocolError(
-            f"a model of another plan (digest {theirs[:16]}…, expected {ours[:16]}…)",
-            "ask the server's operator which plan it is for",
-        )
-    if not Terms.promises(plan, len(model.model), model.guarantee):
-        raise ProtocolError("a model whose stated guarantee is not what its plan gives", "do not trust the server")
+    try:
+        return ReleasedModel.from_bytes(answer.body, url)
+    except InputError as error:
+        way_out = "is this the address of a model API? A server logs its own when it starts"
+        raise InputError("model", url, error.rule, way_out) from error
 
 
 def _model_name(url: str) -> str:
