@@ -91,6 +91,7 @@ class TableSource:
         check_columns(table, schema.columns)
         self.table, self.schema, self.reopen = table, schema, reopen
         self._whole = whole
+        self.least_at_last: int | None = None  # of people who begin a round once no others can come; None: as ever
         self.visits_a_round = 1  # records of one person that a round may take
         self.waiting = 0  # records that `ready` last found too few
         self._learner = learner
@@ -158,8 +159,8 @@ class TableSource:
             if not self._hold_one():
                 ended = True
                 break
-        if ended and self._whole:
-            minimum = min(minimum, 1)
+        if ended and self._whole and self.least_at_last is not None:
+            minimum = self.least_at_last
         self.exhausted, self.waiting = ended and waiting < max(minimum, 1), waiting
         return waiting >= minimum or (waiting > 0 and not ended)
 

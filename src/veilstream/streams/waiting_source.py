@@ -44,6 +44,7 @@ class WaitingSource:
         self._open = self._no_more = self._closed = False
         self.together = 1  # clients of one step; fewer are taken only when the window ends
         self.visits_a_round = 1  # records of one person that a round may take
+        self.least_at_last: int | None = None  # of people who begin a round once no others can come; None: as ever
         self.told_without_a_round = 0  # records of people who may not take part again, answered before a round
 
     @property
@@ -109,13 +110,15 @@ class WaitingSource:
             with self._changed:  # those who have left meanwhile do not count
                 visits = Counter(r.offered.tag for r in self._queue if can.get(r))
                 waiting = sum(min(count, self.visits_a_round) for count in visits.values())
-                if waiting >= minimum or (waiting and self._no_more_can_come):
+                last = self.least_at_last if self._no_more_can_come else None
+                if waiting >= (minimum if last is None else last):
                     return True
                 told = []
                 if waiting + 1 >= minimum or self._nobody_hears:
                     told = [r for r in self._queue if can.get(r) is False]
                     self._queue = deque(r for r in self._queue if can.get(r) is not False)
                     self.told_without_a_round += len(told)
+                    self._changed.notify_all()  # there is room
             for record in told:
                 record.answered(Answer.REFUSED if record.offered.sample is None else Answer.TAKEN)
             if not fresh:

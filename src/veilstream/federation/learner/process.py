@@ -256,6 +256,7 @@ def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
         return given
     if not isinstance(source, TableSource | IteratorSource):
         return 1
+    source.least_at_last = 1
     if isinstance(source, IteratorSource):
         source.hold(a_round)
     if a_round > 1:
