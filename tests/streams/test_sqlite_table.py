@@ -52,11 +52,10 @@ def test_rows_that_are_inserted_later_are_read_by_the_only_table_s_rowid(path):
 @pytest.mark.parametrize("query", [None, "SELECT id, who FROM visits -- all"])
 def test_a_bookmark_goes_on_behind_its_key_and_rows_are_named_by_it(path, query):
     table = open_table(path, query=query, key="id")
-    rows = table.rows()
-    next(rows)
-    next(rows)
-    assert table.row_name == "visits.sqlite:2"
+    block = next(table.blocks(most=2))
+    assert [block.name(place) for place in range(2)] == ["visits.sqlite:1", "visits.sqlite:2"]
     mark = table.mark
+    assert mark == block.mark(1)
     add(path, 1)
     again = open_table(path, query=query, key="id")
     again.resume({mark.source: mark.text})

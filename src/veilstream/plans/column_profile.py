@@ -10,12 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
-from veilstream.records.cells import as_number, as_text, is_missing
+from veilstream.progress import progress
+from veilstream.records.cells import as_number, as_text, is_missing, plain_numbers
 from veilstream.records.schema import EACH_ROW
-from veilstream.streams.table import Table
+from veilstream.streams.table import MANY_ROWS, Block, Cells, Table
 from veilstream.wording import counted
 
 _DISTINCT = 10_000
@@ -43,27 +48,55 @@ class Column:
     texts: Counter[str] = field(default_factory=Counter)
     many: int = 0  # number of cells after which new ones were no longer counted; 0 if all were
 
-    def take(self, value: object, *, decimal_comma: bool) -> None:
-        """Count a cell."""
-        self.rows += 1
+    def take(self, cells: Sequence[object], *, decimal_comma: bool) -> None:
+        """Count some cells."""
+        if set(map(type, cells)) != {str}:
+            for cell in cells:
+                self._take(cell, 1, decimal_comma)
+            return
+        texts: Any = cells
+        numbers = plain_numbers(texts, decimal_comma=decimal_comma) if self.many else None
+        if numbers is not None and all(map(str.isascii, texts)):
+            self._take_numbers(numbers, texts)
+            return
+        counts = Counter[str](texts)
+        if not self.many and len(self.texts) + len(counts) > _DISTINCT:  # which ones are still counted is told by order
+            for text in texts:
+                self._take(text, 1, decimal_comma)
+            return
+        for text, count in counts.items():
+            self._take(text, count, decimal_comma)
+
+    def _take_numbers(self, numbers: NDArray[np.float64], texts: Sequence[str]) -> None:
+        self.rows += len(numbers)
+        self.numbers += len(numbers)
+        self.whole_numbers += int((numbers == np.floor(numbers)).sum())
+        self._widen(float(numbers.min()), float(numbers.max()))
+        self.texts.update(text for text in map(str.strip, texts) if text in self.texts)
+
+    def _take(self, value: object, count: int, decimal_comma: bool) -> None:
+        self.rows += count
         if is_missing(value):
-            self.missing += 1
+            self.missing += count
             return
         number = as_number(value, decimal_comma=decimal_comma)
         text = as_text(value)
         if number is not None:
-            self.numbers += 1
-            self.whole_numbers += number.is_integer()
-            self.low = number if self.low is None else min(self.low, number)
-            self.high = number if self.high is None else max(self.high, number)
+            self.numbers += count
+            self.whole_numbers += number.is_integer() * count
+            self._widen(number, number)
         elif text[:1].isdigit():
             iso = _ISO_DATE.fullmatch(text) is not None
-            self.iso_dates += iso
-            self.dates += iso or _OTHER_DATE.fullmatch(text) is not None
+            self.iso_dates += iso * count
+            self.dates += (iso or _OTHER_DATE.fullmatch(text) is not None) * count
         if text in self.texts or len(self.texts) < _DISTINCT:
-            self.texts[text] += 1
+            self.texts[text] += count
         elif not self.many:
             self.many = self.there
+
+    def _widen(self, low: float, high: float) -> None:
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
 
     @property
     def there(self) -> int:
@@ -178,15 +211,34 @@ def profile(tables: Sequence[Table]) -> Profile:
     for table in tables:
         found.notices += table.notices
         _add_columns(found, table.columns)
-        for _, cells in table.rows():
-            if cells is None:
-                found.unreadable += 1
-            else:
-                _add_columns(found, cells)
-                for name, column in found.columns.items():
-                    column.take(cells.get(name), decimal_comma=table.decimal_comma)
-            found.rows += 1
+        with progress(f"reading {table.name}", None) as tick:
+            for block in table.blocks(digests=False, most=MANY_ROWS):
+                _take_block(found, block, decimal_comma=table.decimal_comma)
+                tick(len(block.rows))
     return found
+
+
+def _take_block(found: Profile, block: Block, *, decimal_comma: bool) -> None:
+    waiting: list[Cells] = []
+    end, known = found.rows + len(block.rows), {"", *found.columns}
+    for number, cells in enumerate(block.rows, found.rows):
+        if cells is None:
+            found.unreadable += 1
+            continue
+        if not cells.keys() <= known:  # all rows before lack a column that appears here
+            _take_rows(found, waiting, decimal_comma=decimal_comma)
+            waiting, found.rows = [], number
+            _add_columns(found, cells)
+            known = {"", *found.columns}
+        waiting.append(cells)
+    _take_rows(found, waiting, decimal_comma=decimal_comma)
+    found.rows = end
+
+
+def _take_rows(found: Profile, rows: list[Cells], *, decimal_comma: bool) -> None:
+    if rows:
+        for name, column in found.columns.items():
+            column.take([cells.get(name) for cells in rows], decimal_comma=decimal_comma)
 
 
 def _add_columns(found: Profile, names: Iterable[str]) -> None:

@@ -13,15 +13,8 @@ from veilstream.plans.clients import dealing_of, named_tables, source_files
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.schema import REASONS
-from veilstream.streams.table_stream import (
-    ClientRecord,
-    TableReport,
-    allowed,
-    count_people,
-    deal_out,
-    read_tables,
-    short_of,
-)
+from veilstream.streams.table_stream import ClientRecord, TableReport, deal_out, records_of, short_of
+from veilstream.streams.visit_counts import VisitCounts
 from veilstream.wording import counted
 
 
@@ -93,22 +86,31 @@ class DataCheck:
         }
 
 
+MOST_SIMULATED = 500_000
+"""Records up to which a check also applies the rules of a simulation, which needs all of them at once."""
+
+
 def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataCheck:
     """What a plan would make of these files; ``query`` is of SQLite files, instead of the plan's."""
     schema, learning = schema_of(plan), plan.learning
     tables = named_tables(paths, plan, query)
-    records, report = read_tables(tables, schema, show=True)
-    simulated = copy.deepcopy(report)
-    count_people(records, report)
     per_round = learning.local_steps * learning.clients_per_step
-    kept = _at_deployed_learners(records, plan, report)
-    usable = [record.encoded for record in records if record.encoded is not None]
-    labels = Counter(str(schema.label.in_units(float(encoded.sample.target))) for encoded in usable)
+    report, labels = TableReport(), Counter[str]()
+    visits = VisitCounts(plan.participation, learning.clients_per_step)
+    held: list[ClientRecord] | None = []
+    for some in records_of(tables, schema, report, show=True, labels=labels):
+        visits.add(some)
+        if held is not None:
+            held += some
+            held = held if len(held) <= MOST_SIMULATED else None
+    visits.count_people(report)
+    simulated = copy.deepcopy(report)
+    kept = visits.taken(report)
     named = {column for _, table in tables for column in table.columns if column}
     used = {*schema.columns, schema.learner, schema.time}
     checked = DataCheck(
         report,
-        labels if schema.label.classes else Counter(),
+        labels,
         kept,
         {name: count // per_round for name, count in kept.items()},
         # Which columns an encoder of one's own uses is not known here.
@@ -116,7 +118,13 @@ def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataC
         learning.rounds * per_round,
         per_round,
     )
-    _simulate(checked, records, simulated, paths, plan)
+    if held is None:
+        checked.notes.append(
+            f"more than {MOST_SIMULATED:,} records: what `veilstream run` says of them was not looked at, since it "
+            "holds all of them in memory"
+        )
+    else:
+        _simulate(checked, held, simulated, paths, plan)
     if report.unordered:
         checked.notes.append(
             f"{counted(report.unordered, 'row')} lie behind a later {schema.time}: `veilstream run` sorts them, a "
@@ -124,20 +132,6 @@ def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataC
             "matters"
         )
     return checked
-
-
-def _at_deployed_learners(records: list[ClientRecord], plan: Plan, report: TableReport) -> dict[str, int]:
-    """Records that take a step at deployed learners: in the order of the file, nobody held out."""
-    by_learner: dict[str, list[ClientRecord]] = {}
-    for record in records:
-        by_learner.setdefault(record.learner, []).append(record)
-    kept = {
-        name: allowed(own, plan.participation, plan.learning.clients_per_step, report)
-        for name, own in sorted(by_learner.items())
-    }
-    report.used = sum(record is not None for own in kept.values() for record in own)
-    report.refused_steps = sum(map(len, kept.values())) - report.used
-    return {name: len(own) for name, own in kept.items()}
 
 
 def _simulate(

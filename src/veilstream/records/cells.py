@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+_NUMBERS_OR_TEXT = frozenset({int, float, str})
 _SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
 
 
@@ -48,6 +52,29 @@ def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def plain_numbers(cells: Sequence[object], *, decimal_comma: bool = False) -> NDArray[np.float64] | None:
+    """`as_number` of each cell, at less cost; None where not all of them are plainly numbers."""
+    if decimal_comma or not set(map(type, cells)) <= _NUMBERS_OR_TEXT:
+        return None
+    plain: Any = cells
+    try:
+        numbers = np.fromiter(map(float, plain), np.float64, len(cells))
+    except (ValueError, OverflowError):
+        return None
+    if "_" in "".join(cell for cell in plain if type(cell) is str) or not np.isfinite(numbers).all():
+        return None
+    return numbers
+
+
+def as_numbers(cells: Sequence[object], *, decimal_comma: bool = False) -> NDArray[np.float64]:
+    """`as_number` of each cell; NaN for a cell that is none."""
+    numbers = plain_numbers(cells, decimal_comma=decimal_comma)
+    if numbers is None:
+        found = (None if is_missing(cell) else as_number(cell, decimal_comma=decimal_comma) for cell in cells)
+        numbers = np.array([math.nan if number is None else number for number in found], np.float64)
+    return numbers
 
 
 def with_decimal_point(value: object) -> object:

@@ -320,7 +320,8 @@ class RecordSchema:
                 raise InputError("interactions", " * ".join(pair), "two of the features", f"there are {names}")
 
     @cached_property
-    def _places(self) -> dict[str, slice]:
+    def places(self) -> dict[str, slice]:
+        """Where each feature's numbers stand, before interactions and bias."""
         places, at = {}, 0
         for feature in self.features:
             places[feature.name] = slice(at, at + feature.width)
@@ -412,7 +413,7 @@ class RecordSchema:
         into = np.zeros(self.width, np.float32)
         clamped: list[str] = []
         for feature in self.features:
-            place = into[self._places[feature.name]]
+            place = into[self.places[feature.name]]
             value = _cell(row, feature.name)
             if is_missing(value):
                 if feature.missing == "refuse":
@@ -423,7 +424,7 @@ class RecordSchema:
                 clamped.append(feature.name)
         at = sum(feature.width for feature in self.features)
         for a, b in self.interactions:
-            product = np.outer(into[self._places[a]], into[self._places[b]]).ravel()
+            product = np.outer(into[self.places[a]], into[self.places[b]]).ravel()
             into[at : at + len(product)] = product
             at += len(product)
         if self.bias:

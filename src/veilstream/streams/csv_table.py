@@ -2,12 +2,16 @@
 
 A quote that is never closed would swallow the rows behind it as one cell. Such a file is refused,
 with the line in which the quote opens. A row that cannot be read counts once for each of its lines.
+
+Lines are cut into cells a block at a time where every record in it is one line without doubt; any other block
+is read record by record.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +42,8 @@ class CsvTable(Table):
         self._delimiter = _delimiter(sample)
         if self._delimiter != ",":
             self.notices.append(f"{self.name}: cells are separated by {_NAMED[self._delimiter]}")
+        self._ahead: deque[Cells | None] = deque()  # rows of a block that were not given out yet
+        self._one_by_one_to = 0  # position in the file up to which records are read singly
         self._begun: list[str] = []  # lines of a record whose last quote is still open
         self._refused: InputError | None = None
         self.columns = self._header()
@@ -48,7 +54,13 @@ class CsvTable(Table):
     def _read(self) -> Iterator[Cells | None]:
         if self._refused is not None:
             raise self._refused  # also when it is asked again: what lies behind is not known
-        while (lines := self._record()) is not None:
+        while True:
+            while self._ahead:
+                yield self._ahead.popleft()
+            if self._read_block():
+                continue
+            if (lines := self._record()) is None:
+                return
             cells = self._row(lines)
             if cells is not None:
                 yield cells
@@ -59,7 +71,58 @@ class CsvTable(Table):
     @property
     def rows_left(self) -> int | None:
         """About how many rows follow."""
-        return self._lines.rows_left(self.bookmark.rows)
+        left = self._lines.rows_left(self.bookmark.rows + len(self._ahead))
+        return None if left is None else left + len(self._ahead)
+
+    def _read_block(self) -> bool:
+        """Read many records ahead at once; False where the next one must be read by itself."""
+        if self._begun or self._lines.position < self._one_by_one_to:
+            return False
+        block = self._lines.block()
+        rows = self._plain_rows(block) if block else None
+        if rows is None:
+            self._one_by_one_to = self._lines.position + len(block)
+            return False
+        self._lines.give_out(block)
+        self._ahead.extend(rows)
+        return True
+
+    def _plain_rows(self, block: bytes) -> list[Cells | None] | None:
+        """Rows of a block in which each record is one line; None if that is not sure."""
+        if b"\x00" in block:
+            return None
+        try:
+            text = block.decode(self._lines.encoding)
+        except UnicodeDecodeError:
+            return None
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        lines = text.split("\n")
+        lines.pop()  # what is behind the last newline: nothing
+        if "\r" in text or max(map(len, lines)) > csv.field_size_limit():
+            return None
+        cut = [line.split(self._delimiter) for line in lines] if '"' not in text else self._without_quotes(lines)
+        if cut is None:
+            return None
+        columns, width = self.columns, len(self.columns)
+        may_be_blank = width == 1 or self._delimiter.isspace()
+        return [
+            dict(zip(columns, cells, strict=True)) if len(cells) == width else None
+            for line, cells in zip(lines, cut, strict=True)
+            if (len(cells) == width and not may_be_blank) or line.strip()
+        ]
+
+    def _without_quotes(self, lines: list[str]) -> list[list[str]] | None:
+        reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        cut = []
+        try:
+            for cells in reader:
+                cut.append(cells)
+                if reader.line_num != len(cut):  # a cell of several lines
+                    return None
+        except csv.Error:
+            return None
+        return cut
 
     def _header(self) -> tuple[str, ...]:
         lines = self._record()

@@ -15,6 +15,7 @@ from veilstream.errors import InputError
 
 _SAMPLE_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
 _SETTLED_S = 2.0  # a last line without a newline counts as whole once the file has not changed for this long
 _LONGEST_LINE = 1 << 24
 _LAST_BYTES = 256  # bytes before the position that are compared again before more is read
@@ -102,6 +103,30 @@ class GrowingLines:
             return line.decode(self.encoding, "surrogateescape")
         except UnicodeDecodeError:  # half a character of UTF-16
             return line.decode(self.encoding, "replace") + "\udc80"
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the file have been given out."""
+        return self._position
+
+    def block(self) -> bytes:
+        """Whole lines that follow, some 64 KiB, with their newlines; nothing of them is given out yet.
+
+        Empty where none is whole, or a newline is no single byte.
+        """
+        if self._newline != b"\n":
+            return b""
+        while (first := self._buffer.find(b"\n", self._at)) < 0:
+            if len(self._buffer) - self._at > _LONGEST_LINE or not self._fetch():
+                return b""
+        last = self._buffer.rfind(b"\n", first, self._at + _BLOCK_BYTES)
+        return self._buffer[self._at : max(first, last) + 1]
+
+    def give_out(self, block: bytes) -> None:
+        """Count a block, as `block` returned it, as given out."""
+        self._at += len(block)
+        self._position += len(block)
+        self.number += block.count(b"\n")
 
     def rows_left(self, rows: int) -> int | None:
         """About how many rows follow, if they are as long as those read so far."""

@@ -9,10 +9,12 @@ A query without a key is run again whole after each change of the file, and what
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -123,7 +125,9 @@ class KeyedTable(Table):
         """``source`` is a table's name or a query in brackets, ``key`` a column of it, as SQL has them."""
         self._path, self._source, self._by = path, source, f"q.{key}"
         self._of = hashlib.blake2b(f"{source}\0{key}".encode(), digest_size=4).hexdigest()
-        self._key: Any = None
+        self._key: Any = None  # of the last row that was given out
+        self._given: list[Any] = []
+        self._fetched: deque[tuple[Any, ...]] = deque()
         self._counted_at = time.monotonic()
         self._said = 0
         with closing(_connection(path)) as db:
@@ -133,18 +137,20 @@ class KeyedTable(Table):
         self.notices.append(f"{self.name}: rows are read in the order of {key.strip(chr(34))}; new ones have larger")
 
     def _read(self) -> Iterator[Cells | None]:
-        while rows := self._next_rows():
-            for key, *cells in rows:
-                self._check_key(key)
-                self._key = key
-                yield dict(zip(self.columns, cells, strict=True))
+        while self._fetched or self._fetch():
+            key, *cells = self._fetched.popleft()
+            self._check_key(key)
+            self._key = key
+            self._given.append(key)
+            yield dict(zip(self.columns, cells, strict=True))
         self._look_back()
 
-    def _next_rows(self) -> list[tuple[Any, ...]]:
+    def _fetch(self) -> bool:
         where, least = ("", ()) if self._key is None else (f"WHERE {self._by} > ?", (self._key,))
         query = f"SELECT {self._by}, q.* FROM {self._source} AS q {where} ORDER BY {self._by} LIMIT {_AT_ONCE}"
         with _opened(self._path) as db:
-            return db.execute(query, least).fetchall()
+            self._fetched += db.execute(query, least).fetchall()
+        return bool(self._fetched)
 
     def _check_key(self, key: object) -> None:
         if not isinstance(key, int | float | str) or key == self._key:
@@ -156,13 +162,10 @@ class KeyedTable(Table):
                 "name a column that says which row it is, such as INTEGER PRIMARY KEY AUTOINCREMENT",
             )
 
-    def _place(self) -> str:
-        return json.dumps([self._key, self._of])
-
-    @property
-    def row_name(self) -> str:
-        """By its key, which stays when other rows go."""
-        return f"{self.name}:{self._key}"
+    def _places(self, rows: int) -> tuple[list[str], list[str]]:
+        """Rows are named by their keys, which stay when other rows go."""
+        keys, self._given = self._given[-rows:], []
+        return [json.dumps([key, self._of]) for key in keys], [str(key) for key in keys]
 
     @property
     def rows_left(self) -> int | None:
@@ -189,12 +192,9 @@ class KeyedTable(Table):
                 f"the table or query by which {counted(bookmark.rows, 'row')} of it were read before",
                 "go on with that one; another one needs a file name of its own (a link will do)",
             )
-        there, digest = 0, RowDigest()
-        said = f"{0:032x}"
         query = f"SELECT q.* FROM {self._source} AS q WHERE {self._by} <= ?"
         with _opened(self._path) as db:
-            for cells in db.execute(query, (key,)):
-                there, said = there + 1, digest.add(dict(zip(self.columns, cells, strict=True)))
+            there, said = _digested(self.columns, db.execute(query, (key,)))
         self._key, self.bookmark, self._digest = key, bookmark, RowDigest(bookmark.digest)
         self._said = bookmark.rows - there
         if said != bookmark.digest:
@@ -228,7 +228,7 @@ class QueriedTable(Table):
 
     def __init__(self, path: Path, query: str) -> None:
         self._path, self._query = path, query
-        self._rows: Iterator[Cells] | None = None
+        self._running: Iterator[Cells] | None = None
         self._seen: tuple[object, ...] | None = None  # the file as it was when the query was last run
         with closing(_connection(path)) as db:
             columns = _columns(db, query)
@@ -240,30 +240,39 @@ class QueriedTable(Table):
         )
 
     def _read(self) -> Iterator[Cells | None]:
+        self._running = self._running or self._run()
+        while True:
+            running, self._running = self._running, None
+            row = next(running, None)
+            if row is None:
+                return
+            self._running = running  # goes on here if it is asked again
+            yield row
+
+    def _run(self) -> Iterator[Cells]:
         now = _as_it_is(self._path)
         if now == self._seen:
             return
         with _opened(self._path) as db:
-            rows = (dict(zip(self.columns, row, strict=True)) for row in db.execute(self._query))
-            self._pass_by(rows)
-            yield from rows
+            rows, read = db.execute(self._query), self.bookmark
+            if read.rows and _digested(self.columns, itertools.islice(rows, read.rows))[1] != read.digest:
+                raise InputError(
+                    "data",
+                    self.name,
+                    f"a query whose first {counted(read.rows, 'row')} are as they were read",
+                    f"rows were changed, deleted or inserted among them: {PUT_BACK}, or name a key (data.key, --key)",
+                )
+            for row in rows:
+                yield dict(zip(self.columns, row, strict=True))
         self._seen = now
 
-    def _pass_by(self, rows: Iterator[Cells]) -> None:
-        """Rows that were given out before, which must be the same."""
-        read, said, digest = self.bookmark, "", RowDigest()
-        for _ in range(read.rows):
-            cells = next(rows, None)
-            if cells is None:
-                break
-            said = digest.add(cells)
-        if read.rows and said != read.digest:
-            raise InputError(
-                "data",
-                self.name,
-                f"a query whose first {counted(read.rows, 'row')} are as they were read",
-                f"rows were changed, deleted or inserted among them: {PUT_BACK}, or name a key (data.key, --key)",
-            )
+
+def _digested(columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> tuple[int, str]:
+    """How many rows there are, and their digest."""
+    count, said, digest = 0, f"{0:032x}", RowDigest()
+    while some := [dict(zip(columns, row, strict=True)) for row in itertools.islice(rows, _AT_ONCE)]:
+        count, said = count + len(some), digest.add(some)[-1]
+    return count, said
 
 
 def _as_it_is(path: Path) -> tuple[object, ...]:

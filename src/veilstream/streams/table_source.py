@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
+from veilstream.records.encoded_group import encode_group
 from veilstream.records.schema import Encoded, RecordSchema, Refusal
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
-from veilstream.streams.table import Bookmark, Cells, Table
+from veilstream.streams.table import MANY_ROWS, Block, Bookmark, Cells, Table
 from veilstream.streams.tables import check_columns
 
 _HELD = 10_000  # rows that are held at most, if a round does not need more
@@ -98,7 +99,7 @@ class TableSource:
         named = learner is not None and schema.learner in (table.columns or (schema.learner,))
         self._learner_column = schema.learner if named else None
         self._held: deque[_Item] = deque()
-        self._rows: Iterator[tuple[int, Cells | None]] | None = None
+        self._blocks: Iterator[Block] | None = None
         self._passed = table.mark
         self.counts = RowCounts()
         self.exhausted = False  # whether `ready` last met the end of the table before enough clients
@@ -121,18 +122,16 @@ class TableSource:
 
     def look_ahead(self, rows: int) -> LookAhead:
         """What this learner's next rows would be; uses and passes none."""
-        own = sum(item.record is not None for item in self._held)
-        whole = False
-        while own < rows and not whole:
-            whole = not self._hold_one()
-            own += not whole and self._held[-1].record is not None
-        seen = LookAhead(RowCounts(), Counter(), whole)
-        for item in self._held:
-            seen.counts.add(item.record)
-            if isinstance(item.record, Encoded) and self.schema.label.classes is not None:
-                target = float(item.record.sample.target)
-                seen.labels[str(self.schema.label.in_units(target))] += 1
-        return seen
+        counts, labels, looked_at = RowCounts(), Counter[str](), 0
+        while counts.rows < rows:
+            if looked_at == len(self._held) and not self._hold_more():
+                return LookAhead(counts, labels, whole=True)
+            record = self._held[looked_at].record
+            looked_at += 1
+            counts.add(record)
+            if isinstance(record, Encoded) and self.schema.label.classes is not None:
+                labels[str(self.schema.label.in_units(float(record.sample.target)))] += 1
+        return LookAhead(counts, labels, whole=False)
 
     def ready(self, minimum: int, most: int, may_take: MayTake) -> bool:
         """Whether enough people wait who can be taken; reads ahead, uses nothing.
@@ -156,7 +155,7 @@ class TableSource:
                 looked_at += 1
             if waiting >= minimum and len(self._held) >= most:
                 break
-            if not self._hold_one():
+            if not self._hold_more():
                 ended = True
                 break
         if ended and self._whole and self.least_at_last is not None:
@@ -169,7 +168,7 @@ class TableSource:
         observe(self._clients())
 
     def _clients(self) -> Iterator[Offered]:
-        while self._held or self._hold_one():
+        while self._held or self._hold_more():
             item = self._pass()
             if item.client is not None:
                 sample = item.record.sample if isinstance(item.record, Encoded) else None
@@ -182,26 +181,38 @@ class TableSource:
         self._passed = item.mark
         return item
 
-    def _hold_one(self) -> bool:
-        rows, self._rows = self._rows or self.table.rows(), None
-        row = next(rows, None)
-        if row is None:  # a later call finds what is appended
+    def _hold_more(self) -> bool:
+        blocks, self._blocks = self._blocks or self.table.blocks(), None
+        block = next(blocks, None)
+        if block is None:  # a later call finds what is appended
             return False
-        self._rows = rows
-        self._held.append(_Item(self._encoded(row[1]), self.table.mark))
+        self._blocks = blocks
+        self._held += (_Item(record, block.mark(place)) for place, record in enumerate(self._encoded(block)))
         return True
 
-    def _encoded(self, cells: Cells | None) -> Encoded | Refusal | None:
-        row_name = self.table.row_name
-        column = self._learner_column
-        if cells is None:  # whose it is cannot be read either
-            return Refusal("not readable", client=row_name if column is None else None)
-        if column is not None:
-            if is_missing(cells.get(column, self._learner)):
-                return Refusal("missing", column)
-            if not _is_of(cells, self.schema, self._learner):
-                return None
-        return self.schema.encode(cells, row_name=row_name, decimal_comma=self.table.decimal_comma)
+    def _encoded(self, block: Block) -> list[Encoded | Refusal | None]:
+        """What became of each row; None for another learner's."""
+        table, column = self.table, self._learner_column
+        found: list[Encoded | Refusal | None] = [None] * len(block.rows)
+        mine: list[int] = []
+        for place, cells in enumerate(block.rows):
+            if column is None:
+                mine.append(place)
+            elif cells is None:  # whose it is cannot be read either
+                found[place] = Refusal("not readable")
+            elif is_missing(cells.get(column, self._learner)):
+                found[place] = Refusal("missing", column)
+            elif _is_of(cells, self.schema, self._learner):
+                mine.append(place)
+        group = encode_group(
+            self.schema,
+            [block.rows[place] for place in mine],
+            lambda number: block.name(mine[number]),
+            decimal_comma=table.decimal_comma,
+        )
+        for number, place in enumerate(mine):
+            found[place] = group.record(number)
+        return found
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:
@@ -217,16 +228,17 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
     if own is not None:
         table.skip_to(own)
     seen = _SeenBefore(stands, int(table.bookmark.digest or "0", 16))
-    for number, _ in table.rows():
-        if (known := seen.look(table.bookmark.digest)) is not None:
-            name, rows = known
-            raise InputError(
-                "data",
-                table.name,
-                "records that were not read before",
-                f"its rows {number + 2 - rows} to {number + 1} were read as {name}: go on under "
-                "that name, or give new records only",
-            )
+    for block in table.blocks():
+        for number, digest in enumerate(block.digests, block.first):
+            if (known := seen.look(digest)) is not None:
+                name, rows = known
+                raise InputError(
+                    "data",
+                    table.name,
+                    "records that were not read before",
+                    f"its rows {number + 2 - rows} to {number + 1} were read as {name}: go on under "
+                    "that name, or give new records only",
+                )
     return own is None
 
 
@@ -256,13 +268,14 @@ def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = 
     if schema.time is None or schema.time not in (table.columns or (schema.time,)):
         return 0, 0
     order, rows = TimeOrder(), 0
-    for _, cells in table.rows():
-        if cells is None or not _is_of(cells, schema, learner):
-            continue
-        when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
-        if when is not None:
-            order.add("", when)
-            rows += 1
+    for block in table.blocks(digests=False, most=MANY_ROWS):
+        for cells in block.rows:
+            if cells is None or not _is_of(cells, schema, learner):
+                continue
+            when = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+            if when is not None:
+                order.add("", when)
+                rows += 1
     return order.unordered, rows
 
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.mechanisms.participation import ONCE, Participation
+from veilstream.progress import progress
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of, with_decimal_point
+from veilstream.records.encoded_group import EncodedGroup, encode_group
 from veilstream.records.participation import VisitsInMemory
+from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
 from veilstream.streams.pool import PoolStream
-from veilstream.streams.table import Cells, Table
+from veilstream.streams.table import MANY_ROWS, Block, Table
 from veilstream.streams.tables import check_columns
 from veilstream.wording import counted
 
@@ -83,8 +86,7 @@ class TableStream(PoolStream):
     """Target of the learner's record before each held-out one, nan for none; None without a column of times."""
 
 
-@dataclass(frozen=True)
-class ClientRecord:
+class ClientRecord(NamedTuple):
     """One record, whose it is, and where it belongs."""
 
     client: str
@@ -114,61 +116,103 @@ class DealtOut:
 
 def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
     """Every record of some tables that names its client, in the order of the files; and what became of the rows."""
-    report, records = TableReport(), []
+    report = TableReport()
+    records = [record for some in records_of(tables, schema, report, show=show) for record in some]
+    return records, report
+
+
+USABLE = Encoded("", Sample(None, None))
+"""In place of records that can be used, where only that is asked."""
+
+
+def records_of(
+    tables: Tables, schema: RecordSchema, report: TableReport, *, show: bool = False, labels: Counter[str] | None = None
+) -> Iterator[list[ClientRecord]]:
+    """The same in pieces; ``report`` is whole at the end.
+
+    With ``labels``, texts of labels are counted there, and `USABLE` stands for every record that can be used.
+    """
     order = TimeOrder()
     last: dict[str, float | str] = {}  # time of a learner's row above, for a row without one
-    for learner, table in tables:
-        extra = tuple(c for c in (schema.learner, schema.time) if c)
-        check_columns(table, (*schema.columns, *extra), show=show)
-        report.notices += table.notices
-        for number, cells in table.rows():
-            report.rows += 1
-            record, refusal = _record(schema, table, learner, number, cells, last)
-            if refusal is not None:
-                report.refused[refusal.without_client] += 1
-            if record is None:
-                continue
-            if record.encoded is not None:
-                report.clamped.update(record.encoded.clamped)
-            if schema.time is not None:
-                order.add(record.learner, record.when)
-            records.append(record)
+    with progress("reading records", None) as tick:
+        for learner, table in tables:
+            extra = tuple(c for c in (schema.learner, schema.time) if c)
+            check_columns(table, (*schema.columns, *extra), show=show)
+            report.notices += table.notices
+            for block in table.blocks(digests=False, most=MANY_ROWS):
+                group = _encoded(schema, table, block)
+                found: list[ClientRecord] = []
+                usable: list[int] = []
+                rows = _records(schema, table, learner, block, group, last, light=labels is not None)
+                for place, (record, refusal) in enumerate(rows):
+                    if refusal is not None:
+                        report.refused[refusal.without_client] += 1
+                    if record is None:
+                        continue
+                    if record.encoded is not None:
+                        usable.append(place)
+                    if schema.time is not None:
+                        order.add(record.learner, record.when)
+                    found.append(record)
+                report.clamped.update(group.clamped_counts(usable))
+                if labels is not None and schema.label.classes:
+                    for target, count in group.targets_of(usable).items():
+                        labels[str(schema.label.in_units(target))] += count
+                report.rows += len(block.rows)
+                tick(len(block.rows))
+                yield found
     report.unordered = order.unordered
     if schema.time is not None and order.by_letters:
         report.notices.append(
             f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "
             "sorts as meant, 31.1.2026 does not"
         )
-    return records, report
 
 
-def _record(
-    schema: RecordSchema, table: Table, learner: str, number: int, cells: Cells | None, last: dict[str, float | str]
-) -> tuple[ClientRecord | None, Refusal | None]:
-    """A row's record, None if it names nobody or no learner; and why the row is refused, if it is."""
-    row_name = table.row_name
-    if cells is None:  # as in `TableSource`: a client of its own, if the file is one learner's
-        encoded: Encoded | Refusal = Refusal("not readable", client=row_name if schema.learner is None else None)
-        cells = {}
-    else:
-        encoded = schema.encode(cells, row_name=row_name, decimal_comma=table.decimal_comma)
-    refusal = encoded if isinstance(encoded, Refusal) else None
-    if encoded.client is None:
-        return None, refusal
-    if schema.learner is not None:
-        told = cells.get(schema.learner, "")
-        if is_missing(told):
-            return None, Refusal("missing", schema.learner)
-        learner = as_text(told)
-    when: float | str = number
-    if schema.time is not None:
-        told_time = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
-        if told_time is None:  # its place is behind the row above
-            refusal = refusal or Refusal("missing", schema.time)
-        when = last.get(learner, -math.inf) if told_time is None else told_time
-        last[learner] = when
-    usable = encoded if isinstance(encoded, Encoded) and refusal is None else None
-    return ClientRecord(encoded.client, learner, when, usable), refusal
+def _encoded(schema: RecordSchema, table: Table, block: Block) -> EncodedGroup:
+    return encode_group(schema, block.rows, block.name, decimal_comma=table.decimal_comma)
+
+
+def _records(
+    schema: RecordSchema,
+    table: Table,
+    learner: str,
+    block: Block,
+    group: EncodedGroup,
+    last: dict[str, float | str],
+    *,
+    light: bool = False,
+) -> Iterator[tuple[ClientRecord | None, Refusal | None]]:
+    """For each row its record, None if it names nobody or no learner; and why the row is refused, if it is."""
+    for place, cells in enumerate(block.rows):
+        encoded: Encoded | Refusal | None
+        if light and place not in group.others:
+            encoded, client = USABLE, group.clients[place]
+        else:
+            encoded, client = group.record(place), group.clients[place]
+        if cells is None and schema.learner is not None:  # as in `TableSource`: whose it is cannot be read either
+            client = None
+        refusal = encoded if isinstance(encoded, Refusal) else None
+        if client is None:
+            yield None, refusal
+            continue
+        at = learner
+        cells = cells or {}
+        if schema.learner is not None:
+            told = cells.get(schema.learner, "")
+            if is_missing(told):
+                yield None, Refusal("missing", schema.learner)
+                continue
+            at = as_text(told)
+        when: float | str = block.first + place
+        if schema.time is not None:
+            told_time = time_of(cells.get(schema.time), decimal_comma=table.decimal_comma)
+            if told_time is None:  # its place is behind the row above
+                refusal = refusal or Refusal("missing", schema.time)
+            when = last.get(at, -math.inf) if told_time is None else told_time
+            last[at] = when
+        usable = encoded if isinstance(encoded, Encoded) and refusal is None else None
+        yield ClientRecord(client, at, when, usable), refusal
 
 
 def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, rounds: int, per_round: int) -> TableStream:
@@ -261,16 +305,17 @@ def rows_to_learn_from(
     found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
     last: dict[str, float | str] = {}
     for learner, table in tables:
-        for number, cells in table.rows():
-            record, _ = _record(schema, table, learner, number, cells, last)
-            if record is None or is_held_out(record.client, held_out_share):
-                continue
-            kept = {
-                column: with_decimal_point(value) if table.decimal_comma else value
-                for column, value in ({schema.client: record.client} if cells is None else cells).items()
-                if column != schema.learner
-            }
-            found.setdefault(record.learner, []).append((record.when, kept))
+        for block in table.blocks(digests=False, most=MANY_ROWS):
+            records = _records(schema, table, learner, block, _encoded(schema, table, block), last)
+            for cells, (record, _) in zip(block.rows, records, strict=True):
+                if record is None or is_held_out(record.client, held_out_share):
+                    continue
+                kept = {
+                    column: with_decimal_point(value) if table.decimal_comma else value
+                    for column, value in ({schema.client: record.client} if cells is None else cells).items()
+                    if column != schema.learner
+                }
+                found.setdefault(record.learner, []).append((record.when, kept))
     for own in found.values():
         own.sort(key=lambda pair: _sort_key(pair[0]))
     return {name: [cells for _, cells in found[name]] for name in sorted(found)}
