@@ -66,6 +66,14 @@ def test_who_may_stand_in_the_record_or_beside_it_and_is_one_person():
     assert "client: expected a text" in refused(records(each).observation, {"record": RECORD}).why
 
 
+@pytest.mark.parametrize("empty", [None, "", "NA", " "])
+def test_an_empty_field_beside_the_clients_name_is_no_other_person(empty):
+    """Whether the record can be used or not: what it says does not decide whether its client takes a step."""
+    said = {"client": "ann", "record": {**RECORD, "person": empty}}
+    assert records().observation(said).client == "ann"
+    assert refused(records().observation, {**said, "record": {**said["record"], "age": None}}).client == "ann"
+
+
 @pytest.mark.parametrize(
     ("changes", "refusal", "why"),
     [

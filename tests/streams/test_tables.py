@@ -288,6 +288,7 @@ def test_files_that_are_no_text_are_named_for_what_they_are(tmp_path, content, s
         "PRAGMA writable_schema = 1",
         "CREATE TEMP TABLE t AS SELECT * FROM people",
         "SELECT load_extension('{out}')",
+        "SELECT fts3_tokenizer('simple', x'4141414141414141')",
         "DELETE FROM people",
     ],
 )

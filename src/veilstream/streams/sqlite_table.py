@@ -31,6 +31,7 @@ _BUSY_S = 5.0  # how long a writer's lock is waited for
 _LOOK_BACK_S = 60.0  # between two counts of the rows behind
 _ROWIDS = ("rowid", "_rowid_", "oid")
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_NO_FUNCTIONS = {"load_extension", "fts3_tokenizer"}  # both can run code that the query or the file names
 
 
 def sqlite_table(path: Path, query: str | None = None, key: str | None = None) -> Table:
@@ -83,7 +84,7 @@ def _reading_alone(action: int, first: str | None, second: str | None, *_: objec
 
     A plan comes from outside: read-only mode still let `VACUUM INTO` copy the file to where others can read it.
     """
-    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() != "load_extension"
+    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _NO_FUNCTIONS
     return sqlite3.SQLITE_OK if function or action in _READS else sqlite3.SQLITE_DENY
 
 

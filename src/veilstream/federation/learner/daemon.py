@@ -139,9 +139,14 @@ class Daemon:
 
     def _note_refused(self, reason: str, text: str) -> None:
         """Write one line a minute for each reason: no server may fill the disk."""
-        for line in (*self._lines.due(), self._lines.add("the server", reason, text)):
-            if line is not None:
-                _log.error("%s", line)
+        self.log_refusals()
+        if (line := self._lines.add("the server", reason, text)) is not None:
+            _log.error("%s", line)
+
+    def log_refusals(self) -> None:
+        """Write how many more there were, once a minute; to be called now and then, also when no more come."""
+        for line in self._lines.due():
+            _log.error("%s", line)
 
     def _answer(self, request: Request, answers: str) -> Reply:
         unnamed = request.kind in ("enrol", "end") and request.learner == ""

@@ -179,6 +179,7 @@ class LearnerService:
                     raise daemon.failure
                 if self._api is not None:
                     self._api.log_refusals()
+                daemon.log_refusals()
                 progress.log()
                 if self.exit_when_done and daemon.dismissed and not learner.epochs_left:
                     stop.wait(_LAST_REPLY_S)
