@@ -189,7 +189,7 @@ class FederationPlan(PlanTable):
     """How long a round of a learner with live data or an iterator takes clients. Its reply leaves a second later
     whoever came, so it takes at most local_steps x clients_per_step clients in patience_s + 1 seconds: more steps, more
     clients a step or less patience take more."""
-    min_clients: int | None = value(default=None, ge=0, hint="0 answers every round; leave it out for the default")
+    min_clients: int | None = value(default=None, ge=0, hint="1 begins with whoever is there, 0 with nobody")
     """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and spends nothing;
     the server sees that it does. By default a whole round of them where data come from a file or an iterator, so that
     no noise is spent on nobody: a model is then as old as a round takes to fill. 1 where people call."""
