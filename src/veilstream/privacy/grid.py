@@ -71,7 +71,8 @@ class Grid:
         whole = np.divide(exact, self.step * clients_per_step)
         np.trunc(whole, out=whole)
         units: Int64s = np.empty(whole.shape, np.int64)
-        np.copyto(units, whole, casting="unsafe")  # looked at below
+        with np.errstate(invalid="ignore"):  # what is not finite is refused below
+            np.copyto(units, whole, casting="unsafe")
         squares = float(np.multiply(whole, whole, out=whole).sum())
         if not math.isfinite(squares):
             raise PrivacyError("a clipped gradient is not finite: nothing was released")
