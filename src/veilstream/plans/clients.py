@@ -50,7 +50,7 @@ def stream_of(plan: Plan) -> Stream:
 
 def learner_rows(plan: Plan) -> dict[str, list[dict[str, object]]]:
     """Cells of the records that a simulation of this plan learns from, by learner, in order."""
-    return rows_to_learn_from(named_tables(source_files(plan), plan), schema_of(plan), plan.data.held_out_share)
+    return rows_to_learn_from(named_tables(source_files(plan), plan), schema_of(plan), dealing_of(plan, None))
 
 
 def source_files(plan: Plan) -> list[Path]:
@@ -96,6 +96,7 @@ def dealing_of(plan: Plan, learners: int | None) -> Dealing:
         per_step=plan.learning.clients_per_step,
         returning=plan.data.returning,
         held_out_share=plan.data.held_out_share,
+        held_out_by=plan.data.held_out_by or ("people" if plan.data.time is None else "time"),
     )
 
 

@@ -135,7 +135,11 @@ class DataPlan(PlanTable):
     )
     """A function of a row's cells that returns (features, target), instead of [[data.features]]."""
     held_out_share: float = of_table(default=0.2, ge=0, lt=1, hint="try 0.2")
-    """Share of a table's people who measure accuracy; the model never learns from them."""
+    """Share of a table's people, or of each learner's last records, that measure how good a model is; it never
+    learns from them."""
+    held_out_by: Literal["time", "people"] | None = of_table(default=None)
+    """Who measures how good a model is: the last records of each learner ("time", the default where there is a
+    column `time`), as a deployed model meets them; or people whom a hash picks, at any time ("people")."""
     returning: Literal["refuse", "first"] = of_table(default="refuse")
     """When people come more often than the promise allows, a simulation refuses the plan, or uses only
     their first records."""

@@ -22,6 +22,7 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
+from veilstream.federation.learner.published_model import PublishedModel, published_path
 from veilstream.federation.learner.reply_times import reply_times
 from veilstream.federation.protocol.transport import Node, supervisor
 from veilstream.learning.tasks import Task, admission_of
@@ -147,6 +148,8 @@ class LearnerService:
             self._files = (learner.ledger.path, learner.ledger.witness_path)
             if not self.health.times_blocked:
                 _log.info("guarantee: %s", learner.guarantee)
+                for remark in learner.guarantee.remarks:
+                    _log.warning("guarantee: %s", remark)
                 for notice in learner.ledger.notices:
                     _log.warning("%s", notice)
             if isinstance(source, TableSource):
@@ -157,7 +160,13 @@ class LearnerService:
                 source.admission = admission_of(task)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
-                learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
+                learner,
+                keys,
+                source,
+                replies=replies,
+                min_clients=self.plan.federation.min_clients,
+                account=account,
+                published=PublishedModel(learner, published_path(self.store)),
             )
             stack.callback(account.save)
             stack.callback(daemon.close)
