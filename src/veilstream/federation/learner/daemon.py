@@ -35,7 +35,7 @@ from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
-from veilstream.wording import shown
+from veilstream.wording import counted, shown
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         if isinstance(source, WaitingSource):
             source.together = learner.terms.clients_per_step
+        if isinstance(source, WaitingSource | TableSource):
+            often = learner.plan.participation
+            source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
@@ -285,7 +288,10 @@ class Daemon:
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
-            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+            some = f", and {counted(self._source.waiting, 'record')} of a round's {self._min_clients} wait"
+            self._say(
+                logging.INFO, f"{self._source.table.name} has ended{some if self._source.waiting else ''}: {_WAITS}"
+            )
         elif not ready:
             self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
         else:
