@@ -159,6 +159,7 @@ class LearnerService:
             daemon = Daemon(
                 learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
             )
+            self.health.warnings = lambda: [warning.text for warning in account.warnings]
             stack.callback(account.save)
             stack.callback(daemon.close)
             if self.learner_api is not None:
