@@ -7,8 +7,8 @@
 2. The same plan runs as a federation: the `veilstream server` command, and learner processes that run
    the `veilstream learner` command. One thing is replaced, here and nowhere else: rows of normals are
    the simulation's (`studies.parity`), so **these learners protect no one**. Their epochs are marked in
-   the ledger, and no deployed learner goes on with one. The server, which holds the model API in its
-   own process, and one learner are killed (SIGKILL) in the middle of a round and started again.
+   the ledger, and no deployed learner goes on with one. The server, the process of its model API and one
+   learner are killed (SIGKILL) in the middle of a round and started again.
 3. The same learners and the server's fold run once more, in this process, undisturbed. What the
    processes serve must be equal to the bit in every round.
 4. The simulation computes in float32 and on no grid. After r rounds its models may differ from those
@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from studies.parity import UNIT, Deployed, Floats, GivenNoise, deploy, simulated_models, simulated_noise
 from veilstream.deployment.ledger.inspect import verify
@@ -138,21 +139,23 @@ def processes(folder: Path, names: list[str]) -> list[Child]:
     """The server, then the learners, with normals of the simulation; none is started."""
     sources = {name: f"plan:{place}" for place, name in enumerate(names)}
     server, *learners = direct_processes(folder, sources, free_port())
+    server.command += ["--model-api", f"127.0.0.1:{free_port()}"]
     given = []
     for place, child in enumerate(learners):
-        python, _, _, _, *arguments = child.command  # python -m veilstream learner ...
-        command = [python, "-m", "studies.federated_batches", "--learner", str(place), *arguments]
+        arguments = child.command[child.command.index("learner") + 1 :]
+        command = [sys.executable, "-m", "studies.federated_batches", "--learner", str(place), *arguments]
         given.append(Child(command, child.log, directory=ROOT))
     return [server, *given]
 
 
 def run_processes(plan: Plan, folder: Path, names: list[str], limit_s: float) -> dict[str, int]:
-    """Run to the end and kill the server and a learner on the way; when each was killed."""
+    """Run to the end and kill the server, its model API and a learner on the way; when each was killed."""
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
     (folder / "plan.toml").write_text(plan.to_toml())
     server, *learners = children = processes(folder, names)
     rounds = plan.learning.rounds
     due = {"server": (server, rounds // 3), "learner": (learners[-1], 2 * rounds // 3)}
+    api_due = rounds // 2
     killed: dict[str, int] = {}
     until = time.monotonic() + limit_s
     try:
@@ -175,11 +178,22 @@ def run_processes(plan: Plan, folder: Path, names: list[str], limit_s: float) ->
                         child.end()
                         assert child.exit_code == -signal.SIGKILL
                         child.start()
+                if "model API" not in killed and api_due <= done < rounds - 1 and kill_model_api(server.pid):
+                    killed["model API"] = done
                 time.sleep(0.02)
     finally:
         for child in reversed(children):
             child.end()
     return killed
+
+
+def kill_model_api(server: int | None) -> bool:
+    """End the process that the server shows its models with; False if it has not started yet."""
+    for child in psutil.Process(server).children():
+        if any("model_process" in word for word in child.cmdline()):
+            child.kill()
+            return True
+    return False
 
 
 def rounds_done(folder: Path) -> int:
@@ -253,7 +267,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="federated-batches-") as folder:
         report = study(mnist_plan() if asked.mnist else short_plan(), Path(folder))
     print(report.text())
-    sys.exit(1 if report.unequal_rounds or report.used > 1.0 or len(report.kills) < 2 else 0)
+    sys.exit(1 if report.unequal_rounds or report.used > 1.0 or len(report.kills) < 3 else 0)
 
 
 if __name__ == "__main__":

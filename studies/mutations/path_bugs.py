@@ -149,13 +149,13 @@ PLANTED = {
 }
 
 
-def whole_audit(plan: Plan):
+def whole_audit(plan: Plan, seed: int = 5):
     """A quick audit, smaller still; the order in which clients come is fixed."""
-    return run_programme(Programme.of(plan, runs=2000, coordinates=3000, draws=50_000, seed=5, federation=False))
+    return run_programme(Programme.of(plan, runs=2000, coordinates=3000, draws=50_000, seed=seed, federation=False))
 
 
-def small_plan(telemetry: bool = False) -> Plan:
-    plan = plan_of("buffered", rounds=32)
+def small_plan(telemetry: bool = False, mechanism: str = "buffered") -> Plan:
+    plan = plan_of(mechanism, rounds=32)
     return dataclasses.replace(plan, telemetry=TelemetryPlan(metrics=("accuracy", "present"))) if telemetry else plan
 
 

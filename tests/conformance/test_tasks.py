@@ -210,7 +210,7 @@ def test_a_task_that_says_little_gets_defaults():
         dim = 7
 
     details = TaskDetails.of(Bare())
-    assert details == TaskDetails(None, None, False, 14, None, None)
+    assert details == TaskDetails(None, None, False, 14, None, None, None)
     assert details.takes((3, 4))
     with pytest.raises(InputError, match="lacks classifies, init, loss, gradient, predict"):
         check_members(Bare())

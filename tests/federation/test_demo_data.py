@@ -80,7 +80,8 @@ def test_learners_get_their_rows_in_order_without_those_held_out(here):
     people = [row["who"] for file in files for row in file]
     assert len(people) == len(set(people)) == data.stream.report.used + data.stream.report.refused_steps
     held = {f"p{i}" for i in range(40)} - set(people)
-    assert len(held) == data.stream.report.held_out > 3
+    assert len(held) - 1 == data.stream.report.held_out > 3  # the refused one is among them
+    assert {int(who[1:]) for who in held} == set(range(len(held)))  # of the last days
     assert all(int(row["who"][1:]) % 2 == place for place, file in enumerate(files) for row in file)
     assert {row["x"] for row in files[0]} <= {str(i / 8) for i in range(40)}  # a point, not a comma
     assert "40 rows" in data.text()

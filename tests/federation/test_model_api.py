@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import ssl
+import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError, ProtocolError, VeilstreamError
 from veilstream.federation.http.asgi_server import Limits
 from veilstream.federation.http.model_check import check_plan
-from veilstream.federation.keys.new_keys import make_keys
+from veilstream.federation.keys.new_keys import make_keys, renew_server
 from veilstream.federation.server.model_api import ModelApi
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
@@ -41,6 +42,7 @@ def world(tmp_path_factory):
             api=api,
             plan=world.plan,
             ca=keys / "ca.pem",
+            keys=world.root / "keys",
             url=f"https://127.0.0.1:{api.port}",
             run=world.root / "run",
         )
@@ -66,6 +68,25 @@ def test_every_released_model_is_published_with_its_guarantee(world):
     np.testing.assert_array_equal(np.float32(latest["model"]), world.coordinator.models.read(3))
     assert json.loads(get(world, "/model/0.json")[2])["model"] == [0.0] * DIM
     assert json.loads(get(world, "/status")[2])["rounds"] == 6
+
+
+def test_healthz_says_whether_the_server_still_looks_for_messages(world, monkeypatch):
+    monkeypatch.setattr(world.coordinator, "_looked_at", time.monotonic())
+    assert get(world, "/healthz")[::2] == (200, b'{"status":"ok"}')
+    monkeypatch.setattr(world.coordinator, "_looked_at", time.monotonic() - 3600.0)
+    assert get(world, "/healthz")[::2] == (503, b'{"status":"stuck"}')
+
+
+def test_a_certificate_that_is_renewed_is_shown_to_the_next_caller(world):
+    """And the days that it lasts stand in /status."""
+    assert json.loads(get(world, "/status")[2])["certificate_days"] == 824
+    renew_server(world.keys, [], days=100)
+    assert json.loads(get(world, "/status")[2])["certificate_days"] == 99
+    context = ssl.create_default_context(cafile=str(world.ca))
+    raw = socket.create_connection(("127.0.0.1", world.api.port))
+    with context.wrap_socket(raw, server_hostname="127.0.0.1") as connection:
+        ends = ssl.cert_time_to_seconds(connection.getpeercert()["notAfter"])
+    assert 99 < (ends - time.time()) / 86400 < 100
 
 
 def test_a_model_is_raw_numbers_or_one_file_where_that_is_asked_for(world):

@@ -47,7 +47,8 @@ class World:
         while not fold.finished:
             r = fold.round
             for name in NAMES:
-                fold.enrol(name, int(name == "c" and r >= 3), fold.seats[name].round)
+                seat, epoch = fold.seats[name], int(name == "c" and r >= 3)
+                fold.enrol(name, epoch, seat.round if epoch == seat.epoch else 0)
             for name in NAMES:
                 seat = fold.seats[name]
                 if not (name == "c" and r == 1):

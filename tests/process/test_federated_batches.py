@@ -14,7 +14,7 @@ pytest.importorskip("grpc")
 
 def test_processes_that_are_killed_serve_the_replayed_models_to_the_bit(tmp_path):
     report = study(short_plan(learners=2), tmp_path, limit_s=120)
-    assert set(report.kills) == {"server", "learner"}
+    assert set(report.kills) == {"server", "model API", "learner"}
     assert report.unequal_rounds == 0
     assert report.used < 1.0, report
     assert report.accuracy[0] == pytest.approx(report.accuracy[1], abs=0.01)

@@ -60,7 +60,7 @@ def table(path, task):
     numbers = rng.normal(size=(500, 2)).clip(-3, 3)
     score = numbers @ [1.0, -0.5]
     if task == "logistic":
-        told = np.where(score + rng.normal(size=500) > 0.9, "yes", "no")
+        told = np.where(score + 0.4 * rng.normal(size=500) > 0.0, "yes", "no")
     elif task == "softmax":
         told = np.array(["oak", "pine", "fir"])[np.digitize(score + 0.4 * rng.normal(size=500), [0.0, 1.0])]
     else:
@@ -186,3 +186,47 @@ def test_a_summary_of_before_reads_without_them(made):
     summary = SimulationSummary.of(content)
     assert summary.verdict is summary.held_out is None
     assert summary.baselines == summary.main.recall == {}
+
+
+DRIFTING = PLAN.replace('client = "who"', 'client = "who"\ntime = "day"')
+
+
+def test_records_with_a_time_are_held_out_at_the_end_and_no_change_is_a_baseline(tmp_path):
+    """The label turns round at 80% of the days: on the last fifth the model is worse than repeating a label."""
+    rng = np.random.default_rng(4)
+    rows = []
+    for i in range(600):
+        a, late = rng.normal(), i >= 480
+        yes = (a > 0) != late
+        if late and i % 30 < 26:  # long stretches of one label
+            yes = (i // 30) % 2 == 0
+            a = abs(a) * (-1 if yes else 1)
+        rows.append(
+            {"who": f"p{i}", "site": f"s{i % 2}", "day": i, "a": f"{a:.5f}", "b": "0", "y": "yes" if yes else "no"}
+        )
+    order = rng.permutation(600)  # in the file they are mixed: the column of times orders them
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows[i] for i in order)
+    text = DRIFTING.format(task="logistic", source=tmp_path / "t.csv", label=LABELS["logistic"])
+    run = vs.run(vs.Plan.parse(text), tmp_path / "out")
+    held = [[r for r in rows[480:] if r["site"] == site] for site in ("s0", "s1")]
+    assert run.simulation.held_out.split == "time"
+    assert run.simulation.held_out.rows == 120
+    before = {site: next(r for r in rows[479::-1] if r["site"] == site) for site in ("s0", "s1")}
+    same = [
+        r["y"] == last["y"]
+        for own, site in zip(held, before, strict=True)
+        for last, r in zip([before[site], *own[:-1]], own, strict=True)
+    ]
+    assert run.simulation.baselines["no_change"]["accuracy"] == pytest.approx(np.mean(same))
+    said = encoded([r for own in held for r in own]) @ run.model("free", 0).astype(float) >= 0
+    truth = np.array([r["y"] == "yes" for own in held for r in own])
+    accuracy = run.summary["methods"]["free"]["final"]["held_out_accuracy"]["seeds"][0]
+    assert accuracy == pytest.approx((said == truth).mean())
+    assert accuracy < 0.5 < np.mean(same)
+    assert run.simulation.verdict.better is False
+    by_people = vs.run(vs.Plan.parse(text, {"data.held_out_by": "people"}), tmp_path / "people")
+    assert by_people.simulation.held_out.split == "people"
+    assert by_people.summary["methods"]["free"]["final"]["held_out_accuracy"]["mean"] > accuracy

@@ -145,3 +145,15 @@ def test_ten_thousand_columns(tmp_path):
     reader = table(tmp_path, f"{names}\n{','.join(['1'] * 10_000)}\n")
     assert len(reader.columns) == 10_000
     assert len(cells(reader)[0]) == 10_000
+
+
+@pytest.mark.parametrize("length", [1 << 24, (1 << 25) + 3])
+def test_a_line_of_any_length_is_one_row(tmp_path, length):
+    """Else a long text in somebody's record would take a step more than a short one."""
+    path = tmp_path / "long.csv"
+    path.write_bytes(b"who,x\nann," + b"z" * length + b"\nbo,1\n" + b"cy," + b"z" * length)
+    rows = list(CsvTable(path).rows())
+    assert [None if cells is None else cells["who"] for _, cells in rows] == [None, "bo", None]
+    with path.open("ab") as file:
+        file.write(b"zzz\ndi,2\n")
+    assert [cells["who"] for _, cells in CsvTable(path).rows() if cells] == ["bo", "di"]

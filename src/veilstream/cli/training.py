@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from veilstream.cli.run_table import run_table, show_quality
 from veilstream.cli.tables import escape, print_json, table_console
 from veilstream.deployment.deployable import Deployable
 from veilstream.errors import MissingExtra
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared
-from veilstream.reports.page_kit import REPORT, cell
-from veilstream.reports.report import FIGURES, shown_figures, write_report
+from veilstream.reports.page_kit import REPORT
+from veilstream.reports.report import write_report
 from veilstream.reports.reported_run import run
 from veilstream.research.comparators import has_comparators
 from veilstream.runs.folder import Run
@@ -227,23 +228,14 @@ def show_run(finished: Run, figures: list[Path], *, json: bool) -> None:
             }
         )
         return
-    console, table = table_console(), Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("method", "protects (simulated)", "noise std"):
-        table.add_column(name, overflow="fold")
-    methods = finished.simulation.methods.values()
-    shown = shown_figures(method.final for method in methods)
-    if "held_out_accuracy" in shown:
-        shown.remove("prequential_accuracy")
-    for key in shown:
-        table.add_column(FIGURES[key], justify="right")
-    for method in methods:
-        protects = method.protects if method.guarantee else "[red]nothing[/red]"
-        cells = [cell(method.final.get(key)) for key in shown]
-        table.add_row(escape(method.name), protects, f"{method.noise_std:.3g}", *cells)
-    console.print(table)
+    console, simulation = table_console(), finished.simulation
+    methods = simulation.methods.values()
+    regret = any("regret" in key for method in methods for key in method.final)
+    console.print(run_table(simulation))
+    show_quality(console, simulation)
     seeds = f"{len(summary['seeds'])} seed{'' if len(summary['seeds']) == 1 else 's'}"
-    regret = "; regret per step" if any("regret" in key for key in shown) else ""
-    console.print(f"[dim]mean ± std over {seeds}{regret}; {escape(summary['data'])}[/dim]")
+    regret_note = "; regret per step" if regret else ""
+    console.print(f"[dim]mean ± std over {seeds}{regret_note}; {escape(summary['data'])}[/dim]")
     _show_records(console, summary.get("records"))
     console.print(
         "[dim]This is a simulation: its noise comes from seeds and protects no one. The column 'protects' is for "
@@ -266,8 +258,7 @@ def _show_records(console: Console, records: dict[str, Any] | None) -> None:
     if records is None:
         return
     console.print(
-        f"records: {records['rows']} rows; {records['used']} to train on, {records['held_out']} of other people "
-        "to test on"
+        f"records: {records['rows']} rows; {records['used']} to train on, {records['held_out']} held out to test on"
     )
     for why, count in records["refused"].items():
         console.print(f"! {count} rows refused: {escape(why)}")

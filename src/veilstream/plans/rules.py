@@ -113,7 +113,7 @@ PLAN_RULES = (
     ),
     Rule(
         "federation.min_clients",
-        lambda plan: plan.federation.min_clients > _clients_of_round(plan),
+        lambda plan: (plan.federation.min_clients or 0) > _clients_of_round(plan),
         lambda plan: f"at most {_clients_of_round(plan)}, a round's clients (local_steps x clients_per_step)",
         lambda plan: f"min_clients = {_clients_of_round(plan)}",
     ),

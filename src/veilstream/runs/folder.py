@@ -34,6 +34,10 @@ from veilstream.runs.tables import ListedEstimate, cell_number, damaged, read_hi
 Float32s = NDArray[np.float32]
 
 FORMAT = 1  # version of run folders, in versions.json
+OPERATIONAL = frozenset(
+    f"federation.{name}" for name in ("quorum", "deadline_s", "grace_s", "patience_s", "min_clients")
+)
+"""Keys of a plan that say how people wait for each other: no number of a run's terms follows from them."""
 SERVER_CHECKPOINT = "checkpoint.bin"  # a server's checkpoint; a simulation writes no file of this name
 
 T = TypeVar("T")
@@ -42,12 +46,17 @@ T = TypeVar("T")
 def _changed_keys(stored: Plan, asked: Plan) -> list[str]:
     """Keys that differ and change a run's numbers, with both values; regret may be dropped."""
     free = {"run.memory_mib"} | (set() if asked.run.regret else {"run.regret"})
+    return [f"{key} = {now} (was {before})" for key, (before, now) in changed(stored, asked).items() if key not in free]
+
+
+def changed(stored: Plan, asked: Plan) -> dict[str, tuple[str, str]]:
+    """Keys in which two plans differ, with both values as text."""
     before, now = flat_keys(stored), flat_keys(asked)
-    return [
-        f"{key} = {now.get(key, 'not given')!r} (was {before.get(key, 'not given')!r})"
+    return {
+        key: (repr(before.get(key, "not given")), repr(now.get(key, "not given")))
         for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key) and key not in free
-    ]
+        if before.get(key) != now.get(key)
+    }
 
 
 def flat_keys(plan: Plan) -> dict[str, Any]:
@@ -105,7 +114,9 @@ def _json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _stored_plan(path: Path) -> Plan:
+def stored_plan(folder: Path) -> Plan:
+    """The plan that the run in this folder wrote."""
+    path = folder / "plan.toml"
     try:
         return Plan.load(path)
     except InputError as error:
@@ -117,19 +128,23 @@ def _stored_plan(path: Path) -> Plan:
         ) from error
 
 
+def other_settings(path: Path, unlike: list[str]) -> InputError:
+    """The error for a folder whose run was started with other settings."""
+    return InputError(
+        "out",
+        str(path),
+        "a folder of the same plan",
+        f"it was started with other settings: {'; '.join(unlike[:5])}; set them back, or name a new folder",
+    )
+
+
 def check_folder(path: Path, plan: Plan, *, resume: bool, besides: frozenset[str] = frozenset()) -> None:
     """Refuse a folder with another run or files other than ``besides``; or with this run, unless it is resumed."""
-    stored = path / "plan.toml"
-    if stored.exists():
+    if (path / "plan.toml").exists():
         check_version(path)
-        changed = _changed_keys(_stored_plan(stored), plan)
-        if changed:
-            raise InputError(
-                "out",
-                str(path),
-                "a folder of the same plan",
-                f"it was started with other settings: {'; '.join(changed[:5])}; set them back, or name a new folder",
-            )
+        unlike = _changed_keys(stored_plan(path), plan)
+        if unlike:
+            raise other_settings(path, unlike)
         if not resume:
             raise InputError(
                 "out",
@@ -171,7 +186,7 @@ def clear_earlier(path: Path, plan: Plan) -> None:
     others = {n for n in names - _OWN_FILES if not re.fullmatch(r"(checkpoint|regret)-\d+\.npz", n)}
     if not names or others:
         return
-    earlier = _stored_plan(stored)
+    earlier = stored_plan(path)
     if dataclasses.replace(earlier, run=plan.run) == plan:
         for file in path.iterdir():
             file.unlink()
@@ -195,7 +210,7 @@ class Run:
     @property
     def plan(self) -> Plan:
         """The plan of the run."""
-        return _stored_plan(self.path / "plan.toml")
+        return stored_plan(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -139,17 +139,10 @@ class Verdicts:
         named = ", ".join(f'"{name}"' for name in blind[:4])
         if self.balanced:
             return []
-        shares = ", ".join(f"{share:.2g}" for share in self._shares())
         return [
-            f"it ranks records (AUC {area:.2f}) and hardly ever says {named}: tell it the labels' public shares, "
-            f"data.label_shares = [{shares}] if those are public, or weigh them by learning.class_weights"
+            f"it ranks records (AUC {area:.2f}) and hardly ever says {named}: give the labels' shares, as far as they "
+            "are known without these records, as data.label_shares, or weights as learning.class_weights"
         ]
-
-    def _shares(self) -> list[float]:
-        judge = self._figures.judges[0]
-        assert judge.labels is not None
-        counts = np.bincount(judge.labels.places(judge.learned), minlength=len(judge.labels.names))
-        return [float(count / counts.sum()) for count in counts]
 
     def _on_learning(self, main: Evidence, others: list[Evidence]) -> list[str]:
         """Advice by what a method without noise reaches in the same run."""

@@ -29,7 +29,6 @@ _OTHER_KINDS = (  # first bytes of files that are not text
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "save the sheet as CSV"),
     (b"PAR1", "a Parquet file", "name it .parquet"),
     (b"ARROW1", "an Arrow file", "name it .arrow"),
-    (b"SQLite format 3\x00", "a SQLite file", "name it .sqlite and give a query"),
     (b"%PDF", "a PDF file", "export the table as CSV"),
     (b"<!DOCTYPE", "a web page", "the download went wrong: fetch the file again"),
     (b"<html", "a web page", "the download went wrong: fetch the file again"),
@@ -83,12 +82,25 @@ class GrowingLines:
         self._at = 0
         self._last = b""  # the end of what has been fetched
         self._file_number = path.stat().st_ino
+        self._cut = False  # whether the last line given out was too long, and its rest is still to come
         self.number = 0  # number of the last line given out, from 1
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
+        line = self._next_piece()
+        while self._cut:  # the rest of a line of which the beginning was given: it is nobody's record
+            self._cut = not line.endswith(self._newline)
+            line = self._next_piece()
+        self._cut = len(line) >= _LONGEST_LINE and not line.endswith(self._newline)
+        self.number += 1
+        try:
+            return line.decode(self.encoding, "surrogateescape")
+        except UnicodeDecodeError:  # half a character of UTF-16
+            return line.decode(self.encoding, "replace") + "\udc80"
+
+    def _next_piece(self) -> bytes:
         end = self._end_of_line()
         while end < 0 and self._fetch():
             end = self._end_of_line()
@@ -99,11 +111,7 @@ class GrowingLines:
         line = self._buffer[self._at : end]
         self._at = end
         self._position += len(line)
-        self.number += 1
-        try:
-            return line.decode(self.encoding, "surrogateescape")
-        except UnicodeDecodeError:  # half a character of UTF-16
-            return line.decode(self.encoding, "replace") + "\udc80"
+        return line
 
     @property
     def position(self) -> int:

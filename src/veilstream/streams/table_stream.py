@@ -2,12 +2,11 @@
 
 A plan that promises "once" is refused if people return. Where more visits are allowed, records that come too
 often or too soon are left out, as a deployed learner does. A refused record of a named client keeps its place, with
-nobody in it: its step has a zero gradient. Held-out people are chosen by a hash of their tag.
+nobody in it: its step has a zero gradient. `held_out` says which records are measured on instead.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,30 @@ from veilstream.records.encoded_group import EncodedGroup, encode_group
 from veilstream.records.participation import VisitsInMemory
 from veilstream.records.sample import Sample
 from veilstream.records.schema import EACH_ROW, Encoded, RecordSchema, Refusal
+from veilstream.streams.held_out import Parts, is_held_out, parted
 from veilstream.streams.pool import PoolStream
 from veilstream.streams.table import MANY_ROWS, Block, Table
 from veilstream.streams.tables import check_columns
 from veilstream.wording import counted
 
-_HELD_OUT_OF = 1 << 20
+__all__ = [
+    "ClientRecord",
+    "Dealing",
+    "DealtOut",
+    "FixedOrder",
+    "TableReport",
+    "TableStream",
+    "Tables",
+    "allowed",
+    "count_people",
+    "deal_out",
+    "is_held_out",
+    "read_tables",
+    "rows_to_learn_from",
+    "short_of",
+    "table_stream",
+]
+
 Tables = Sequence[tuple[str, Table]]  # by learner, where the schema has no column of learners
 
 
@@ -103,7 +120,8 @@ class Dealing:
     participation: Participation = ONCE
     per_step: int = 1  # clients of a step
     returning: str = "refuse"  # "refuse" people who come more often than allowed, or use their "first" records
-    held_out_share: float = 0.2  # share of people who are measured on and not learned from
+    held_out_share: float = 0.2  # share of people, or of each learner's last records, that are measured on
+    held_out_by: str = "people"  # or "time"
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,8 @@ class DealtOut:
 
     learned: dict[str, list[Encoded | None]]  # by learner, in the order in which they are met; None: refused
     held_out: list[ClientRecord]
+    held_out_by: str = "people"
+    in_order: dict[str, list[ClientRecord]] = field(default_factory=dict)  # by learner, all that name their client
 
 
 def read_tables(tables: Tables, schema: RecordSchema, *, show: bool = False) -> tuple[list[ClientRecord], TableReport]:
@@ -170,10 +190,7 @@ def records_of(
 
 
 def _encoded(schema: RecordSchema, table: Table, block: Block) -> EncodedGroup:
-    def name(place: int) -> str:
-        return f"{table.name}:{block.first + place}"
-
-    return encode_group(schema, block.rows, name, decimal_comma=table.decimal_comma)
+    return encode_group(schema, block.rows, block.name, decimal_comma=table.decimal_comma)
 
 
 def _records(
@@ -241,7 +258,9 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
         split=FixedOrder(tuple(np.split(order, ends[:-1]))),
         names=tuple(dealt.learned),
         report=report,
+        split_by=dealt.held_out_by,
         held_people=None if schema.client == EACH_ROW else _numbered(held),
+        held_previous=None if schema.time is None else _targets_before(dealt),
         provenance=f"records of {', '.join(names)}, in the order they came",
     )
 
@@ -249,6 +268,18 @@ def table_stream(tables: Tables, schema: RecordSchema, dealing: Dealing, *, roun
 def _numbered(held: list[Encoded]) -> NDArray[np.int64]:
     """A number for each record's person; only which are alike is kept."""
     return np.unique([record.client for record in held], return_inverse=True)[1].astype(np.int64)
+
+
+def _targets_before(dealt: DealtOut) -> NDArray[np.float64]:
+    """For each held-out record the target of its learner's usable record before, nan for none."""
+    before: dict[int, float] = {}
+    for own in dealt.in_order.values():
+        last = math.nan
+        for record in own:
+            before[id(record)] = last
+            if record.encoded is not None:
+                last = float(record.encoded.sample.target)
+    return np.array([before[id(record)] for record in dealt.held_out if record.encoded is not None])
 
 
 def deal_out(
@@ -269,8 +300,10 @@ def deal_out(
     if schema.client != EACH_ROW:
         _check_one_learner_each(found, schema.client)
     share = dealing.held_out_share
-    learned = {name: [r for r in own if not is_held_out(r.client, share)] for name, own in by_learner.items()}
-    held = [r for r in usable if is_held_out(r.client, share)] or usable[-1:]
+    parts: Parts[ClientRecord] = parted(by_learner, share, dealing.held_out_by)
+    report.notices += parts.notices
+    learned, chosen = parts.learned, {id(r) for own in parts.held_out.values() for r in own}
+    held = [r for r in usable if id(r) in chosen] or usable[-1:]
     report.held_out = len(held) if share > 0.0 else 0  # else only a placeholder
     if dealing.returning == "refuse":
         _check_visits(learned, dealing.participation.times)
@@ -282,7 +315,7 @@ def deal_out(
         raise InputError(
             "data.source", names, "records of people to learn from", "all of them are held out: give more records"
         )
-    return DealtOut(kept, held)
+    return DealtOut(kept, held, parts.by, by_learner)
 
 
 def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
@@ -301,27 +334,33 @@ def short_of(learned: dict[str, int], rounds: int, per_round: int) -> list[str]:
     ]
 
 
-def rows_to_learn_from(
-    tables: Tables, schema: RecordSchema, held_out_share: float
-) -> dict[str, list[dict[str, object]]]:
+def rows_to_learn_from(tables: Tables, schema: RecordSchema, dealing: Dealing) -> dict[str, list[dict[str, object]]]:
     """Cells of the records that `table_stream` learns from, by learner, in order, with decimal points."""
-    found: dict[str, list[tuple[Any, dict[str, object]]]] = {}
+    found: dict[str, list[_Row]] = {}
     last: dict[str, float | str] = {}
     for learner, table in tables:
         for block in table.blocks(digests=False, most=MANY_ROWS):
             records = _records(schema, table, learner, block, _encoded(schema, table, block), last)
             for cells, (record, _) in zip(block.rows, records, strict=True):
-                if record is None or is_held_out(record.client, held_out_share):
+                if record is None:
                     continue
                 kept = {
                     column: with_decimal_point(value) if table.decimal_comma else value
                     for column, value in ({schema.client: record.client} if cells is None else cells).items()
                     if column != schema.learner
                 }
-                found.setdefault(record.learner, []).append((record.when, kept))
+                found.setdefault(record.learner, []).append(_Row(record.client, record.when, kept))
     for own in found.values():
-        own.sort(key=lambda pair: _sort_key(pair[0]))
-    return {name: [cells for _, cells in found[name]] for name in sorted(found)}
+        own.sort(key=lambda row: _sort_key(row.when))
+    learned = parted(found, dealing.held_out_share, dealing.held_out_by).learned
+    return {name: [row.cells for row in learned[name]] for name in sorted(found)}
+
+
+@dataclass(frozen=True)
+class _Row:
+    client: str
+    when: float | str
+    cells: dict[str, object]
 
 
 def count_people(found: list[ClientRecord], report: TableReport) -> None:
@@ -401,9 +440,3 @@ def allowed(
         else:
             report.too_soon += 1
     return kept
-
-
-def is_held_out(client: str, share: float) -> bool:
-    """Whether a person is measured on: a hash of the tag decides."""
-    hashed = hashlib.blake2b(client.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
-    return int.from_bytes(hashed, "little") % _HELD_OUT_OF < share * _HELD_OUT_OF

@@ -19,6 +19,7 @@ from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.federation.addresses import check_loopback, connections_allowed, wait_until_free
+from veilstream.federation.certificate_files import CertificateFiles
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import expiring, invalid, load
 from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
@@ -106,9 +107,17 @@ class DirectServer:
         self._server = server
 
     def _credentials(self) -> grpc.ServerCredentials:
-        pair = ((self._keys / "tls.key").read_bytes(), (self._keys / "tls.pem").read_bytes())
-        ca = (self._keys / "ca.pem").read_bytes()
-        return grpc.ssl_server_credentials([pair], ca, require_client_auth=True)
+        """Read again for a new connection when the files have been renewed; the others keep theirs."""
+        files = CertificateFiles(self._keys / "tls.pem", self._keys / "tls.key")
+
+        def read() -> grpc.ServerCertificateConfiguration:
+            pair = (files.key.read_bytes(), files.certificate.read_bytes())
+            return grpc.ssl_server_certificate_configuration([pair], (self._keys / "ca.pem").read_bytes())
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            return None if files.renewed() is None else read()
+
+        return grpc.dynamic_ssl_server_credentials(read(), renewed, require_client_authentication=True)
 
     def supervise(self) -> str | None:
         """Lines to show, if there are any."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from veilstream.errors import InputError, MissingExtra, VeilstreamError
 from veilstream.federation.addresses import connections_allowed, listen_at
+from veilstream.federation.certificate_files import CertificateFiles
 
 try:
     import uvicorn
@@ -115,8 +116,9 @@ class AsgiServer:
             backlog=_BACKLOG,
         )
         config.load()
+        self._tls: CertificateFiles | None = None
         if tls is not None:
-            config.ssl = _context(tls)
+            config.ssl, self._tls = _context(tls), CertificateFiles(*tls)
         listening = address if isinstance(address, socket.socket) else listen_at(address, option)
         self.port = int(listening.getsockname()[1])
         self._server = _Server(config, self._connections)
@@ -128,7 +130,7 @@ class AsgiServer:
             raise VeilstreamError(f"{option}: the HTTP server did not start; try again")
 
     def _run(self, listening: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=lambda: _Loop(self._connections)) as runner:
+        with asyncio.Runner(loop_factory=lambda: _Loop(self._connections, self._tls)) as runner:
             runner.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
@@ -165,26 +167,29 @@ class _Server(uvicorn.Server):
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop whose TLS servers count a connection before its handshake, not after it."""
 
-    def __init__(self, guard: _Connections) -> None:
+    def __init__(self, guard: _Connections, tls: CertificateFiles | None) -> None:
         super().__init__()
-        self._guard = guard
+        self._guard, self._tls = guard, tls
 
     async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> asyncio.Server:
         context, make = options.pop("ssl", None), protocol_factory
         if context is not None:
-            make = lambda: _Handshake(protocol_factory, context, self._guard, self)  # noqa: E731
+
+            def make() -> _Handshake:
+                nonlocal context
+                context = (self._tls and self._tls.renewed()) or context
+                return _Handshake(protocol_factory, context, self._guard, self)
+
         return await super().create_server(make, *args, **options)
 
 
 def _context(tls: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(*tls)
+        return CertificateFiles(*tls).context()
     except (OSError, ssl.SSLError) as error:
         raise InputError(
             "keys", str(tls[0]), "a certificate and its key, made by `veilstream keys`", str(error)
         ) from error
-    return context
 
 
 def _guarded(app: ASGIApp) -> ASGIApp:

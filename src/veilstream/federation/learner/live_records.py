@@ -88,7 +88,7 @@ class LiveRecords:
         named = [said["client"]] if "client" in said else []
         if schema is not None and schema.client != EACH_ROW and schema.client in row:
             named.append(row[schema.client])
-        names = {None if is_missing(who) else client_name(who) for who in named}
+        names = {client_name(who) for who in named if not is_missing(who)}
         return names.pop() if len(names) == 1 else None
 
     def _encoded(self, said: Mapping[str, Any]) -> Encoded:
@@ -109,7 +109,7 @@ class LiveRecords:
         schema, row = self._row(said["record"])
         name = self._name(who) if "client" in said or schema.client == EACH_ROW else ""
         if schema.client != EACH_ROW and "client" in said:
-            if schema.client in row and client_name(row[schema.client]) != name:
+            if not is_missing(row.get(schema.client)) and client_name(row[schema.client]) != name:
                 why = f"record.{schema.client}: expected the same person as client, or left out"
                 raise RefusedRequest(why, Refusal("no client", schema.client))
             row[schema.client] = name

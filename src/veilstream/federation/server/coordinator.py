@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from veilstream.federation.protocol.transport import Failure, Received, Transpor
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.federation.server.attendance import NO_CLIENTS, REFUSES, Absence, Attendance
 from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
-from veilstream.federation.server.run_files import RunFiles
+from veilstream.federation.server.run_files import RunFiles, learners_of
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.wording import shown
@@ -43,7 +44,9 @@ _TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
 _GONE_S = 600.0
+_NO_PLACE = "`veilstream keys add` makes its keys; a run that has begun keeps its learners, so it waits for the next"
 _LONGEST_LINE = 2000
+_PUBLISHED_SENT = 100  # times in a run that learners are sent an average beside x^r
 _LONGEST_REASON = 1000  # a refusal names settings of both sides
 
 
@@ -58,22 +61,35 @@ class Coordinator:
         folder: Path,
         *,
         start: Mapping[str, Any] | None = None,
+        among: frozenset[str] | None = None,
         task: Task | None = None,
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
-        self._plan, self._keys, self._watch = plan, keys, watch
+        """``among``: learners of the run before, who alone take part in this one; None where all who have keys do."""
+        self._plan, self._watch = plan, watch
         self.terms = Terms.of(plan, len(x0), task)
         self._settings = self.terms.settings
         n = plan.learning.learners
-        if len(keys.learners) != n:
+        begun = learners_of(folder) or among
+        later = sorted(keys.learners.keys() - begun) if begun else []
+        if begun:
+            keys = replace(keys, learners={name: keys.learners[name] for name in sorted(begun & keys.learners.keys())})
+        if later:
+            _log.info(
+                "%s: keys are known, but this run was begun without; a run of a plan with %d learners takes all",
+                ", ".join(later),
+                n + len(later),
+            )
+        if begun is None and len(keys.learners) != n:
             raise InputError(
                 "learning.learners",
                 n,
                 f"as many as have keys ({len(keys.learners)})",
-                "`veilstream keys add` makes more; weights are 1/n of all, present or not",
+                "`veilstream keys add` makes more, `keys remove` takes one away; weights are 1/n of all",
             )
+        self._keys = keys
         self._files = RunFiles(folder, plan, self.terms, start)
-        self.fold = self._files.open(x0, sorted(keys.learners))
+        self.fold = self._files.open(x0, sorted(begun or keys.learners))
         self.models, self.run = self._files.models, self._files.run
         self.telemetry = self._files.telemetry
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
@@ -96,11 +112,20 @@ class Coordinator:
         """How many messages were not acted on, by the kind of error."""
         self._lines = RepeatedLines()
         self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
+        self._looked_at = time.monotonic()
+        for name in self.fold.seats.keys() - keys.learners.keys():
+            if self.fold.seats[name].state != "void":
+                self.void(name, "its keys were removed")
 
     @property
     def round(self) -> int:
         """Rounds that are done and durable; the model after them is released."""
         return self._published
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since messages were last looked for: a few at most while all is well, also when it waits."""
+        return time.monotonic() - self._looked_at
 
     @property
     def finished(self) -> bool:
@@ -153,11 +178,19 @@ class Coordinator:
         for node in nodes:
             asking = self._ending.setdefault(node, Enrolling())
             if now > asking.again_at:
-                request = Request("end", self.run, "", secrets.token_hex(8), self.fold.round)
+                request = Request(
+                    "end",
+                    self.run,
+                    "",
+                    secrets.token_hex(8),
+                    self.fold.round,
+                    body=self.fold.published.astype("<f4").tobytes(),
+                    published=self.fold.round,
+                )
                 asking.again_at = now + _AGAIN_S
                 transport.send(node, asking.ask(request, self._keys.identity))
         self._say_repeated()
-        for node, data in transport.receive(_LOOK_S):
+        for node, data in self._receive(transport):
             try:
                 self._confirmed |= self._ended(node, data)
             except Exception as error:  # whatever it is: no message may end the server
@@ -192,11 +225,15 @@ class Coordinator:
         return set()
 
     def _take_all(self, transport: Transport, here: OpenRound) -> None:
-        for node, data in transport.receive(_LOOK_S):
+        for node, data in self._receive(transport):
             self._take(node, data, here)
         if time.monotonic() > self._tell_at:
             self._say_repeated()
             self._tell()
+
+    def _receive(self, transport: Transport) -> list[tuple[str, Received]]:
+        self._looked_at = time.monotonic()
+        return transport.receive(_LOOK_S)
 
     def _complete(self, here: OpenRound) -> bool:
         n, answered = self._plan.learning.learners, self.fold.answered_count
@@ -313,10 +350,28 @@ class Coordinator:
     def _head(self, name: str, here: OpenRound) -> bytes:
         seat = self.fold.seats[name]
         if not here.body:  # once a round: all learners are sent the same bytes
-            here.body = self.fold.x.astype("<f4").tobytes()
+            here.body, here.published = self._round_body()
             here.hashed_body = body_hash(here.body)
-        asked = Request("round", self.run, name, secrets.token_hex(8), seat.round, seat.accepted, epoch=seat.epoch)
+        asked = Request(
+            "round",
+            self.run,
+            name,
+            secrets.token_hex(8),
+            seat.round,
+            seat.accepted,
+            epoch=seat.epoch,
+            published=here.published,
+        )
         return asked.sign_head(self._keys.identity, here.hashed_body)
+
+    def _round_body(self) -> tuple[bytes, int | None]:
+        """x^r, and the published model where that is another; a hundred times a run, since it doubles what is sent."""
+        fold = self.fold
+        x, published = fold.x.astype("<f4").tobytes(), fold.published.astype("<f4").tobytes()
+        if x == published:
+            return x, fold.round
+        every = max(1, min(self.terms.rounds // _PUBLISHED_SENT, _PUBLISHED_SENT))
+        return (x + published, fold.round) if fold.round % every == 0 else (x, None)
 
     def _take(self, node: str, data: Received, here: OpenRound) -> None:
         if isinstance(data, Failure):
@@ -360,7 +415,7 @@ class Coordinator:
         """From a known learner, signed, in answer to something that was asked."""
         name = Reply.claimed_learner(data)
         if name not in self._keys.learners:
-            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "`veilstream keys add` enrols it")
+            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", _NO_PLACE)
         reply = Reply.read(data, self._keys.learners[name])
         asking = self._enrolling.get(node)
         asked = asking is not None and reply.answers in asking.asked

@@ -2,7 +2,8 @@
 
     GET /model/latest     the newest
     GET /model/17         the one after 17 rounds
-    GET /status           run, rounds done, guarantee, digest of the plan
+    GET /status           run, rounds done, guarantee, digest of the plan, days of the certificate
+    GET /healthz          200, or 503 where the server no longer looks for messages
     GET /metrics          counts of this server, for Prometheus
     GET /live             where it is asked for: a page that goes on by itself (`live_routes`)
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from veilstream.errors import InputError, MissingExtra
+from veilstream.federation.direct.certificates import days_left
 from veilstream.federation.http.asgi_server import AsgiServer, Limits, SharedBody
 from veilstream.federation.server.server_metrics import CONTENT_TYPE, ServerMetrics
 from veilstream.plans.plan import Plan
@@ -39,10 +41,11 @@ except ImportError as error:
 
 
 _FORMS = {"json": "application/json", "f32": "application/octet-stream", "npz": "application/x-npz"}
-_HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status or /metrics"
+_HELP = "try /model/latest or /model/ROUND (also with .npz or .f32), /status, /healthz or /metrics"
 _KEPT_BYTES = 32 << 20
 _KEPT_BODIES = 8
 _KEPT_TAGS = 256
+_STUCK_S = 60.0  # without a look for messages, which come every 0.2 s
 _SLOWEST = 50_000  # bytes a second that a caller must be able to read
 
 
@@ -56,6 +59,10 @@ class Published(Protocol):
     @property
     def round(self) -> int:
         """Rounds that are done."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the coordinator last looked for messages."""
 
     @property
     def terms(self) -> Any:
@@ -93,7 +100,7 @@ class ModelApi:
         limits: Limits | None = None,
         more: Sequence[BaseRoute] = (),
     ) -> None:
-        self._coordinator = coordinator
+        self._coordinator, self._certificate = coordinator, None if tls is None else tls[0]
         self._metrics: Counts = metrics or ServerMetrics()
         self._plan_toml, self._plan_digest = plan.to_toml(), plan_digest(plan)
         self._encoded: OrderedDict[tuple[int, str], bytes] = OrderedDict()
@@ -104,6 +111,7 @@ class ModelApi:
         app = Starlette(
             routes=[
                 Route("/status", self._status),
+                Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics_page),
                 Route("/model/{name}", self._model),
                 *more,
@@ -125,7 +133,12 @@ class ModelApi:
         self._server.close()
 
     async def _status(self, _: Request) -> Response:
-        return JSONResponse(self._facts())
+        days = {} if self._certificate is None else {"certificate_days": days_left(self._certificate)}
+        return JSONResponse(self._facts() | days)
+
+    async def _healthz(self, _: Request) -> Response:
+        stuck = self._coordinator.idle_s > _STUCK_S
+        return JSONResponse({"status": "stuck" if stuck else "ok"}, 503 if stuck else 200)
 
     async def _metrics_page(self, _: Request) -> Response:
         return Response(self._metrics.text(self._coordinator), media_type=CONTENT_TYPE)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -197,7 +198,7 @@ class ModelProcess:
     def _push(self) -> None:
         if not self._child.running:
             raise OSError("ended")
-        message: dict[str, Any] = {"round": self._coordinator.round}
+        message: dict[str, Any] = {"round": self._coordinator.round, "idle_s": self._coordinator.idle_s}
         if time.monotonic() - self._text_at >= _METRICS_EVERY_S:
             self._text, self._text_at = self._metrics.text(self._coordinator), time.monotonic()
             message["metrics"] = self._text
@@ -263,6 +264,21 @@ class _Counts:
             _log.warning("model API: connections cut since the last such line: %s", reasons)
 
 
+@dataclass
+class _Told:
+    """What this process was told of the coordinator."""
+
+    run: str
+    round: int
+    terms: Any
+    models: ModelFile
+    idle_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self.idle_at
+
+
 def _serve(told: socket.socket, listening: socket.socket) -> None:
     from veilstream.federation.server.model_api import ModelApi
     from veilstream.plans.plan import Plan
@@ -273,9 +289,7 @@ def _serve(told: socket.socket, listening: socket.socket) -> None:
     terms = SimpleNamespace(
         rounds=first["rounds"], dim=first["dim"], guarantee=SimpleNamespace(as_dict=lambda: guarantee)
     )
-    run = SimpleNamespace(
-        run=first["run"], round=first["round"], terms=terms, models=ModelFile(Path(first["models"]), first["dim"])
-    )
+    run = _Told(first["run"], first["round"], terms, ModelFile(Path(first["models"]), first["dim"]))
     counts, routes = _Counts(first["metrics"]), []
     page: Any = None
     listening.setblocking(False)
@@ -293,7 +307,7 @@ def _serve(told: socket.socket, listening: socket.socket) -> None:
     say_at = time.monotonic() + _SAY_EVERY_S
     for line in lines:  # until the server's process closes its end, or ends
         message = json.loads(line)
-        run.round = message["round"]
+        run.round, run.idle_at = message["round"], time.monotonic() - message["idle_s"]
         counts.pushed = message.get("metrics", counts.pushed)
         for patch, event in message.get("changes", ()):
             page.change(patch, event)

@@ -81,7 +81,8 @@ class ServerService:
     ) -> Coordinator:
         """Run to the horizon, then serve until stopped; started again, it goes on, or serves the finished run."""
         stop = threading.Event() if stop is None else stop
-        keys, metrics = ServerKeys.load(self.keys), ServerMetrics()
+        keys = ServerKeys.load(self.keys)
+        metrics = ServerMetrics(certificate=None if self.insecure else self.keys / "tls.pem")
         task = task_of(self.plan) if self.task is None else self.task
         opening = open_run(self.folder, self.plan, task, next_run=self.next_run)
         self.folder, x0 = opening.folder, opening.x0
@@ -98,7 +99,9 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
-            coordinator = Coordinator(self.plan, x0, keys, self.folder, start=opening.start, task=task, watch=moved)
+            coordinator = Coordinator(
+                self.plan, x0, keys, self.folder, start=opening.start, among=opening.among, task=task, watch=moved
+            )
             if self.roll_back is not None:
                 coordinator.roll_back(self.roll_back)
             for learner in self.void:
@@ -106,6 +109,8 @@ class ServerService:
             for learner in self.reset:
                 coordinator.reset(learner)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
+            for remark in coordinator.terms.guarantee.remarks:
+                _log.warning("guarantee: %s", remark)
             if self.live is not None:
                 page = self.live(coordinator, metrics, self.folder)
             api = self._publish(coordinator, metrics, page, stack)

@@ -16,15 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError, RunBusy
+from veilstream.errors import InputError, RunBusy, StorageError
 from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
 from veilstream.federation.protocol.messages import Buffer
-from veilstream.federation.server.checkpoint import CHECKPOINT, MESSAGES, MessageFile, ModelFile, Position, Slots
+from veilstream.federation.server.checkpoint import (
+    CHECKPOINT,
+    MESSAGES,
+    MessageFile,
+    ModelFile,
+    Position,
+    RunHead,
+    Slots,
+)
 from veilstream.federation.server.enrolments import ENROLMENTS, ENROLMENTS_HEADER, drop_superseded, enrolment_line
 from veilstream.federation.server.telemetry_files import TELEMETRY_FILES, TelemetryFiles
 from veilstream.files import FileLock, write_file
 from veilstream.plans.plan import Plan
-from veilstream.runs.folder import check_folder, versions
+from veilstream.runs.folder import changed, check_folder, check_version, other_settings, stored_plan, versions
 from veilstream.runs.tables import keep_whole_lines
 
 _log = logging.getLogger(__name__)
@@ -60,6 +68,11 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / CHECKPOINT).exists()
 
 
+def learners_of(folder: Path) -> frozenset[str] | None:
+    """With whom the run in this folder was begun; None where none has begun."""
+    return frozenset(seat.name for seat in RunHead.load(folder).seats) if has_checkpoint(folder) else None
+
+
 class RunFiles:
     """One run in one folder; `run` is its name, the same after a restart."""
 
@@ -75,10 +88,11 @@ class RunFiles:
 
     def open(self, x0: NDArray[np.float32], learners: list[str]) -> ServerFold:
         """Begin a run in an empty folder, or go on with the one that is there."""
-        resumed = has_checkpoint(self._folder)
-        going_on = resumed or _killed_at_birth(self._folder)
-        check_folder(self._folder, self._plan, resume=going_on, besides=frozenset({LOCK_FILE}))
-        return self._resume(learners, x0) if resumed else self._begin(learners, x0)
+        if has_checkpoint(self._folder):
+            check_version(self._folder)
+            return self._resume(learners, x0)
+        check_folder(self._folder, self._plan, resume=_killed_at_birth(self._folder), besides=frozenset({LOCK_FILE}))
+        return self._begin(learners, x0)
 
     def _begin(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         self.run = f"{self._plan.name}-{secrets.token_hex(4)}"
@@ -107,6 +121,9 @@ class RunFiles:
 
     def _resume(self, learners: list[str], x0: NDArray[np.float32]) -> ServerFold:
         position = Position.load(self._folder)
+        changes = changed(stored_plan(self._folder), self._plan)
+        if changes and position.terms != self._digest:
+            raise other_settings(self._folder, [f"{key} = {now} (was {was})" for key, (was, now) in changes.items()])
         if set(position.seats) != set(learners) or len(position.x) != len(x0):
             raise InputError(
                 "learners",
@@ -132,12 +149,31 @@ class RunFiles:
             self.telemetry.resume(position.round)
         state = FoldState(position.round, position.x, position.average, self.models.read(0))
         fold = ServerFold.resumed(self._terms, state, dict(position.seats))
+        for key, (was, now) in changes.items():  # of those that are not part of the terms
+            self.record_operation(fold, "setting", key, f"{was} to {now}")
+            _log.warning("%s is %s from here on (it was %s)", key, now, was)
+        if changes:
+            write_file(self._folder / "plan.toml", self._plan.to_toml())
         if fold.finished and not (self._folder / "summary.json").exists():
             self._sum_up(fold)
         return fold
 
     def close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
-        """Durable when it returns: the released model, and where the run stands."""
+        """Durable when it returns: the released model, and where the run stands.
+
+        Raises:
+            StorageError: the folder cannot be written; started again, the server does this round once more.
+
+        """
+        try:
+            self._close_round(fold, closed, seconds)
+        except OSError as error:
+            raise StorageError(
+                f"the run's folder {self._folder} could not be written ({error})",
+                "make room on its disk or repair it, and start the server again: it goes on from its checkpoint",
+            ) from error
+
+    def _close_round(self, fold: ServerFold, closed: ClosedRound, seconds: float) -> None:
         with (self._folder / "releases.csv").open("a") as file:  # done again after a kill, it is listed again
             for name, (epoch, round_, link) in sorted(closed.accepted.items()):
                 file.write(f"{closed.round},{name},{epoch},{round_},{link}\n")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from veilstream.errors import MissingExtra
+from veilstream.federation.direct.certificates import days_left
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
@@ -36,7 +37,9 @@ _QUANTILES = (0.5, 0.9, 0.99)
 class ServerMetrics:
     """Counts of one server process, from its start."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, certificate: Path | None = None) -> None:
+        """``certificate``: the server's, whose days are shown; None without one."""
+        self._certificate = certificate
         self._lock, self._clock = threading.Lock(), clock
         self._counts: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=_RECENT)
@@ -97,6 +100,10 @@ class ServerMetrics:
             ("resident_memory_bytes", "Memory of this process.", _memory_bytes()),
         ):
             yield GaugeMetricFamily(f"veilstream_{name}", text, value)
+        days = None if self._certificate is None else days_left(self._certificate)
+        if days is not None:
+            text = "Days until the server's certificate ends."
+            yield GaugeMetricFamily("veilstream_certificate_days", text, days)
         refused = CounterMetricFamily(
             "veilstream_messages_refused", "Messages of learners that were not acted on.", labels=["reason"]
         )

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.federation.server.run_files import has_checkpoint
+from veilstream.federation.server.run_files import has_checkpoint, learners_of
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
-from veilstream.runs.folder import check_folder
+from veilstream.runs.folder import OPERATIONAL, changed, check_version, other_settings, stored_plan
 from veilstream.runs.start import StartingModel, last_released, starting_model
 
 _MOST_NAMED = 32
@@ -40,6 +40,8 @@ class Opening:
     x0: NDArray[np.float32]
     start: Mapping[str, Any] | None = None
     """For start.json; None where x0 is the task's own, or the run has begun."""
+    among: frozenset[str] | None = None
+    """Learners of the run before, who go along; None for a first run, and for one that has begun."""
 
 
 def open_run(first: Path, plan: Plan, task: Task, *, next_run: bool) -> Opening:
@@ -58,7 +60,7 @@ def open_run(first: Path, plan: Plan, task: Task, *, next_run: bool) -> Opening:
         before = _folder(first, number - 1)
         start = last_released(before)
         follows = [*_follows(before), str(start.run)][-_MOST_NAMED:]
-        return Opening(folder, start.model, {**start.as_dict(), "follows": follows})
+        return Opening(folder, start.model, {**start.as_dict(), "follows": follows}, learners_of(before))
     start = starting_model(plan, len(x0))
     return Opening(folder, x0) if start is None else Opening(folder, start.model, start.as_dict())
 
@@ -92,7 +94,10 @@ def _check_next(first: Path, number: int, plan: Plan) -> None:
             "a run that is finished",
             "start the server without --next, which goes on with it or begins it",
         )
-    check_folder(newest, plan, resume=True)
+    check_version(newest)
+    unlike = changed(stored_plan(newest), plan)
+    if other := [f"{key} = {now} (was {was})" for key, (was, now) in unlike.items() if key not in OPERATIONAL]:
+        raise other_settings(newest, other)
     if not has_checkpoint(newest):
         raise InputError(
             "--next",
