@@ -114,7 +114,7 @@ def filled_in(proposed: str) -> str:
     """The plan after the page's edit: its tables in the place of those that were there."""
     (edit,) = blocks_in(QUICKSTART, "toml")
     learning, data = edit[: edit.index("[data]")], edit[edit.index("[data]") :]
-    rest = proposed[: proposed.index("# Names and kinds of columns")]
+    rest = proposed[: proposed.index("# Roles of columns are guesses")]
     return re.sub(r"\[learning\].*?(?=^\[)", learning, rest, flags=re.DOTALL | re.MULTILINE) + data
 
 
