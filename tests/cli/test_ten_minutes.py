@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 
 
 def documented_commands(readme: str) -> list[list[str]]:
-    lines = re.findall(r"^    veilstream (.*)$", readme, re.MULTILINE)
+    lines = re.findall(r"^    (?:veilstream|\S+ -m veilstream|\S+/run) (.*)$", readme, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -84,6 +84,32 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     held = {person for person in people if is_held_out(person, 0.2)}
     assert len(held) > 1000
     assert learned == people - held
+
+
+@pytest.mark.parametrize("how", ["a clone", "installed", "a module"])
+def test_a_new_project_calls_the_command_as_it_was_called(tmp_path, how):
+    """Its first printed command runs as it stands, in a shell in the folder where `new` was called."""
+    there = tmp_path / "bin"
+    there.mkdir()
+    for name in ("veilstream", "run"):
+        (there / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m veilstream "$@"\n')
+        (there / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "VEILSTREAM_RUN"} | {
+        "PATH": "/usr/bin:/bin"
+    }
+    if how == "a clone":
+        environment["VEILSTREAM_RUN"] = str(there / "run")
+    if how == "installed":
+        environment["PATH"] += f":{there}"
+
+    def run(command):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = run([sys.executable, "-m", "veilstream", "new", "my project"]).splitlines()[-1]
+    assert {"a clone": " ../bin/run ", "installed": " veilstream ", "a module": " -m veilstream "}[how] in said
+    assert "All rows are usable" in run(["sh", "-c", said])
 
 
 @pytest.mark.slow
