@@ -13,7 +13,7 @@ def patients(path: Path, rows: int = 12_000) -> Path:
     dice = random.Random(27)
     with path.open("w", newline="", encoding="utf-8-sig") as file:
         out = csv.writer(file, quoting=csv.QUOTE_ALL)
-        out.writerow(["Patient No", "Admitted", "Age", "Ward, unit", "Blood pressure", "Came back"])
+        out.writerow(["Patient No", "Admitted", "Hospital", "Age", "Ward, unit", "Blood pressure", "Came back"])
         for row in range(rows):
             age, ward = dice.uniform(18, 95), dice.choice(["surgery", "medicine, north", "geriatrics"])
             pressure = dice.gauss(125, 18)
@@ -22,7 +22,15 @@ def patients(path: Path, rows: int = 12_000) -> Path:
             day = f"{1 + row % 28}.{1 + (row // 28) % 12}.{2022 + row // 4000}"
             shown = "" if dice.random() < 0.05 else f"{pressure:.0f}"
             out.writerow(
-                [f"P{row:06d}", day, f"{age:.0f}", ward, shown, dice.choice([told, told.lower(), told.upper()])]
+                [
+                    f"P{row:06d}",
+                    day,
+                    ("North", "South", "West")[row % 3],
+                    f"{age:.0f}",
+                    ward,
+                    shown,
+                    dice.choice([told, told.lower(), told.upper()]),
+                ]
             )
     return path
 

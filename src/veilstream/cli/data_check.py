@@ -35,7 +35,9 @@ def check_command(
     client: Annotated[
         str | None, typer.Option(help='Column that says who; "#row" if nobody returns.', show_default="a guess")
     ] = None,
-    query: Annotated[str | None, typer.Option(help="Which records of a SQLite file, in order.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Which records of SQLite files, in order; otherwise data.query.")
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Put names and kinds of columns into the plan (no values).")
     ] = False,
@@ -84,7 +86,7 @@ def check_command(
             f"{plan} is there: change it there",
         )
     loaded = Plan.load(plan)
-    checked, deployable = check_data(files, loaded), Deployable.of(loaded)
+    checked, deployable = check_data(files, loaded, query), Deployable.of(loaded)
     if json:
         print_json(checked.as_dict() | {"deployed": deployable.as_dict()})
     else:

@@ -99,6 +99,7 @@ and `channel`.
     {command} plan plan.toml                                    # what it promises, at which price
     {command} federation demo --plan plan.toml --out federation # the real thing, on this machine
     {command} model show federation/model.npz                   # the model that came out
+    {command} predict federation/model.npz records/north.csv --out predicted.csv  # what it says
 
 Your own file: `{command} data check FILE --label COLUMN --client COLUMN --plan mine.toml` proposes a plan for it.
 
