@@ -80,6 +80,12 @@ def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
     if local is None:
         notices.append("This learner counts nothing.")
     else:
+        notices += [f"Warning. {warning['text']}. Look at the data." for warning in local.get("warnings", ())]
+        if local.get("warnings"):
+            notices.append(
+                "Nothing acts on a warning by itself, since the server would see it. `veilstream ledger pause` stops "
+                "rounds; `veilstream ledger resume` goes on and takes the newest records as usual."
+            )
         notices += local["notices"]
         score = local["score"]
         if score["records"]:
