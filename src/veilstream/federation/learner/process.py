@@ -205,8 +205,9 @@ class LearnerService:
     def _tell_waiting(self, learner: Learner, reply_s: float) -> None:
         a_round = learner.terms.local_steps * learner.terms.clients_per_step
         _log.info(
-            "each round takes %g s whoever comes (federation.patience_s and a second, or --reply-after), and %d clients "
-            "at most: %.3g a second. More learning.local_steps or clients_per_step, or less patience_s, take more",
+            "each round takes %g s whoever comes (federation.patience_s and a second, or --reply-after) and takes %d "
+            "clients at most: %.3g a second. More learning.local_steps, more clients_per_step or less patience_s "
+            "take more",
             reply_s,
             a_round,
             a_round / reply_s if reply_s else float("inf"),
