@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 _NUMBERS_OR_TEXT = frozenset({int, float, str})
 _SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
 
@@ -33,7 +33,7 @@ def is_missing(value: object) -> bool:
         return True
     if isinstance(value, float | np.floating):
         return math.isnan(value)
-    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
+    return isinstance(value, str) and value.strip().lower() in MISSING_TEXTS
 
 
 def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
