@@ -35,13 +35,14 @@ from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
-from veilstream.wording import shown
+from veilstream.wording import counted, shown
 
 _log = logging.getLogger(__name__)
 
 _CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 _WAITS = "rounds are sat out, and cost nothing, until more come"
+_SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
 
 class Daemon:
@@ -82,6 +83,9 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         if isinstance(source, WaitingSource):
             source.together = learner.terms.clients_per_step
+        if isinstance(source, WaitingSource | TableSource):
+            often = learner.plan.participation
+            source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
@@ -275,8 +279,16 @@ class Daemon:
             self._let_callers_go()
             self._hold(r, started)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the person beside the data has paused this learner: no round begins."""
+        return self.account is not None and self.account.paused
+
     def _clients_wait(self) -> bool:
         learner = self.learner
+        if self.paused:
+            self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
+            return False
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
@@ -285,7 +297,10 @@ class Daemon:
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
-            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+            some = f", and {counted(self._source.waiting, 'record')} of a round's {self._min_clients} wait"
+            self._say(
+                logging.INFO, f"{self._source.table.name} has ended{some if self._source.waiting else ''}: {_WAITS}"
+            )
         elif not ready:
             self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
         else:
