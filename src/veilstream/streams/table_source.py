@@ -2,8 +2,8 @@
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
 of a named client is handed over without a sample and takes its step; a row that names nobody, or that cannot be read
-as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead of the round that
-uses them; each is handed over together with the bookmark behind it.
+as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead
+of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
 from __future__ import annotations
