@@ -7,6 +7,8 @@ import re
 import pytest
 
 from veilstream.errors import InputError
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
+from veilstream.federation.keys.new_keys import make_keys
 from veilstream.plans.column_profile import profile
 from veilstream.plans.data_check import check_data
 from veilstream.plans.new_project import new_project
@@ -164,6 +166,18 @@ def test_mistakes_in_records_name_the_file_the_rule_and_the_way_out(project, mon
         assert "north.csv" in said
     assert re.search(says, said), (what, said)
     assert re.search(r"expected .+ \(.+\)$", said, re.DOTALL), said
+
+
+@pytest.mark.parametrize(("folder", "says"), [("server", "the server's keys, which no learner may hold; "), (".", "")])
+def test_server_keys_at_a_learner(tmp_path, folder, says):
+    make_keys(tmp_path / "keys", ["127.0.0.1"], ["north"])
+    with pytest.raises(InputError) as caught:
+        LearnerKeys.load(tmp_path / "keys" / folder)
+    assert "expected a learner's folder of keys" in str(caught.value)
+    assert caught.value.way_out.endswith(f"{says}--keys {tmp_path / 'keys/learners/north'}")
+    LearnerKeys.load(tmp_path / "keys/learners/north")
+    with pytest.raises(InputError, match="expected the server's folder of keys.*KEYS/server"):
+        ServerKeys.load(tmp_path / "keys/learners/north")
 
 
 def test_a_column_that_is_not_there_is_named_with_the_nearest(project):
