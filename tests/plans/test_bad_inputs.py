@@ -176,7 +176,7 @@ def test_server_keys_at_a_learner(tmp_path, folder, says):
     assert "expected a learner's folder of keys" in str(caught.value)
     assert caught.value.way_out.endswith(f"{says}--keys {tmp_path / 'keys/learners/north'}")
     LearnerKeys.load(tmp_path / "keys/learners/north")
-    with pytest.raises(InputError, match="expected the server's folder of keys.*KEYS/server"):
+    with pytest.raises(InputError, match=r"expected the server.s folder of keys.*KEYS/server"):
         ServerKeys.load(tmp_path / "keys/learners/north")
 
 
