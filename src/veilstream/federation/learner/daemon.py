@@ -157,6 +157,9 @@ class Daemon:
         if request.kind == "end":
             return self._end(request, answers)
         self._join(request)
+        if (why := self._of_lost_epoch(request)) is not None:
+            _log.info("%s: the server asks who is here and goes on", why)
+            return Reply("refusal", self._keys.name, answers, {"why": why})
         release = self._release(request)
         if release is None:
             return Reply("absent", self._keys.name, answers)
@@ -229,19 +232,19 @@ class Daemon:
                 f"check both clocks (at most {_CLOCKS_APART_S} s apart); someone may have sent an old request again",
             )
 
+    def _of_lost_epoch(self, request: Request) -> str | None:
+        """What is asked for, if it belongs to an epoch whose store was lost: the server does not know that yet."""
+        sealed, epoch = request.acknowledged, self.learner.epoch
+        if request.epoch >= epoch or sealed is None or self.learner.ledger.knows_message(*sealed):
+            return None
+        return f"a request for epoch {request.epoch} at a learner whose epoch is {epoch}"
+
     def _release(self, request: Request) -> Release | None:
         """Do the round, or repeat its sealed release; a round begun with another x is finished.
 
         None if too few clients wait: then nothing was pinned or spent.
         """
         learner, r = self.learner, request.round
-        sealed = request.acknowledged
-        if request.epoch < learner.epoch and sealed is not None and not learner.ledger.knows_message(*sealed):
-            # Of an epoch whose store was lost: the server has not asked yet who is here now.
-            raise ProtocolError(
-                f"a request for epoch {request.epoch} at a learner whose epoch is {learner.epoch}",
-                "the server asks who it is and goes on; nothing needs to be done",
-            )
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
