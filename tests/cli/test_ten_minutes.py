@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+import veilstream as vs
 from tests.cli.test_plan import veilstream
 from tests.support.pages import ROOT, blocks_in
 from tests.support.visits import write_visits
@@ -65,11 +67,22 @@ def held_out_accuracy(folder) -> tuple[float, float]:
 
 def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     said = walk(tmp_path, monkeypatch, rounds=6)
-    assert list(said) == ["data check", "run plan.toml", "plan plan.toml", "federation demo", "model show"]
+    assert list(said) == [
+        "data check",
+        "run plan.toml",
+        "plan plan.toml",
+        "federation demo",
+        "model show",
+        "predict federation/model.npz",
+    ]
     assert "3 learners over direct, 6 rounds" in said["federation demo"]
     assert "3 verified: 180 clients" in said["federation demo"]
     assert "after 6 of 6 rounds" in said["model show"]
     folder = tmp_path / "mine"
+    predicted = list(csv.DictReader((folder / "predicted.csv").read_text().splitlines()))
+    model = vs.load(folder / "federation")  # the folder's model and its server's run are one
+    assert model.sha256 == vs.load(folder / "federation/run").sha256
+    assert [row["prediction"] for row in predicted] == list(model.predict(folder / "records/north.csv"))
     assert json.loads((folder / "run/summary.json").read_text())["rounds"] == 6
     accuracy, common = held_out_accuracy(folder)
     shown = re.search(r"([\d.]+) before, ([\d.]+) after.*label: ([\d.]+)", said["federation demo"])

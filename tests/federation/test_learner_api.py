@@ -125,7 +125,8 @@ def test_it_takes_records_and_predicts(tmp_path):
         assert here.daemon.learner.clients_wanted == 1
         assert here.post("/observe", {**ROW, "client": "u"}) == (200, {"answer": "taken"})
         wait_for(lambda: here.daemon.learner.round == 1)
-        assert here.post("/predict", FEATURES) == (200, {"prediction": 1.0})
+        status, answer = here.post("/predict", FEATURES)
+        assert (status, answer["prediction"], answer["model"]["round"]) == (200, 1.0, 0)
         assert here.post("/other", {})[0] == 404
         assert here.ask("GET", "/observe", headers=KEPT)[0] == 405
 

@@ -29,7 +29,9 @@ _PRIVATE = (
 def check_command(
     files: Annotated[list[Path], typer.Argument(help="CSV, JSON lines, Parquet, Arrow or SQLite.")],
     plan: Annotated[Path | None, typer.Option(help="A plan to check them against.", show_default=False)] = None,
-    query: Annotated[str | None, typer.Option(help="Which records of a SQLite file, in order.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Which records of SQLite files, in order; otherwise data.query.")
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Put names and kinds of columns into the plan (no values).")
     ] = False,
@@ -66,7 +68,7 @@ def check_command(
             typer.echo(_PRIVATE)
         return
     loaded = Plan.load(plan)
-    checked, deployable = check_data(files, loaded), Deployable.of(loaded)
+    checked, deployable = check_data(files, loaded, query), Deployable.of(loaded)
     if json:
         print_json(checked.as_dict() | {"deployed": deployable.as_dict()})
     else:

@@ -99,6 +99,7 @@ and `channel`. Put your own files in their place and name their columns in `plan
     veilstream plan plan.toml                                    # what it promises, at which price
     veilstream federation demo --plan plan.toml --out federation # the real thing, on this machine
     veilstream model show federation/model.npz                   # the model that came out
+    veilstream predict federation/model.npz records/north.csv --out predicted.csv  # what it says
 
 To deploy it between machines: `veilstream keys make`, then `veilstream server` on one and
 `veilstream learner` beside each file. `veilstream learner --help` says how.

@@ -285,10 +285,18 @@ class Label:
             return self.classes[place] if 0 <= place < len(self.classes) else str(predicted)
         return float(self.numbers_in_units(predicted))
 
+    def within(self, predicted: Any) -> Any:
+        """Numbers that a task predicts, on its own scale, cut to the label's range; of arrays too."""
+        if self.classes is not None:
+            return predicted
+        return np.clip(predicted, self.low, self.high) if self.counts else np.clip(predicted, -1.0, 1.0)
+
     def numbers_in_units(self, predicted: Any) -> Any:
-        """Numbers that a task predicts, in the label's own units and within its range; of arrays too."""
-        found = predicted if self.counts else self.low + (predicted + 1.0) * 0.5 * (self.high - self.low)
-        return np.clip(found, self.low, self.high)
+        """The same in the label's own units."""
+        found = self.within(predicted)
+        if self.classes is not None or self.counts:
+            return found
+        return self.low + (found + 1.0) * 0.5 * (self.high - self.low)
 
 
 @dataclass(frozen=True)

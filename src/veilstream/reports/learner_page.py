@@ -116,7 +116,7 @@ def _headline(score: Mapping[str, Any], sealed: str, used: int) -> Headline:
     others = [(_LINES[name], _figure(score, recent[name])) for name in _lines(recent) if name != "model"]
     return {
         "value": _figure(score, recent["model"]),
-        "label": f"{score['kind']} on the last {recent['records']:,} records, before learning from them",
+        "label": f"{score['kind']} of the published model on the last {recent['records']:,} records, before their use",
         "beside": facts([*others, ("records used", f"{used:,}"), ("rounds sealed", sealed)]),
     }
 
@@ -126,7 +126,7 @@ def _charts(score: Mapping[str, Any]) -> list[Chart]:
     if len(points) < 2:
         return []
     values = {_LINES[name]: np.array([[point[name] for point in points]], np.float64) for name in _lines(points[0])}
-    about = "Each record is predicted before the model learns from it."
+    about = "Each record is predicted by the published model, before anything is learned from it."
     title = f"{score['kind'].capitalize()} over rounds"
     rounds = [point["round"] for point in points]
     return [chart("score", title, about, score["kind"], rounds, values, share=score["kind"] == "accuracy")]

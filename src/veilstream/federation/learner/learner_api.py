@@ -3,7 +3,7 @@
     POST /observe  {"client": "...", "record": {"age": 41, ...}}      -> {"answer": "taken"}
                    {"client": "...", "features": [...], "target": 1}
                    [{...}, {...}]                -> {"answers": ["taken", "refused"], "counts": ...}
-    POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
+    POST /predict  {"record": {...}}, {"features": [...]}    -> {"prediction": ..., "model": {...}}
     GET /status                                      where it stands, refusals, the local account
     GET /healthz                                     200, or 503 while its disk cannot be written
     GET /metrics                                     the counts, for Prometheus on this machine
@@ -51,6 +51,7 @@ from veilstream.federation.learner.health import LearnerHealth, metrics_text
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_page import PERSON_PATH, LearnerPages, LocalPage
 from veilstream.http_client import is_loopback
+from veilstream.learning.quality import probabilities
 from veilstream.learning.tasks import admission_of
 from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
@@ -401,11 +402,18 @@ class LearnerApi:
     async def _predict(self, request: Request) -> Response:
         said = await self._json_of(request)
         features = self._records.features(said)
-        prediction = await self._predicting.take(functools.partial(self._daemon.learner.predict, features))
-        if prediction is None:
+        published = self._daemon.published
+        if (model := published.model) is None:
             return _json(503, {"error": "no model has come yet"}, _AGAIN)
-        words = self._records.in_words(prediction) if "record" in said else {}
-        return _json(200, {"prediction": prediction, **words})
+        targets, logits = await self._predicting.take(functools.partial(model.decisions, features[None]))
+        prediction = targets[0].tolist()
+        answer: dict[str, Any] = {"prediction": prediction}
+        if "record" in said:
+            answer |= self._records.in_words(prediction)
+        if logits is not None and model.classes is not None:
+            shares = probabilities(logits)[0].tolist()
+            answer["probabilities"] = dict(zip(model.classes, shares, strict=True))
+        return _json(200, {**answer, "model": {"round": model.round, "run": model.run, "sha256": model.sha256}})
 
     async def _json_of(self, request: Request) -> dict[str, Any]:
         said = _parsed(await self._body(request, "application/json", self._records.largest_bytes))

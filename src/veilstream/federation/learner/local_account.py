@@ -1,7 +1,7 @@
 """What a learner shows on its own machine: counts, and how well the model does. Nothing leaves.
 
-Log, API, page and `veilstream ledger status` all show this one account. The round's model predicts a
-record before it learns from it (`prequential_score`). All of it is computed from private records
+Log, API, page and `veilstream ledger status` all show this one account. The published model predicts a
+record before anything is learned from it (`prequential_score`). All of it is computed from private records
 without noise, so it stays on this machine: no message has a place for it. A file beside the store
 keeps it over restarts. A kill loses what was counted since the file was written, a second or a round
 ago, except who took part, which the ledger knows.
@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.deployment.learner import Learner
 from veilstream.federation.learner.prequential_score import Score, ScoreHistory
+from veilstream.federation.learner.published_model import PublishedModel
 from veilstream.files import write_file
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
@@ -88,6 +90,8 @@ class LocalAccount:
         self.counts = Counts()
         self._rows = source.counts if isinstance(source, TableSource) else RowCounts()
         self._changing = threading.Lock()  # callers' records are counted in another thread
+        self.published: PublishedModel | None = None
+        """The model that is scored; None: x^r, where no daemon keeps one."""
         self.pause = ""
         """Why rounds are sat out now; empty while they are not."""
         self.score = Score()
@@ -137,18 +141,27 @@ class LocalAccount:
         self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
 
     def _predict(self) -> None:
-        """Score the round's model on the records used since the last call, and forget them."""
+        """Score the published model on the records used since the last call, and forget them."""
         waiting, self._waiting = self._waiting, []
-        model, task = self._learner.model, self._learner.task
-        if model is None or not waiting:
+        task = self._learner.task
+        if not waiting:
             return
         with contextlib.suppress(Exception), np.errstate(all="ignore"):
             features = np.stack([features for features, _ in waiting]).astype(np.float32)
-            predicted = np.asarray(task.predict(model, features), np.float64)
+            predicted = self._said(features)
+            if predicted is None:
+                return
             if predicted.shape != (len(waiting),):
                 return
             for one, (_, target) in zip(predicted.tolist(), waiting, strict=True):
                 self.score.take(one, target, classifies=task.classifies)
+
+    def _said(self, features: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        if self.published is not None:
+            model = self.published.model
+            return None if model is None else model.decisions(features)[0]
+        x = self._learner.model
+        return None if x is None else np.asarray(self._learner.task.predict(x, features), np.float64)
 
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON; every place that shows it shows this."""
@@ -170,6 +183,7 @@ class LocalAccount:
             "metrics_failed": counts.metrics_failed,
             "score": {
                 "kind": "accuracy" if scale["classifies"] else "root mean squared error",
+                "published": None if self.published is None else self.published.facts,
                 "records": self.score.records,
                 **self.score.shown(**scale),
                 "recent": self._history.recent(**scale),
