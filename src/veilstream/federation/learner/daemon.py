@@ -72,7 +72,7 @@ class Daemon:
         self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
-        self._lines = RepeatedLines()
+        self._lines, self._late = RepeatedLines(), RepeatedLines()
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         self._replies: ReplyTimes | None
@@ -342,13 +342,14 @@ class Daemon:
         due = self._replies.due(started, done)
         late = due - started - self._replies.after_s
         if late > 0 and self._replies.tells_of_late_replies:
-            _log.warning(
-                "round %d is answered %g s late, and how late may depend on clients: set "
-                "--reply-after to more than %g seconds",
-                r,
-                late,
-                self._replies.after_s + late,
+            most = self._replies.after_s + late
+            text = (
+                f"round {r} is answered {late:g} s late, and how late may depend on clients: set "
+                f"--reply-after to more than {most:g} seconds"
             )
+            for line in (*self._late.due(), self._late.add("this machine", "late", text)):  # one a minute
+                if line is not None:
+                    _log.warning("%s", line)
         self._wait(due - done)
 
     def _wait(self, seconds: float) -> None:
