@@ -9,9 +9,6 @@ from typing import Any
 
 from veilstream.plans.schema import PlanError
 
-FILL_IN = "?"
-"""Stands in a proposed plan where a person must write; no key takes it."""
-
 _AT = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 _LONGEST_SHOWN = 80
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"PK\x03\x04", "a spreadsheet or an archive"))

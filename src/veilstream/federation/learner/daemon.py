@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 _CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 _WAITS = "rounds are sat out, and cost nothing, until more come"
+_SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
 
 class Daemon:
@@ -283,8 +284,16 @@ class Daemon:
             self._let_callers_go()
             self._hold(r, started)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the person beside the data has paused this learner: no round begins."""
+        return self.account is not None and self.account.paused
+
     def _clients_wait(self) -> bool:
         learner = self.learner
+        if self.paused:
+            self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
+            return False
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
