@@ -428,7 +428,7 @@ class Learner:
     @one_at_a_time
     def note_read(self, bookmark: SourceBookmark) -> None:
         """A source has been read so far, without a record to use; stored with the next write."""
-        self.epochs.bookmark = bookmark
+        self.epochs.note_read(bookmark)
 
     @one_at_a_time
     def bookmarks(self) -> list[SourceBookmark]:
@@ -521,7 +521,8 @@ class Learner:
         stored = self.ledger.past_visits([tag for tag in tags if tag is not None])
         records = self._admission.admitted_together([offered.sample for offered in group])
         for offered, tag, admitted in zip(group, tags, records, strict=True):
-            self.epochs.bookmark = offered.bookmark or self.epochs.bookmark
+            if offered.bookmark is not None:
+                self.epochs.note_read(offered.bookmark)
             if tag is None:  # nobody: there is no place to take
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
