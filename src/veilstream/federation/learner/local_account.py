@@ -227,6 +227,7 @@ class LocalAccount:
                 "published": None if self.published is None else self.published.facts,
                 "records": self.score.records,
                 **self.score.shown(**scale),
+                **self._in_words(scale["classifies"]),
                 "recent": self._history.recent(**scale),
                 "over_rounds": self._history.points(**scale),
             },
@@ -238,6 +239,18 @@ class LocalAccount:
             "warnings": [asdict(warning) | {"text": warning.text} for warning in self.warnings],
             "notices": self._notices(),
         }
+
+    def _in_words(self, classifies: bool) -> dict[str, Any]:
+        """The label's name, and how many records of each label the model got right, in the plan's words."""
+        plan = self._learner.plan
+        named = schema_of(plan).label if plan.data.kind == "table" and plan.data.encode is None else None
+        found: dict[str, Any] = {} if named is None else {"label": named.name}
+        if classifies:
+            found["by_label"] = {
+                str(label if named is None else named.in_units(label)): list(counts)
+                for label, counts in self.score.by_label().items()
+            }
+        return found
 
     def _notices(self) -> list[str]:
         notices = [self.pause] if self.pause else []
