@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 _NUMBERS_OR_TEXT = frozenset({int, float, str})
 _DAY_FIRST = re.compile(r"(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.(\d{4})((?:,? |T)\d.*)?")
 _YEAR_FIRST = re.compile(r"(\d{4})[/.](0?[1-9]|1[0-2])[/.](0?[1-9]|[12]\d|3[01])((?:,? |T)\d.*)?")
@@ -35,7 +35,7 @@ def is_missing(value: object) -> bool:
         return True
     if isinstance(value, float | np.floating):
         return math.isnan(value)
-    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
+    return isinstance(value, str) and value.strip().lower() in MISSING_TEXTS
 
 
 def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
