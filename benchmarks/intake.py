@@ -4,7 +4,8 @@
 
 `observe`, `observe_many`, and `observe_many` with 64 clients a step (`clients_per_step`) take turns on
 three learners in one process and on the same storage, as do bare fsyncs, of which a commit needs two;
-the ratios are what groups and batches bring. With ``--http`` callers
+the ratios are what groups and batches bring; clients a second of the processor's time are told too, since
+they hold on a machine that is busy with other work. With ``--http`` callers
 in a process of their own send records over connections that stay open, one record a request and
 lists of them, to one long round; p50 and p99 are of a request, from its first byte to its answer.
 Steps are durable before anything is answered, in all of these.
@@ -67,9 +68,9 @@ class Rounds:
         first, self._number = self._number, self._number + count
         return [(f"client {i}", Sample(self._features[i % 16], 1.0)) for i in range(first, first + count)]
 
-    def go(self, seconds: float, *, groups: bool) -> float:
-        """Clients a second, rounds and their messages included."""
-        learner, done, began = self.learner, 0, time.perf_counter()
+    def go(self, seconds: float, *, groups: bool) -> tuple[float, float]:
+        """Clients a second, of the clock and of the processor, rounds and their messages included."""
+        learner, done, began, used = self.learner, 0, time.perf_counter(), time.process_time()
         while (took := time.perf_counter() - began) < seconds:
             if not learner.pinned:
                 learner.begin_round(learner.round, np.zeros(learner.task.dim, np.float32))
@@ -82,7 +83,7 @@ class Rounds:
                 done += min(16, len(some))
             if not learner.clients_wanted:
                 learner.finish_round()
-        return done / took
+        return done / took, done / (time.process_time() - used)
 
 
 def fsyncs_a_second(folder: Path, seconds: float = 1.0) -> float:
@@ -104,17 +105,23 @@ def in_process(folder: Path, dim: int, seconds: float) -> dict[str, Any]:
         (folder / way).mkdir()
         learners[way] = Rounds(folder / way, dim, 1024 // clients, clients)
     rates: dict[str, list[float]] = {way: [] for way in (*ways, "bare_fsyncs")}
+    of_cpu: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(4):
         bare = fsyncs_a_second(folder, 0.5)
-        seen = {way: own.go(seconds / 3, groups=way != "one_by_one") for way, own in learners.items()}
-        for way, rate in {**seen, "bare_fsyncs": bare}.items():
-            rates[way] += [rate] if turn else []  # the first is for caches
+        both = {way: own.go(seconds / 3, groups=way != "one_by_one") for way, own in learners.items()}
+        if not turn:  # for caches
+            continue
+        rates["bare_fsyncs"].append(bare)
+        for way, (rate, cpu) in both.items():
+            rates[way].append(rate)
+            of_cpu[way].append(cpu)
     for own in learners.values():
         own.learner.close()
     found = {way: statistics.median(each) for way, each in rates.items()}
     one, groups, batches, _ = found.values()
     ratios = {"groups_over_one_by_one": round(groups / one, 1), "batches_over_groups": round(batches / groups, 1)}
-    return {"dim": dim} | {way: round(rate) for way, rate in found.items()} | ratios
+    each_cpu = {way: round(statistics.median(each)) for way, each in of_cpu.items()}
+    return {"dim": dim} | {way: round(rate) for way, rate in found.items()} | ratios | {"a_cpu_second": each_cpu}
 
 
 # --- over HTTP ------------------------------------------------------------------------------------

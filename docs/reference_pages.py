@@ -50,6 +50,7 @@ EXAMPLES: dict[str, Any] = {
     "data.kind": "table",
     "data.source": "records/*.csv",
     "data.query": "SELECT * FROM visits ORDER BY minute",
+    "data.key": "id",
     "data.learner": "station",
     "data.client": "person",
     "data.time": "minute",

@@ -19,7 +19,7 @@ Exit 130 means that the user interrupted (Ctrl-C). Exit codes are part of the pu
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -70,9 +70,25 @@ class InputError(VeilstreamError, ValueError):
 
     exit_code: ClassVar[int] = 2
 
-    def __init__(self, field: str, value: object, rule: str, way_out: str) -> None:
+    further: tuple[InputError, ...] = ()
+    """Others that were found with it, in the order of the message's lines."""
+
+    def __init__(
+        self, field: str, value: object, rule: str, way_out: str, *, file: str = "", further: Sequence[InputError] = ()
+    ) -> None:
         self.field, self.value, self.rule, self.way_out = field, value, rule, way_out
-        super().__init__(f"{field} = {value!r}: expected {rule} ({way_out})")
+        self.file, self.further = file, tuple(further)
+        first = f"{file}: " if file else ""
+        first += f"{field} = {value!r}: expected {rule} ({way_out})"
+        super().__init__("\n".join([first, *map(str, further)]))
+
+    @property
+    def together(self) -> list[InputError]:
+        """All that were found, each alone."""
+        if not self.further:
+            return [self]
+        alone = type(self)(self.field, self.value, self.rule, self.way_out, file=self.file)
+        return [alone, *self.further]
 
 
 class UnknownName(InputError):

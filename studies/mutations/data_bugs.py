@@ -27,7 +27,7 @@ from veilstream.errors import LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.privacy import gradient_types, noise_law
 from veilstream.privacy import grid as grid_module
-from veilstream.privacy.clipping import clip
+from veilstream.privacy.clipping import clip_one
 from veilstream.privacy.gaussian import mu_for
 from veilstream.privacy.grid import Grid, OnGrid, grid_for
 
@@ -85,7 +85,7 @@ def unclipped(raw, bound, gamma=None):
 
 def not_clipped() -> Finding:
     plan, terms = both(1)
-    with patch.object(gradient_types, "clip", unclipped):
+    with patch.object(gradient_types, "clip_one", unclipped):
         with pytest.raises(PrivacyError, match="exceeds its norm"):
             canary_runs(plan, terms, 400, seed=0)
         with patch.object(grid_module, "_square_norm", lambda units, bound: 0):
@@ -103,14 +103,14 @@ def not_clipped() -> Finding:
 
 def nan_let_through() -> Finding:
     def kept(raw, bound, gamma=None):
-        return clip(raw, bound) if np.isfinite(raw).all() else raw
+        return clip_one(raw, bound) if np.isfinite(raw).all() else raw
 
-    def unchecked(self, clipped):
+    def unchecked(self, clipped, clients_per_step=1):
         with np.errstate(invalid="ignore"):
             return OnGrid(np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64))
 
     plan, terms = both()
-    with patch.object(gradient_types, "clip", kept):
+    with patch.object(gradient_types, "clip_one", kept):
         with pytest.raises(PrivacyError, match="not finite"):
             listen(plan, terms, adaptive=False)
         with patch.object(Grid, "gradient", unchecked):
@@ -127,7 +127,7 @@ def nan_let_through() -> Finding:
 def same_client_twice() -> Finding:
     plan, terms = both(1)
     kept = canary_runs(plan, terms, 400, insist=True, seed=0)
-    with patch.object(Learner, "_spent", lambda self, tag: False):
+    with patch.object(Learner, "_spent", lambda self, tag, step, stored: False):
         found = canary_runs(plan, terms, 4000, insist=True, seed=0)
         epochs = canary_runs(plan, terms, 8000, insist=True, epochs=2, seed=0)
     best = max(g.mu_surely for g in found.guesses)

@@ -35,11 +35,18 @@ PLANTED = {
     "a round re-sent with fresh noise": (1, "answered twice", [patch.object(EpochLedger, "last_release", renoised)]),
     "B_g instead of 2·B_g": (1, "mu is at least", [patch(f"{LAW}.calibrate", halved)]),
     "noise row shifted by one": (1, "mu is at least", [patch.object(local_rounds, "GridNoise", Late)]),
-    "the same client twice": (1, "runs: mu is at least", [patch.object(Learner, "_spent", lambda self, tag: False)]),
+    "the same client twice": (
+        1,
+        "runs: mu is at least",
+        [patch.object(Learner, "_spent", lambda self, tag, step, stored: False)],
+    ),
     "clipping off": (
         1,
         "no gradient explains",
-        [patch.object(gradient_types, "clip", unclipped), patch.object(grid, "_square_norm", lambda units, bound: 0)],
+        [
+            patch.object(gradient_types, "clip_one", unclipped),
+            patch.object(grid, "_square_norm", lambda units, bound: 0),
+        ],
     ),
     "one noise draw per round, raw local steps": (
         4,
@@ -86,7 +93,7 @@ def auto(**learning) -> Plan:
     )
 
 
-def normalised_twice_as_long(raw, bound, gamma=None):
+def normalised_twice_as_long(raw, gamma):
     norm = np.linalg.norm(raw.astype(float))
     return np.nan_to_num(2.0 * raw / (norm + gamma), nan=0.0).astype(np.float32)
 
@@ -109,7 +116,8 @@ def test_a_method_that_chooses_its_own_steps_keeps_its_promise(tau):
         (
             "no gradient explains",
             [
-                patch.object(gradient_types, "clip", normalised_twice_as_long),
+                patch.object(gradient_types, "normalised", normalised_twice_as_long),
+                patch.object(gradient_types, "clip_one", unclipped),
                 patch.object(grid, "_square_norm", lambda units, bound: 0),
             ],
         ),

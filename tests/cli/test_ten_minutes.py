@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+import veilstream as vs
 from tests.cli.test_plan import veilstream
 from tests.support.pages import ROOT, blocks_in
 from tests.support.visits import write_visits
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.process
 
 
 def documented_commands(readme: str) -> list[list[str]]:
-    lines = re.findall(r"^    veilstream (.*)$", readme, re.MULTILINE)
+    lines = re.findall(r"^    (?:veilstream|\S+ -m veilstream|\S+/run) (.*)$", readme, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -65,11 +67,22 @@ def held_out_accuracy(folder) -> tuple[float, float]:
 
 def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     said = walk(tmp_path, monkeypatch, rounds=6)
-    assert list(said) == ["data check", "run plan.toml", "plan plan.toml", "federation demo", "model show"]
+    assert list(said) == [
+        "data check",
+        "run plan.toml",
+        "plan plan.toml",
+        "federation demo",
+        "model show",
+        "predict federation/model.npz",
+    ]
     assert "3 learners over direct, 6 rounds" in said["federation demo"]
     assert "3 verified: 180 clients" in said["federation demo"]
     assert "after 6 of 6 rounds" in said["model show"]
     folder = tmp_path / "mine"
+    predicted = list(csv.DictReader((folder / "predicted.csv").read_text().splitlines()))
+    model = vs.load(folder / "federation")  # the folder's model and its server's run are one
+    assert model.sha256 == vs.load(folder / "federation/run").sha256
+    assert [row["prediction"] for row in predicted] == list(model.predict(folder / "records/north.csv"))
     assert json.loads((folder / "run/summary.json").read_text())["rounds"] == 6
     accuracy, common = held_out_accuracy(folder)
     shown = re.search(r"([\d.]+) before, ([\d.]+) after.*label: ([\d.]+)", said["federation demo"])
@@ -84,6 +97,32 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     held = {person for person in people if is_held_out(person, 0.2)}
     assert len(held) > 1000
     assert learned == people - held
+
+
+@pytest.mark.parametrize("how", ["a clone", "installed", "a module"])
+def test_a_new_project_calls_the_command_as_it_was_called(tmp_path, how):
+    """Its first printed command runs as it stands, in a shell in the folder where `new` was called."""
+    there = tmp_path / "bin"
+    there.mkdir()
+    for name in ("veilstream", "run"):
+        (there / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m veilstream "$@"\n')
+        (there / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "VEILSTREAM_RUN"} | {
+        "PATH": "/usr/bin:/bin"
+    }
+    if how == "a clone":
+        environment["VEILSTREAM_RUN"] = str(there / "run")
+    if how == "installed":
+        environment["PATH"] += f":{there}"
+
+    def run(command):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = run([sys.executable, "-m", "veilstream", "new", "my project"]).splitlines()[-1]
+    assert {"a clone": " ../bin/run ", "installed": " veilstream ", "a module": " -m veilstream "}[how] in said
+    assert "All rows are usable" in run(["sh", "-c", said])
 
 
 @pytest.mark.slow
@@ -114,7 +153,7 @@ def filled_in(proposed: str) -> str:
     """The plan after the page's edit: its tables in the place of those that were there."""
     (edit,) = blocks_in(QUICKSTART, "toml")
     learning, data = edit[: edit.index("[data]")], edit[edit.index("[data]") :]
-    rest = proposed[: proposed.index("# Names and kinds of columns")]
+    rest = proposed[: proposed.index("# Roles of columns are guesses")]
     return re.sub(r"\[learning\].*?(?=^\[)", learning, rest, flags=re.DOTALL | re.MULTILINE) + data
 
 

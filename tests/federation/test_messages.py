@@ -64,6 +64,7 @@ ROUND = {
     "time": 0,
     "follows": [],
     "epoch": 0,
+    "published": None,
     "body": NO_BODY,
 }
 ENROLLED = {

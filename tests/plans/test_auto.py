@@ -25,11 +25,11 @@ from veilstream.simulation.engine import Simulation
 AUTO = {"name": "auto", "kind": "auto"}
 
 
-def plan_of(method: dict | None = None, *, epsilon: float = 1.0, data=None, **learning) -> Plan:
+def plan_of(method: dict | None = None, *, epsilon: float = 1.0, data=None, privacy=None, **learning) -> Plan:
     return Plan(
         learning={"rounds": 12, "local_steps": 3, "learners": LEARNERS} | learning,
         data={"dim": DIM} | (data or {}),
-        privacy={"epsilon": epsilon, "delta": 1e-3},
+        privacy={"epsilon": epsilon, "delta": 1e-3} | (privacy or {}),
         run={"seeds": 1, "first_seed": SEED, "noise": "host", "regret": False},
         methods=[AUTO | (method or {})],
     )
@@ -51,6 +51,15 @@ def test_the_step_gives_a_margin_the_noise_that_is_aimed_at():
     assert noise == pytest.approx(KAPPA, rel=0.01)
     assert found.auto.margin_noise == pytest.approx(noise, rel=1e-4)
     assert not found.auto.capped
+
+
+def test_what_was_chosen_is_written_whatever_bounds_the_sensitivity_of_people_who_return():
+    """With eight visits the patterns are too many to try, and a decreasing Toeplitz matrix decides."""
+    plan = plan_of(privacy={"participations": 8, "min_separation": 1}, rounds=40)
+    found = prepared(plan)
+    assert found.auto is not None
+    assert json.loads(json.dumps(found.auto.as_dict()))["capped"] is False
+    assert type(found.guarantee.sensitivity_exact) is bool
 
 
 def test_a_round_moves_a_margin_no_further_than_the_cap_where_noise_is_small():

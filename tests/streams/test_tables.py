@@ -104,13 +104,11 @@ def test_json_lines(tmp_path):
     assert cells(reader) == [{"who": "ann", "x": 1.5}, None, None, {"x": 2}]
 
 
-def test_sqlite_needs_a_query_and_keeps_its_order(tmp_path):
+def test_a_sqlite_query_keeps_its_order(tmp_path):
     path = tmp_path / "a.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("create table v (who text, x real)")
         connection.executemany("insert into v values (?, ?)", [("bob", 2.0), ("ann", 1.5)])
-    with pytest.raises(InputError, match="query"):
-        open_table(path)
     reader = open_table(path, query="select * from v order by who")
     assert reader.columns == ("who", "x")
     assert cells(reader) == [{"who": "ann", "x": 1.5}, {"who": "bob", "x": 2.0}]

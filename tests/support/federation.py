@@ -47,7 +47,9 @@ class Plain:
 
 
 def plan_of(rounds: int = 6, learners: int = 3, **changes) -> Plan:
-    federation = {"quorum": 1.0, "deadline_s": 20.0, "patience_s": 5.0} | changes.pop("federation", {})
+    federation = {"quorum": 1.0, "deadline_s": 20.0, "patience_s": 5.0, "min_clients": 1} | changes.pop(
+        "federation", {}
+    )
     method = {"name": "ours", "mechanism": "buffered", "step_size": 0.1, "server_step_size": 2.0}
     learning = {"rounds": rounds, "local_steps": 2, "learners": learners}
     return Plan(

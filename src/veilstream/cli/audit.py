@@ -108,6 +108,8 @@ def _show(report: AuditReport, paths: list[Path]) -> None:
 
     promise, many, delta = report.guarantee, report.many, report.guarantee.delta
     typer.echo(f"Guarantee    {promise}")
+    for remark in promise.remarks:
+        typer.echo(f"  note: {remark}")
     typer.echo(f"Verdict      {report.verdict}\n")
     typer.echo(f"{'':44}{'mu':>9}{'epsilon':>10}  at delta = {delta:g}")
     rows = [("promised", report.fixed.claim)]

@@ -30,6 +30,13 @@ def learner_command(
     ],
     keys: Annotated[Path, typer.Option(help="Its folder of keys, keys/learners/NAME.")],
     server: Annotated[str | None, typer.Option(help="HOST:PORT of the server; or give --socket.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Which records of a SQLite file; otherwise data.query, or its only table.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Column of a SQLite file that only grows; otherwise data.key, or a table's rowid."),
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="Its ledger.", show_default="NAME.db")] = None,
     witness: Annotated[
         Path | None,
@@ -116,6 +123,8 @@ def learner_command(
         reply_after_s=reply_after,
         exit_when_done=exit_when_done,
         socket=socket,
+        query=query,
+        key=key,
         trust_carrier=trust_carrier,
         end_with_file=end_with_file,
         pages=learner_page,

@@ -89,8 +89,8 @@ class EpochLedger:
         self.broken = False
         """Whether a call was interrupted, so that only a restart may go on."""
         self.model: Float32s | None = None
-        self.bookmark: SourceBookmark | None = None
-        """How far a source has been read, if that is not written down yet."""
+        self.bookmarks: dict[str, SourceBookmark] = {}
+        """How far sources have been read, by name, as far as that is not written down yet."""
         self.not_forgotten = 0
         """Snapshots since this start after which destroyed secrets stayed in the log file: someone read the store."""
         self._forgotten = True  # whether no destroyed secret is left in the log file
@@ -143,34 +143,38 @@ class EpochLedger:
 
     def write_steps(self, kind: str, body: Body, keep: dict[str, bytes], **clients: Any) -> None:
         """Store and witness steps that memory has taken, and how far the source was read for them."""
-        self.write(kind, body, keep=keep | self._bookmark_blob(), points="step", **clients)
-        self.bookmark = None
+        self.write(kind, body, keep=keep | self._bookmark_blobs(), points="step", **clients)
+        self.bookmarks = {}
 
     def seal(self) -> None:
         """End the open round, whose steps all count, with its message."""
         release = self.local.message()
         body = Body(epoch=release.epoch, round=release.round, hash=release.hash, x=self.local.pinned)
         self.ledger.reached("message-computed")
-        self.write("message", body, keep={"message": release.payload} | self._bookmark_blob(), points="message")
-        self.bookmark = None
+        self.write("message", body, keep={"message": release.payload} | self._bookmark_blobs(), points="message")
+        self.bookmarks = {}
         self.local.seal(release)
         if self.local.horizon_reached:
             self.destroy_secrets()
         elif self.local.step - self.snapshot_step >= _SNAPSHOT_STEPS:
             self._keep_snapshot()
 
+    def note_read(self, mark: SourceBookmark) -> None:
+        """A source has been read so far: to be stored with the next write."""
+        self.bookmarks[mark.source] = mark
+
     def stored_bookmarks(self) -> list[SourceBookmark]:
         """How far each source had been read, as stored."""
         kept = (self.ledger.blob(name) for name in self.ledger.names(BOOKMARKS))
         return [SourceBookmark(*json.loads(content[_SALT_BYTES:])) for content in kept]
 
-    def _bookmark_blob(self) -> dict[str, bytes]:
+    def _bookmark_blobs(self) -> dict[str, bytes]:
         """With salt: a hash of records stays in the chain for ever, and must not tell of them."""
-        if self.bookmark is None:
-            return {}
-        name = BOOKMARKS + self.ledger.keyed(self.bookmark.source.encode()).hex()[:32]
-        content = json.dumps([self.bookmark.source, self.bookmark.text]).encode()
-        return {name: secrets.token_bytes(_SALT_BYTES) + content}
+        return {
+            BOOKMARKS + self.ledger.keyed(mark.source.encode()).hex()[:32]: secrets.token_bytes(_SALT_BYTES)
+            + json.dumps([mark.source, mark.text]).encode()
+            for mark in self.bookmarks.values()
+        }
 
     def _keep_snapshot(self) -> None:
         """Keep the noise's state, so that a restart is quick and old secrets can go."""

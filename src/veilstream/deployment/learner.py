@@ -301,7 +301,7 @@ class Learner:
         """The model that the round is to be pinned to; None where it is open or sealed."""
         r = _checked_round("round", r)
         self.check_acknowledged(acknowledged)
-        model = _checked_model(x, self.task.dim, self.terms.model_norm_cap)
+        model = checked_model(x, self.task.dim, self.terms.model_norm_cap)
         return model if self.local.wants(r, model_sha256(model)) else None
 
     @one_at_a_time
@@ -428,7 +428,7 @@ class Learner:
     @one_at_a_time
     def note_read(self, bookmark: SourceBookmark) -> None:
         """A source has been read so far, without a record to use; stored with the next write."""
-        self.epochs.bookmark = bookmark
+        self.epochs.note_read(bookmark)
 
     @one_at_a_time
     def bookmarks(self) -> list[SourceBookmark]:
@@ -510,18 +510,6 @@ class Learner:
             self.epochs.write("ack", Body(epoch=self.epoch, round=r, hash=digest))
         self.ledger.reached("acknowledged")
 
-    @without_values
-    def predict(self, features: NDArray[Any]) -> Any:
-        """What the server's newest model says of a client; None before the first model.
-
-        Answered here, with a model that is public anyway.
-        """
-        model = self.epochs.model
-        if model is None or features.shape != self._admission.shape:
-            return None
-        said = np.asarray(self.task.predict(model, features[None]))  # a batch of one
-        return (said[0] if said.shape[:1] == (1,) else said).tolist()
-
     def _planned_places(self, group: Sequence[Offered], places: list[_Place]) -> list[Outcome]:
         """What becomes of these records; adds a place for each client who takes one."""
         if not group:
@@ -533,7 +521,8 @@ class Learner:
         stored = self.ledger.past_visits([tag for tag in tags if tag is not None])
         records = self._admission.admitted_together([offered.sample for offered in group])
         for offered, tag, admitted in zip(group, tags, records, strict=True):
-            self.epochs.bookmark = offered.bookmark or self.epochs.bookmark
+            if offered.bookmark is not None:
+                self.epochs.note_read(offered.bookmark)
             if tag is None:  # nobody: there is no place to take
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
@@ -621,7 +610,7 @@ def _checked_acknowledgement(acknowledged: Any) -> tuple[int, str]:
     return _checked_round("acknowledged", r), digest
 
 
-def _checked_model(x: Any, dim: int, norm_cap: float) -> Float32s:
+def checked_model(x: Any, dim: int, norm_cap: float) -> Float32s:
     """A finite model of the right shape, within the public norm cap, as float32 of its own."""
     # As a plain array: what a subclass does besides holding numbers is not wanted here.
     given = np.asarray(x) if isinstance(x, np.ndarray) else None

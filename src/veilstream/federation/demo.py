@@ -73,6 +73,8 @@ class DemoResult:
     records: str
     """What became of the rows of files; empty for made-up data."""
     guarantee: str
+    remarks: tuple[str, ...]
+    """What is weak about the guarantee."""
     folder: str
     model: str
 
@@ -84,6 +86,7 @@ class DemoResult:
         """The result for people."""
         lines = {
             "Guarantee": self.guarantee,
+            "Note": "; ".join(self.remarks),
             "Records": self.records,
             "Federation": f"{self.learners} learners over {self.transport}, {self.rounds} rounds, "
             f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
@@ -249,6 +252,7 @@ def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: f
         sum(ledger.clients for ledger in ledgers),
         data.text(),
         str(guarantee),
+        guarantee.remarks,
         str(folder),
         str(folder / "model.npz"),
     )

@@ -153,7 +153,7 @@ def _left_most_toeplitz(C: Floats, k: int, b: int) -> float | None:
     c = C[:, 0]
     T = len(c)
     ideal = np.minimum.accumulate(np.maximum(c, 0.0))
-    rounding = np.sqrt(((C - toeplitz(ideal, np.zeros(T))) ** 2).sum(axis=0).max())
+    rounding = math.sqrt(((C - toeplitz(ideal, np.zeros(T))) ** 2).sum(axis=0).max())
     if rounding > _SAME * np.linalg.norm(c):
         return None
     return _rounded_up(left_most_sum(ideal, Participation(k, b)), k * rounding)

@@ -15,7 +15,9 @@ from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
 from veilstream.streams.table import Table
 from veilstream.streams.table_stream import Dealing, TableStream, rows_to_learn_from, table_stream
-from veilstream.streams.tables import open_table
+from veilstream.streams.tables import is_sqlite, open_table
+
+SQLITE_PREFIX = "sqlite:"  # of a file that is one anyway
 
 
 def stream_of(plan: Plan) -> Stream:
@@ -65,7 +67,7 @@ def source_files(plan: Plan) -> list[Path]:
         )
     if source.startswith(SOURCE_PREFIX):
         return [named_source(source)[0]]
-    path = Path(source)
+    path = Path(source.removeprefix(SQLITE_PREFIX))
     if not any(character in path.name for character in "*?["):
         return [path]
     found = sorted(path.parent.glob(path.name))
@@ -74,8 +76,8 @@ def source_files(plan: Plan) -> list[Path]:
     return found
 
 
-def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
-    """Files, opened, by the names of their learners."""
+def named_tables(paths: list[Path], plan: Plan, query: str | None = None) -> list[tuple[str, Table]]:
+    """Files, opened, by the names of their learners; ``query`` is of SQLite files, instead of the plan's."""
     names = [path.stem for path in paths]
     if plan.data.learner is None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -85,7 +87,16 @@ def named_tables(paths: list[Path], plan: Plan) -> list[tuple[str, Table]]:
             "files of different names: each is a learner",
             "rename one, or name a column of learners: data.learner",
         )
-    return [(path.stem, open_table(path, query=plan.data.query)) for path in paths]
+    return [(path.stem, planned_table(path, plan, query=query)) for path in paths]
+
+
+def planned_table(
+    path: Path, plan: Plan, *, whole: bool = True, query: str | None = None, key: str | None = None
+) -> Table:
+    """A file's table; the plan's query and key are for SQLite files without one of their own."""
+    if is_sqlite(path):
+        query, key = query or plan.data.query, key or plan.data.key
+    return open_table(path, whole=whole, query=query, key=key)
 
 
 def dealing_of(plan: Plan, learners: int | None) -> Dealing:

@@ -90,10 +90,10 @@ MOST_SIMULATED = 500_000
 """Records up to which a check also applies the rules of a simulation, which needs all of them at once."""
 
 
-def check_data(paths: list[Path], plan: Plan) -> DataCheck:
-    """What a plan would make of these files."""
+def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataCheck:
+    """What a plan would make of these files; ``query`` is of SQLite files, instead of the plan's."""
     schema, learning = schema_of(plan), plan.learning
-    tables = named_tables(paths, plan)
+    tables = named_tables(paths, plan, query)
     per_round = learning.local_steps * learning.clients_per_step
     report, labels = TableReport(), Counter[str]()
     visits = VisitCounts(plan.participation, learning.clients_per_step)
@@ -118,6 +118,7 @@ def check_data(paths: list[Path], plan: Plan) -> DataCheck:
         learning.rounds * per_round,
         per_round,
     )
+    checked.notes += plan.remarks()
     if held is None:
         checked.notes.append(
             f"more than {MOST_SIMULATED:,} records: what `veilstream run` says of them was not looked at, since it "

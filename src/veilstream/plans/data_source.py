@@ -5,10 +5,11 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from veilstream.errors import InputError
-from veilstream.plans.clients import stream_of
+from veilstream.plans.clients import SQLITE_PREFIX, planned_table, stream_of
 from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
@@ -16,7 +17,6 @@ from veilstream.records.sample import Sample
 from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
-from veilstream.streams.tables import open_table
 from veilstream.streams.waiting_source import LiveSource
 
 _FUNCTION = re.compile(r"[\w.]+:\w+", re.ASCII)
@@ -44,19 +44,41 @@ class PlanSource(AlwaysReady):
                 yield Offered(f"{self._seed}/{self._index}/{round_}/{t}", sample)
 
 
-def open_source(text: str, plan: Plan, learner: str | None = None, *, whole: bool = False) -> ClientSource:
-    """``live``, ``plan:INDEX``, ``module:function``, or a file of records."""
+def open_source(
+    text: str,
+    plan: Plan,
+    learner: str | None = None,
+    *,
+    whole: bool = False,
+    query: str | None = None,
+    key: str | None = None,
+) -> ClientSource:
+    """``live``, ``plan:INDEX``, ``module:function``, or a file of records; ``query`` and ``key`` are for SQLite."""
+    source: ClientSource | None = None
     if text == "live":
-        return LiveSource(plan.federation.patience_s)
-    if text.startswith("plan:") and text[5:].isdigit():
-        return PlanSource(plan, int(text[5:]))
-    if not Path(text).is_file() and _FUNCTION.fullmatch(text):
+        source = LiveSource(plan.federation.patience_s)
+    elif text.startswith("plan:") and text[5:].isdigit():
+        source = PlanSource(plan, int(text[5:]))
+    elif not Path(text).is_file() and _FUNCTION.fullmatch(text):
         make = load_function("--data", text)
-        return IteratorSource(make, name=text, patience_s=plan.federation.patience_s)
-    return open_file(Path(text), plan, learner, whole=whole)
+        source = IteratorSource(make, name=text, patience_s=plan.federation.patience_s)
+    if source is None:
+        return open_file(Path(text.removeprefix(SQLITE_PREFIX)), plan, learner, whole=whole, query=query, key=key)
+    for field, given in (("--query", query), ("--key", key)):
+        if given is not None:
+            raise InputError(field, given, f"nothing for --data {text}, which is no SQLite file", "leave it out")
+    return source
 
 
-def open_file(path: Path, plan: Plan, learner: str | None = None, *, whole: bool = False) -> TableSource:
+def open_file(
+    path: Path,
+    plan: Plan,
+    learner: str | None = None,
+    *,
+    whole: bool = False,
+    query: str | None = None,
+    key: str | None = None,
+) -> TableSource:
     """A file of records by the plan's schema; for arguments and errors see `open_source`."""
     if not os.path.lexists(path):
         raise InputError("data", str(path), "a file, `live`, `plan:INDEX` or `module:function`", "check the path")
@@ -67,5 +89,5 @@ def open_file(path: Path, plan: Plan, learner: str | None = None, *, whole: bool
             f'"table", so that columns of {path.name} have a meaning',
             f"`veilstream data check {path.name} --write --plan PLAN` proposes a [data] table",
         )
-    table = open_table(path, whole=whole, query=plan.data.query)
-    return TableSource(table, schema_of(plan), learner)
+    reopen = partial(planned_table, path, plan, whole=whole, query=query, key=key)
+    return TableSource(reopen(), schema_of(plan), learner, whole=whole, reopen=reopen)

@@ -7,8 +7,8 @@ Errors name the key, its line, the value, the rule and the way out.
 from __future__ import annotations
 
 import dataclasses
-import re
-import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from veilstream.plans.plan_tables import (
     RunPlan,
     TelemetryPlan,
 )
+from veilstream.plans.plan_text import line_of, parse_toml, read_plan_text
 from veilstream.plans.records import check_own_records, schema_of
 from veilstream.plans.rules import METHOD_RULES, PLAN_RULES
-from veilstream.plans.schema import PlanError, PlanTable, value
+from veilstream.plans.schema import PlanError, PlanTable, all_of, value
 from veilstream.privacy import ONCE, Budget, Participation
+from veilstream.privacy.guarantee import budget_remarks
 from veilstream.privacy.telemetry import Telemetry
 
 _WINDOW_STEPS = 1000  # of a learner, that an estimate of telemetry averages over by default
@@ -52,17 +54,23 @@ class Plan(PlanTable):
     methods: tuple[MethodPlan, ...] = value(empty=False)
 
     def check(self) -> None:
-        """Refuse keys that do not agree."""
-        for rule in PLAN_RULES:
-            rule.check(self)
-        self._check_table()
+        """Refuse keys that do not agree, all of them at once."""
+        checks: list[Callable[[], object]] = [partial(rule.check, self) for rule in PLAN_RULES]
+        checks.append(self._check_table)
         for index, method in enumerate(self.methods):
             where = f"methods[{index}]"
-            for method_rule in METHOD_RULES:
-                method_rule.check(self, method, f"{where}.")
+            checks += [partial(rule.check, self, method, f"{where}.") for rule in METHOD_RULES]
             if method.method.adds_noise:
-                self.budget_of(method, where)
-            self.check_visits(method, where)
+                checks.append(partial(self.budget_of, method, where))
+            checks.append(partial(self.check_visits, method, where))
+        problems: list[InputError] = []
+        for check in checks:
+            try:
+                check()
+            except PlanError as error:
+                problems += error.together
+        if problems:
+            raise all_of(problems)
 
     def _check_table(self) -> None:
         if self.data.kind != "table":
@@ -122,6 +130,16 @@ class Plan(PlanTable):
             )
         return Budget(epsilon, delta)
 
+    def remarks(self) -> list[str]:
+        """What is weak about the budgets of its private methods; a `Guarantee` has the same remarks."""
+        found: list[str] = []
+        for each in self.methods:
+            if each.method.private:
+                steps, clients = self.steps_and_clients(each)
+                met = None if self.learning.unbounded else self.learning.rounds * steps * clients
+                found += budget_remarks(self.budget_of(each), met)
+        return list(dict.fromkeys(found))
+
     def steps_and_clients(self, plan: MethodPlan) -> tuple[int, int]:
         """A method's steps in a round and clients in a step; together the clients of a round."""
         steps, clients = plan.method.steps_and_clients(self.learning.local_steps, self.learning.clients_per_step)
@@ -178,28 +196,29 @@ class Plan(PlanTable):
     def load(cls, path: Path | str, overrides: dict[str, Any] | None = None) -> Plan:
         """Read a TOML file; ``overrides`` maps dotted keys to values."""
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise PlanError("plan", str(path), "a file that can be read", str(error)) from error
-        return cls.parse(text, overrides)
+        return cls._read(read_plan_text(path), overrides, str(path))
 
     @classmethod
     def parse(cls, text: str, overrides: dict[str, Any] | None = None) -> Plan:
         """From TOML text."""
+        return cls._read(text, overrides, "")
+
+    @classmethod
+    def _read(cls, text: str, overrides: dict[str, Any] | None, file: str) -> Plan:
+        """All problems at once: each with the file, its line, the rule and the way out."""
+        content: dict[str, Any] = {}
+        overridden: set[str] = set()
         try:
-            content = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PlanError("plan", "<text>", "TOML", str(error)) from error
-        overridden = {_override(content, key, given) for key, given in (overrides or {}).items()}
-        try:
+            content = parse_toml(text)
+            overridden = {_override(content, key, given) for key, given in (overrides or {}).items()}
             return cls(**content)
         except PlanError as error:
-            line = None if error.field in overridden else _line_of(text, error.field)
-            if line is None:
-                raise
-            field = f"{error.field} (line {line})"
-            raise PlanError(field, error.value, error.rule, error.way_out) from None
+            placed = []
+            for each in error.together:
+                line = None if each.field in overridden or "(line" in each.field else line_of(text, content, each.field)
+                field = each.field if line is None else f"{each.field} (line {line})"
+                placed.append((line or 0, PlanError(field, each.value, each.rule, each.way_out, file=file)))
+            raise all_of([each for _, each in sorted(placed, key=lambda pair: pair[0])]) from None
 
     def to_toml(self) -> str:
         """TOML that parses to this plan."""
@@ -240,18 +259,3 @@ def _override(content: dict[str, Any], key: str, given: object) -> str:
         raise PlanError("--set", key, "a dotted key such as learning.rounds", "see the plan")
     place[last] = given
     return key
-
-
-def _line_of(text: str, field: str) -> int | None:
-    table, _, key = field.rpartition(".")
-    index = 0
-    if match := re.fullmatch(r"([\w.]+)\[(\d+)\]", table):
-        table, index = match[1], int(match[2])
-    current, seen = "", 0 if table == "" else -1
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]?\]", line):
-            current = header[1]
-            seen += current == table
-        elif re.match(rf"\s*{re.escape(key)}\s*=", line) and (current, seen) == (table, index):
-            return number
-    return None

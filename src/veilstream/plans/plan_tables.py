@@ -110,7 +110,11 @@ class DataPlan(PlanTable):
     """Where a simulation's records are: a file, several by a pattern, "sqlite:FILE", or
     "data:NAME", a public data set that `veilstream data get NAME` fetches."""
     query: str | None = of_table(default=None, empty=False, hint="SELECT ... ORDER BY time")
-    """Query that selects and orders the records of a SQLite file."""
+    """Query that selects and orders the records of a SQLite file; other files ignore it. Without one, the file's
+    only table is read."""
+    key: str | None = of_table(default=None, empty=False, hint="a column that only grows, such as id")
+    """Column of a SQLite file's records that is different in each and larger in newer ones: a learner reads on
+    behind it. A table without a query has its rowid."""
     learner: str | None = of_table(default=None, empty=False, hint="leave it out for one file each")
     """Column that names a record's learner."""
     client: str | None = of_table(default=None, empty=False, hint='"#row" if each row is someone else')
@@ -194,10 +198,13 @@ class FederationPlan(PlanTable):
     """How long rounds wait for a learner whose connection has ended, counted once from that moment. One that has not
     been seen since the server started is waited for `deadline_s`."""
     patience_s: float = value(default=30.0, ge=0, hint="a learner's wait for clients; try 30")
-    """How long a learner waits for clients."""
-    min_clients: int = value(default=1, ge=0, hint="0 answers every round; try 1")
-    """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and
-    spends nothing; the server sees that it does."""
+    """How long a round of a learner with live data or an iterator takes clients. Its reply leaves a second later
+    whoever came, so it takes at most local_steps x clients_per_step clients in patience_s + 1 seconds: more steps, more
+    clients a step or less patience take more."""
+    min_clients: int | None = value(default=None, ge=0, hint="1 begins with whoever is there, 0 with nobody")
+    """Clients who must be waiting for a learner to begin a round. With fewer it sits the round out and spends nothing;
+    the server sees that it does. By default a whole round of them where data come from a file or an iterator, so that
+    no noise is spent on nobody: a model is then as old as a round takes to fill. 1 where people call."""
     method: str | None = value(default=None, hint="the name of one private method; leave it out if there is one")
     """Which of the plan's private methods learners run; needed where there are several."""
     epochs: int = agreed(default=1, ge=1, hint="how many runs in a row learners go along; try 1")
@@ -270,8 +277,9 @@ class MethodPlan(PlanTable):
     """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging and forgetting, at round ends (`buffered` and `banded` are then
-    tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
+    its steps, averaging and forgetting, at round ends (`optimal`, `buffered` and `banded` are then
+    made for people who return, where [privacy] allows it). "mean" and "max" are for `optimal` and
+    `buffered`, "rounds" for `optimal`."""
 
     def check(self) -> None:
         """Refuse a method without a step size."""

@@ -65,6 +65,10 @@ class FeaturePlan(PlanTable):
                 raise InputError(key, getattr(self, key), f"nothing for kind = {self.kind!r}", "remove it")
         if self.kind == "numeric":
             self._check_range()
+        try:
+            self.feature()
+        except InputError as error:
+            raise InputError(error.field.rpartition(".")[2], error.value, error.rule, error.way_out) from None
 
     def _check_range(self) -> None:
         by_range = (self.low is not None, self.high is not None)
@@ -76,7 +80,13 @@ class FeaturePlan(PlanTable):
                 f"low and high, or center and scale, for {self.name}",
                 "constants that anybody knows, never ones that were read off private records",
             )
-        self.feature()
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise InputError(
+                "low",
+                self.low,
+                f"less than high = {self.high:g} for {self.name}",
+                "swap them; both are what anybody knows",
+            )
 
     def feature(self) -> Feature:
         """The feature that encodes records."""

@@ -167,7 +167,7 @@ PLAN_RULES = (
     ),
     Rule(
         "federation.min_clients",
-        lambda plan: plan.federation.min_clients > _clients_of_round(plan),
+        lambda plan: (plan.federation.min_clients or 0) > _clients_of_round(plan),
         lambda plan: f"at most {_clients_of_round(plan)}, a round's clients (local_steps x clients_per_step)",
         lambda plan: f"min_clients = {_clients_of_round(plan)}",
     ),
@@ -212,7 +212,9 @@ def _clients_of_round(plan: Plan) -> int:
 
 
 def _made_for(method: MethodPlan) -> tuple[str, ...]:
-    return made_for_published() if method.objective == "published" else ("optimal",)
+    if method.objective == "published":
+        return made_for_published()
+    return ("optimal",) if method.objective == "rounds" else ("optimal", "buffered")
 
 
 def _endless(method: MethodPlan) -> str:

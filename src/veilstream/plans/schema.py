@@ -12,12 +12,15 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from veilstream.errors import InputError, among
+
+FILL_IN = "?"
+"""Stands in a proposed plan where a person must write; no number, array or table is it."""
 
 _BOUNDS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
@@ -111,9 +114,16 @@ class Table:
         cls._entries = _entries_of(cls)
 
     def __init__(self, /, **given: Any) -> None:
-        _refuse_unknown_keys(type(self), given, "")
+        problems = _unknown_keys(type(self), given, "")
         for name, entry in self._entries.items():
-            object.__setattr__(self, name, entry.accepted(given.get(name, entry.default)))
+            if problems and name not in given:
+                continue  # a misspelt key is also a missing one
+            try:
+                object.__setattr__(self, name, entry.accepted(given.get(name, entry.default)))
+            except InputError as error:
+                problems += error.together
+        if problems:
+            raise all_of(_once(problems))
         for name in self._entries:
             self._check_company(name)
         self.check()
@@ -169,7 +179,16 @@ class _Entry:
             return self._one(self.name, given)
         if not isinstance(given, list | tuple) or not (given or self.rule.empty):
             raise self._refused(self.name, given)
-        return tuple(self._one(f"{self.name}[{i}]", item) for i, item in enumerate(given))
+        problems: list[InputError] = []
+        held = []
+        for i, item in enumerate(given):
+            try:
+                held.append(self._one(f"{self.name}[{i}]", item))
+            except InputError as error:
+                problems += error.together
+        if problems:
+            raise all_of(problems)
+        return tuple(held)
 
     def _one(self, place: str, given: Any) -> Any:
         if self.table is None:
@@ -180,10 +199,10 @@ class _Entry:
             return given
         elif isinstance(given, Mapping):
             try:
-                return self.table(**given)
+                return self.table(**{key: held for key, held in given.items() if isinstance(key, str)})
             except InputError as error:
-                place = f"{place}.{error.field}"
-                raise self.refusal(place, error.value, error.rule, error.way_out) from None
+                inside = [self.refusal(f"{place}.{e.field}", e.value, e.rule, e.way_out) for e in error.together]
+                raise all_of(inside) from None
         raise self._refused(place, given)
 
     def _refused(self, place: str, given: Any) -> InputError:
@@ -193,6 +212,8 @@ class _Entry:
         return self.refusal(place, _shown(given), rule, self._way_out(given))
 
     def _way_out(self, given: Any) -> str:
+        if given == FILL_IN:
+            return f"fill it in: {self.rule.hint or self.name}"
         written = f"{self.name} = ..."
         if self.table:
             written = f"[[{self.name}]]" if self.array else f"[{self.name}]"
@@ -226,18 +247,32 @@ def _entries_of(table: type[Table]) -> dict[str, _Entry]:
     return entries
 
 
-def _refuse_unknown_keys(table: type[Table], given: Mapping[Any, Any], where: str) -> None:
-    entries = table._entries
+def all_of(problems: Sequence[InputError]) -> InputError:
+    """One error that tells all of them."""
+    first, *rest = problems
+    if not rest:
+        return first
+    return type(first)(first.field, first.value, first.rule, first.way_out, file=first.file, further=rest)
+
+
+def _once(problems: list[InputError]) -> list[InputError]:
+    """Each field's first: an unknown key of an inner table is found from outside, too."""
+    return list({error.field: error for error in reversed(problems)}.values())[::-1]
+
+
+def _unknown_keys(table: type[Table], given: Mapping[Any, Any], where: str) -> list[InputError]:
+    entries, found = table._entries, []
     for key, held in given.items():
         if key not in entries:
-            raise table.refusal(f"{where}{key}", _shown(held), *among(str(key), entries))
-    for key, held in given.items():
+            found.append(table.refusal(f"{where}{key}", _shown(held), *among(str(key), entries)))
+            continue
         items = {f"{where}{key}": held}
         if entries[key].array and isinstance(held, list | tuple):
             items = {f"{where}{key}[{i}]": item for i, item in enumerate(held)}
         for place, item in items.items():
             if (inner := entries[key].table) and isinstance(item, Mapping):
-                _refuse_unknown_keys(inner, item, f"{place}.")
+                found += _unknown_keys(inner, item, f"{place}.")
+    return found
 
 
 def _shown(given: Any) -> object:

@@ -87,11 +87,14 @@ def clip_one(gradient: NDArray[np.float32], clip_norm: float) -> Clipped:
     over the numbers; each is made whatever the numbers are.
     """
     x = np.asarray(gradient, np.float32).astype(np.float64)
-    root = float(np.sqrt((x * x).sum()))  # not finite exactly where an entry is not
+    squares = np.multiply(x, x)
+    root = float(np.sqrt(squares.sum()))  # not finite exactly where an entry is not
     slack = _SUMS_ERR + np.finfo(np.float64).eps
     inside = root * (1.0 + slack) <= clip_norm
     factor = 1.0 if inside else clip_norm * (1.0 - 2.0 * slack) / root
-    return Clipped(np.where(np.isfinite(root), x, 0.0) * (factor if np.isfinite(root) else 0.0))
+    result = squares  # in its place: fresh memory costs as much as a pass
+    np.copyto(result, x if np.isfinite(root) else 0.0)
+    return Clipped(np.multiply(result, factor if np.isfinite(root) else 0.0, out=result))
 
 
 def normalised(gradients: NDArray[np.floating], gamma: float) -> NDArray[np.floating]:

@@ -68,11 +68,14 @@ class Grid:
         """
         exact = np.asarray(clipped, np.float64)
         # Division by a power of two is exact; by another number it rounds by far less than clipping leaves free.
-        whole = np.trunc(exact / (self.step * clients_per_step))
-        squares = float((whole * whole).sum())
+        whole = np.divide(exact, self.step * clients_per_step)
+        np.trunc(whole, out=whole)
+        units: Int64s = np.empty(whole.shape, np.int64)
+        with np.errstate(invalid="ignore"):  # what is not finite is refused below
+            np.copyto(units, whole, casting="unsafe")
+        squares = float(np.multiply(whole, whole, out=whole).sum())
         if not math.isfinite(squares):
             raise PrivacyError("a clipped gradient is not finite: nothing was released")
-        units: Int64s = whole.astype(np.int64)
         bound = Fraction(self.clip_norm) / (Fraction(self.step) * clients_per_step)
         surely = squares <= float(bound * bound) * (1.0 - _SURELY_WITHIN)
         if not surely and _square_norm(units, bound) > bound * bound:  # decided in integers

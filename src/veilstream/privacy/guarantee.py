@@ -67,6 +67,38 @@ class Budget:
             raise InputError("privacy.delta", delta, "in (0, 1)", "well below 1/clients; try 1e-6")
 
 
+_WEAK_EPSILON = 8.0
+_ALL_THAT_DELTA_MAY_MEET = 0.1  # δ times the clients: records that a mechanism may expose outright
+
+
+def budget_remarks(budget: Budget, clients: int | None) -> list[str]:
+    """What is weak about a budget for so many clients of a learner (None: a run without an end).
+
+    Every command that reads a plan shows it: above ε = 8, or a δ that as many clients would meet.
+    """
+    epsilon, delta = budget.epsilon, budget.delta
+    remarks = [_weak_epsilon(epsilon)] if epsilon > _WEAK_EPSILON else []
+    if clients is None:
+        remarks.append(
+            f"a run without an end meets ever more clients: about {delta:g} of them are in the part that delta leaves "
+            "out; keep it far below 1 / (all whom you expect)"
+        )
+    elif delta * clients > _ALL_THAT_DELTA_MAY_MEET:
+        remarks.append(
+            f"delta = {delta:g} is weak for {clients} clients a learner: a mechanism that exposes one record in "
+            f"{round(1 / delta)} would meet it; {0.01 / clients:.0e} is safe"
+        )
+    return remarks
+
+
+def _weak_epsilon(epsilon: float) -> str:
+    rise = f"{math.exp(min(epsilon, 700)):.1e}-fold, at epsilon = 4 {math.exp(4):.0f}-fold"
+    return (
+        f"epsilon = {epsilon:.4g} is weak: odds on what somebody's record says may rise {rise}; {_WEAK_EPSILON:g} is "
+        "the most that is usual"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
     """The promise given.
@@ -153,19 +185,10 @@ class Guarantee:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a careful reader should know about this promise."""
-        remarks = []
-        clients = self.horizon * self.clients_per_step
-        if self.endless:
-            remarks.append(
-                f"a run without an end meets ever more clients: about {self.delta:g} of them are "
-                "in the part that delta leaves out; keep it far below 1 / (all whom you expect)"
-            )
-        elif self.delta * clients > 0.1:
-            remarks.append(
-                f"delta = {self.delta:g} is weak for {clients} clients a learner: a mechanism "
-                f"that exposes one record in {round(1 / self.delta)} would meet it; "
-                f"{0.01 / clients:.0e} is safe"
-            )
+        clients = None if self.endless else self.horizon * self.clients_per_step
+        remarks = budget_remarks(Budget(self.epsilon, self.delta), clients)
+        if self.epochs > 1 and self.epsilon_over_epochs > _WEAK_EPSILON >= self.epsilon:
+            remarks += [f"over all {self.epochs} epochs, {_weak_epsilon(self.epsilon_over_epochs)}"]
         if self.accounting is Accounting.ZCDP:
             remarks.append(
                 f"the paper's accounting is loose: this noise really gives "

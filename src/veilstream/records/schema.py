@@ -246,6 +246,12 @@ class Label:
     def _places(self) -> dict[str, int]:
         return {as_text(word): place for place, word in enumerate(self.classes or ())}
 
+    @cached_property
+    def _in_any_case(self) -> dict[str, int]:
+        """Yes and YES are the plan's yes, unless the plan tells them apart."""
+        found = {text.casefold(): place for text, place in self._places.items()}
+        return found if len(found) == len(self._places) else {}
+
     def read(self, value: object, *, decimal_comma: bool) -> tuple[float, bool]:
         """The target, and whether it was clamped."""
         if self.classes is not None:
@@ -253,6 +259,8 @@ class Label:
             place = self._places.get(text)
             if place is None and (number := as_number(value)) is not None:
                 place = self._places.get(as_text(number))
+            if place is None:
+                place = self._in_any_case.get(text.casefold())
             if place is None:
                 raise RefusedRecord("unknown label", self.name)
             return (2.0 * place - 1.0 if self.signed else float(place)), False
@@ -285,10 +293,18 @@ class Label:
             return self.classes[place] if 0 <= place < len(self.classes) else str(predicted)
         return float(self.numbers_in_units(predicted))
 
+    def within(self, predicted: Any) -> Any:
+        """Numbers that a task predicts, on its own scale, cut to the label's range; of arrays too."""
+        if self.classes is not None:
+            return predicted
+        return np.clip(predicted, self.low, self.high) if self.counts else np.clip(predicted, -1.0, 1.0)
+
     def numbers_in_units(self, predicted: Any) -> Any:
-        """Numbers that a task predicts, in the label's own units and within its range; of arrays too."""
-        found = predicted if self.counts else self.low + (predicted + 1.0) * 0.5 * (self.high - self.low)
-        return np.clip(found, self.low, self.high)
+        """The same in the label's own units."""
+        found = self.within(predicted)
+        if self.classes is not None or self.counts:
+            return found
+        return self.low + (found + 1.0) * 0.5 * (self.high - self.low)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from veilstream.reports.charts import chart
 from veilstream.reports.page_kit import REPORT, Chart, Headline, PageState, facts, page_state, write_page
 from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of, provenance_of
-from veilstream.reports.telemetry import latest_estimate, telemetry_charts
+from veilstream.reports.telemetry import federation_headline, telemetry_charts
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import ListedRound, read_rounds
 
@@ -92,7 +92,9 @@ def round_charts(
 
 
 def _headline(run: Run, rounds: list[ListedRound]) -> Headline:
-    beside = facts([("learners", run.plan.learning.learners)])
+    learning = run.plan.learning
+    total = "" if learning.unbounded else f" of {learning.rounds:,}"
+    beside = facts([("rounds done", f"{len(rounds):,}{total}"), ("learners", learning.learners)])
     if rounds:
         beside += facts([("median round", f"{statistics.median(row.seconds for row in rounds):.2f} s")])
-    return {"value": f"{len(rounds):,}", "label": "rounds under the promise", "beside": beside + latest_estimate(run)}
+    return federation_headline(run.telemetry(), run.plan, beside)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from veilstream.errors import InputError, UnknownName
+from veilstream.learning.tasks import check_members
 from veilstream.plans.plan import Plan
 from veilstream.runs.folder import SERVER_CHECKPOINT, Run
 from veilstream.runs.model import Model
@@ -53,6 +54,8 @@ def load(
         InputError: for what is no model, or not of this plan.
 
     """
+    if task is not None:
+        check_members(task)
     text = str(source.path if isinstance(source, Run) else source)
     name: str | None = None
     if "://" in text:

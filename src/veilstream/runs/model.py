@@ -9,8 +9,9 @@ need NumPy alone. A released model is public: predicting with it costs nobody's 
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.learning.linear_tasks import Huber, LeastSquares, Logistic, Poisson, Softmax
 from veilstream.learning.quality import probabilities
-from veilstream.learning.tasks import Task, TaskDetails, check_members
+from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.plans.tasks import task_of
@@ -88,8 +89,6 @@ class Model:
         self.plan: Plan = _plan_of(released, source)
         self.guarantee: Guarantee | None = _guarantee_of(released, source)
         self._task, self._own_code = task, own_code
-        if task is not None:
-            check_members(task)
         if self.needs_code is None:
             self._check_size()
 
@@ -168,6 +167,23 @@ class Model:
         if len(self.parameters) != self.task.dim:
             rule = f"a model of {self.task.dim} parameters, as its plan has (this has {len(self.parameters)})"
             raise InputError("model", self.source, rule, "its file is damaged: fetch or export it again")
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it is, as texts: for formats that keep such beside the numbers."""
+        promise = self.guarantee
+        said = "none: this method protects no one" if promise is None else str(promise)
+        return {
+            "format": "veilstream model",
+            "name": self.plan.name,
+            "run": self.run,
+            "round": str(self.round),
+            "rounds": str(self.rounds),
+            "sha256": self.sha256,
+            "task": self.plan.learning.task,
+            "promise": f"a simulation, which protects no one; deployed: {said}" if self.simulated else said,
+            "plan": self.released.plan_toml,
+        }
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -286,29 +302,31 @@ class Model:
         return Predictions(values, shares, encoded.refused, encoded.clamped, encoded, targets, logits)
 
     def decisions(self, features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """Of encoded records: predicted targets on the task's scale, and logits where the task has them."""
+        """Of encoded records: targets on the task's scale, numbers within the label's range; and logits, if any."""
         task, details = self.task, TaskDetails.of(self.task)
         # In double precision where NumPy computes: the same to 1e-6 in every program that the model goes to.
         precise = np.float64 if self.linear else np.float32
         parameters = self.parameters.astype(precise)
-        targets, logits = [np.zeros(0)], list[NDArray[np.float64]]()
+        targets, logits = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
         for first in range(0, len(features), _TOGETHER):
             some = features[first : first + _TOGETHER].astype(precise)
             with np.errstate(all="ignore"):
                 targets.append(np.asarray(task.predict(parameters, some), np.float64))
                 if details.logits is not None:
                     logits.append(np.asarray(details.logits(parameters, some), np.float64))
-        if details.logits is not None and not logits:
-            logits.append(np.zeros((0, len(self.classes or ()))))
-        return np.concatenate(targets), np.concatenate(logits) if logits else None
+        if not targets:
+            return np.zeros(0), None if details.logits is None else np.zeros((0, len(self.classes or ())))
+        said = np.concatenate(targets)
+        if not task.classifies and self.schema is not None:
+            said = self.schema.label.within(said)
+        return said, np.concatenate(logits) if logits else None
 
     def _in_words(
         self, targets: NDArray[np.float64], logits: NDArray[np.float64] | None
     ) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
         classes = self.classes
         if classes is None:
-            label = None if self.schema is None else self.schema.label
-            return (targets if label is None or label.classes else label.numbers_in_units(targets)), None
+            return targets if self.schema is None else self.schema.label.numbers_in_units(targets), None
         names = np.array([classes[place] for place in self.places(targets)], object)
         return names, None if logits is None else probabilities(logits)
 
@@ -325,6 +343,13 @@ class Model:
         from veilstream.runs.sklearn_model import sklearn_model
 
         return sklearn_model(self)
+
+    def renewed(self, parameters: NDArray[np.float32], round_: int, run: str) -> Model:
+        """Another model of the same plan."""
+        made = copy.copy(self)
+        made.released = replace(self.released, model=parameters, round=round_, run=run)
+        vars(made).pop("sha256", None)
+        return made
 
     def save(self, path: Path | str) -> None:
         """Write it as a model's file, which `veilstream.load` reads."""

@@ -29,7 +29,6 @@ _OTHER_KINDS = (  # first bytes of files that are not text
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "save the sheet as CSV"),
     (b"PAR1", "a Parquet file", "name it .parquet"),
     (b"ARROW1", "an Arrow file", "name it .arrow"),
-    (b"SQLite format 3\x00", "a SQLite file", "name it .sqlite and give a query"),
     (b"%PDF", "a PDF file", "export the table as CSV"),
     (b"<!DOCTYPE", "a web page", "the download went wrong: fetch the file again"),
     (b"<html", "a web page", "the download went wrong: fetch the file again"),

@@ -33,6 +33,8 @@ class IteratorSource(WaitingSource):
 
     """
 
+    _nobody_hears = True
+
     def __init__(self, make: Callable[[int], Iterator[tuple[Any, Any]]], *, name: str, patience_s: float) -> None:
         super().__init__(patience_s, _READ_AHEAD)
         self.name = name
@@ -40,6 +42,14 @@ class IteratorSource(WaitingSource):
         self.admission: Admission | None = None  # other records are counted, and offered as None
         self.not_admitted = 0
         self._thread: threading.Thread | None = None
+
+    @property
+    def _no_more_can_come(self) -> bool:
+        return self._no_more or len(self._queue) >= self._capacity
+
+    def hold(self, records: int) -> None:
+        """Let at least so many wait."""
+        self._capacity = max(self._capacity, records)
 
     @property
     def exhausted(self) -> bool:

@@ -19,6 +19,7 @@ from veilstream.errors import InputError
 from veilstream.progress import progress
 from veilstream.records.cells import as_text, is_missing
 from veilstream.streams.growing_file import is_broken_text
+from veilstream.streams.intake import SourceBookmark
 
 Cells = Mapping[str, object]  # one row: its cells by column
 
@@ -28,7 +29,7 @@ _MODULUS = 1 << 128
 _SEPARATES = "\x1e"  # a column's name from what its cell says
 _SHORT = 4  # letters of a word for a missing cell, at most
 _BEGINS_A_NUMBER = frozenset("+-.0123456789")
-_PUT_BACK = "put the old content back, or give new records in a file of another name"
+PUT_BACK = "put the old content back, or give new records in a file of another name"
 
 
 @dataclass(frozen=True)
@@ -37,35 +38,48 @@ class Bookmark:
 
     rows: int = 0
     digest: str = ""  # of all that these rows said; see `RowDigest`
+    place: str = ""  # where the next row is, in the table's own words; "" where the number of rows says it
 
     def as_text(self) -> str:
         """One line, for a ledger."""
-        return f"{self.rows}:{self.digest}"
+        return f"{self.rows}:{self.digest}" + (f":{self.place}" if self.place else "")
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
         """From `as_text`."""
-        rows, _, digest = text.partition(":")
-        return cls(int(rows), digest)
+        rows, digest, place = (*text.split(":", 2), "")[:3]
+        return cls(int(rows), digest, place)
 
 
 @dataclass(frozen=True)
 class Block:
     """Some rows that follow each other."""
 
+    source: str  # the name under which a ledger knows where they are from
     first: int  # number of the first one, from 0
     rows: list[Cells | None]  # None for one that cannot be read
     digests: list[str]  # behind each row; empty if not asked for
+    places: list[str]  # `Bookmark.place` behind each row; empty where its number says it
+    names: list[str]  # of rows that have others than their number
 
     def __repr__(self) -> str:
         return "Block(<hidden>)"  # people's data, not for logs
+
+    def mark(self, place: int) -> SourceBookmark:
+        """Behind one of them, as a ledger keeps it."""
+        where = self.places[place] if self.places else ""
+        return SourceBookmark(self.source, Bookmark(self.first + place + 1, self.digests[place], where).as_text())
+
+    def name(self, place: int) -> str:
+        """One of them: the same whenever it is read."""
+        return f"{self.source}:{self.names[place] if self.names else self.first + place}"
 
 
 class RowDigest:
     """Adds up what rows say; equal for equal records in any spelling of the file."""
 
-    def __init__(self) -> None:
-        self._total = 0
+    def __init__(self, behind: str = "") -> None:
+        self._total = int(behind or "0", 16)
 
     def add(self, rows: Sequence[Cells | None], *, decimal_comma: bool = False) -> list[str]:
         """The digests behind each of some more rows; None is a row that cannot be read."""
@@ -148,8 +162,23 @@ class Table(ABC):
         for cells in self._read():
             number = self.bookmark.rows
             (digest,) = self._digest.add([cells], decimal_comma=self.decimal_comma)
-            self.bookmark = Bookmark(number + 1, digest)
+            places, _ = self._places(1)
+            self.bookmark = Bookmark(number + 1, digest, "".join(places))
             yield number, cells
+
+    @property
+    def mark(self) -> SourceBookmark:
+        """Behind the last row that was given out, as a ledger keeps it."""
+        return SourceBookmark(self.name, self.bookmark.as_text())
+
+    def resume(self, marks: Mapping[str, str]) -> None:
+        """Go on behind what a ledger knows of, by name."""
+        if self.name in marks:
+            self.skip_to(Bookmark.parse(marks[self.name]))
+
+    def _places(self, rows: int) -> tuple[list[str], list[str]]:
+        """`Block.places` and `Block.names` of the rows that `_read` gave last."""
+        return [], []
 
     def blocks(self, *, digests: bool = True, most: int = BLOCK_ROWS) -> Iterator[Block]:
         """The same in blocks, which cost less; without ``digests`` the table can give no bookmark any more."""
@@ -166,8 +195,9 @@ class Table(ABC):
             if found:
                 first = self.bookmark.rows
                 told = self._digest.add(found, decimal_comma=self.decimal_comma) if digests else []
-                self.bookmark = Bookmark(first + len(found), told[-1] if told else "")
-                yield Block(first, found, told)
+                places, names = self._places(len(found))
+                self.bookmark = Bookmark(first + len(found), told[-1] if told else "", places[-1] if places else "")
+                yield Block(self.name, first, found, told, places, names)
             if failure is not None:
                 raise failure
 
@@ -181,7 +211,7 @@ class Table(ABC):
                         "data",
                         self.name,
                         f"the {bookmark.rows} rows that were read before, and more",
-                        f"it has {self.bookmark.rows}: {_PUT_BACK}",
+                        f"it has {self.bookmark.rows}: {PUT_BACK}",
                     )
                 tick(len(block.rows))
         if bookmark.rows and self.bookmark.digest != bookmark.digest:
@@ -189,7 +219,7 @@ class Table(ABC):
                 "data",
                 self.name,
                 f"a file whose first {bookmark.rows} rows are as they were read",
-                f"it was rewritten or rotated: {_PUT_BACK}",
+                f"it was rewritten or rotated: {PUT_BACK}",
             )
 
 

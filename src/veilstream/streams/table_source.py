@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veilstream.errors import InputError
@@ -60,7 +60,7 @@ class LookAhead:
 @dataclass(frozen=True)
 class _Item:
     record: Encoded | Refusal | None  # None for another learner's row
-    bookmark: Bookmark
+    mark: SourceBookmark
 
     @property
     def client(self) -> str | None:
@@ -75,25 +75,39 @@ class TableSource:
         table: where rows come from; rows that are appended later are read later.
         schema: what a record is.
         learner: this learner's name; rows with another name in the schema's column of learners are skipped.
+        whole: whether nothing is appended any more, so that the last records are no reason to wait for others.
+        reopen: the same table from its beginning, for whoever looks at it before it is read.
 
     """
 
-    def __init__(self, table: Table, schema: RecordSchema, learner: str | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        schema: RecordSchema,
+        learner: str | None = None,
+        *,
+        whole: bool = False,
+        reopen: Callable[[], Table] | None = None,
+    ) -> None:
         check_columns(table, schema.columns)
-        self.table, self.schema = table, schema
+        self.table, self.schema, self.reopen = table, schema, reopen
+        self._whole = whole
+        self.least_at_last: int | None = None  # of people who begin a round once no others can come; None: as ever
+        self.visits_a_round = 1  # records of one person that a round may take
+        self.waiting = 0  # records that `ready` last found too few
         self._learner = learner
         named = learner is not None and schema.learner in (table.columns or (schema.learner,))
         self._learner_column = schema.learner if named else None
         self._held: deque[_Item] = deque()
         self._blocks: Iterator[Block] | None = None
-        self._passed = table.bookmark
+        self._passed = table.mark
         self.counts = RowCounts()
         self.exhausted = False  # whether `ready` last met the end of the table before enough clients
 
     @property
     def bookmark(self) -> SourceBookmark:
         """Behind the last row that was handed over or passed."""
-        return SourceBookmark(self.table.name, self._passed.as_text())
+        return self._passed
 
     @property
     def rows_left(self) -> int | None:
@@ -103,10 +117,8 @@ class TableSource:
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
         """Continue after what was read under this table's name."""
-        for mark in bookmarks:
-            if mark.source == self.table.name:
-                self.table.skip_to(Bookmark.parse(mark.text))
-        self._passed = self.table.bookmark
+        self.table.resume({mark.source: mark.text for mark in bookmarks})
+        self._passed = self.table.mark
 
     def look_ahead(self, rows: int) -> LookAhead:
         """What this learner's next rows would be; uses and passes none."""
@@ -130,23 +142,26 @@ class TableSource:
         def usable(item: _Item) -> bool:
             return item.client is not None and may_take(item.client)
 
-        people: set[str] = set()
-        looked_at, ended = 0, False
+        visits: Counter[str] = Counter()
+        waiting, looked_at, ended = 0, 0, False
         while len(self._held) < max(_HELD, most):
             while self._held and not looked_at and not usable(self._held[0]):
                 self.counts.not_again += isinstance(self._pass().record, Encoded)
-            while looked_at < len(self._held) and len(people) < max(minimum, 1):
+            while looked_at < len(self._held) and waiting < max(minimum, 1):
                 item = self._held[looked_at]
                 if item.client is not None and usable(item):
-                    people.add(item.client)
+                    visits[item.client] += 1
+                    waiting += visits[item.client] <= self.visits_a_round
                 looked_at += 1
-            if len(people) >= minimum and len(self._held) >= most:
+            if waiting >= minimum and len(self._held) >= most:
                 break
             if not self._hold_more():
                 ended = True
                 break
-        self.exhausted = ended and len(people) < max(minimum, 1)
-        return len(people) >= minimum or (bool(people) and not ended)
+        if ended and self._whole and self.least_at_last is not None:
+            minimum = self.least_at_last
+        self.exhausted, self.waiting = ended and waiting < max(minimum, 1), waiting
+        return waiting >= minimum or (waiting > 0 and not ended)
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Hand over the next records; none at the end of the table."""
@@ -163,7 +178,7 @@ class TableSource:
         """Take the row at the front; from here on it counts as read."""
         item = self._held.popleft()
         self.counts.add(item.record)
-        self._passed = item.bookmark
+        self._passed = item.mark
         return item
 
     def _hold_more(self) -> bool:
@@ -172,8 +187,7 @@ class TableSource:
         if block is None:  # a later call finds what is appended
             return False
         self._blocks = blocks
-        for place, (record, digest) in enumerate(zip(self._encoded(block), block.digests, strict=True)):
-            self._held.append(_Item(record, Bookmark(block.first + place + 1, digest)))
+        self._held += (_Item(record, block.mark(place)) for place, record in enumerate(self._encoded(block)))
         return True
 
     def _encoded(self, block: Block) -> list[Encoded | Refusal | None]:
@@ -193,7 +207,7 @@ class TableSource:
         group = encode_group(
             self.schema,
             [block.rows[place] for place in mine],
-            lambda number: f"{table.name}:{block.first + mine[number]}",
+            lambda number: block.name(mine[number]),
             decimal_comma=table.decimal_comma,
         )
         for number, place in enumerate(mine):
@@ -207,7 +221,7 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
     Records of a copy would count as further visits. A copy is found by what its rows say, also behind new rows; one
     in which rows were changed is not.
     """
-    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks}
+    stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks if ":" in mark.text}  # others count no rows
     own = stands.pop(table.name, None)
     if not any(mark.rows for mark in stands.values()):
         return False

@@ -190,10 +190,7 @@ def records_of(
 
 
 def _encoded(schema: RecordSchema, table: Table, block: Block) -> EncodedGroup:
-    def name(place: int) -> str:
-        return f"{table.name}:{block.first + place}"
-
-    return encode_group(schema, block.rows, name, decimal_comma=table.decimal_comma)
+    return encode_group(schema, block.rows, block.name, decimal_comma=table.decimal_comma)
 
 
 def _records(

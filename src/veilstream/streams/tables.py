@@ -1,4 +1,4 @@
-"""Tables by their file's name: CSV, JSON lines, Parquet and Arrow (pyarrow), SQLite by a query.
+"""Tables by their file's name: CSV, JSON lines, Parquet and Arrow (pyarrow), SQLite.
 
 CSV is read by Python's `csv`: pyarrow and DuckDB hand rows to Python more slowly, and neither can stop at a
 bookmark in a growing file or tell an unclosed quote from a long cell.
@@ -6,31 +6,42 @@ bookmark in a growing file or tell an unclosed quote from a long cell.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.streams.csv_table import CsvTable
 from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
+from veilstream.streams.sqlite_table import sqlite_table
 from veilstream.streams.table import Cells, Table, check_names
 from veilstream.strict_json import InvalidJson, read_json
 from veilstream.wording import counted
 
 _SHOWN = 40  # names of columns that an error lists at most
 _SQLITE = (".db", ".sqlite", ".sqlite3")
+_SQLITE_BEGINS = b"SQLite format 3\x00"
 
 
-def open_table(path: Path | str, *, whole: bool = True, query: str | None = None) -> Table:
+def is_sqlite(path: Path) -> bool:
+    """By its first bytes, and by its name while nothing is in it."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(len(_SQLITE_BEGINS))
+    except OSError:
+        first = b""
+    return first == _SQLITE_BEGINS if first else path.suffix.lower() in _SQLITE
+
+
+def open_table(path: Path | str, *, whole: bool = True, query: str | None = None, key: str | None = None) -> Table:
     """A table by its file's name; the last line of a ``whole`` file counts without a newline at once."""
     path = Path(path)
     check_plain_file(path)
+    if is_sqlite(path):
+        return sqlite_table(path, query, key)
+    for field, given in (("query", query), ("key", key)):
+        if given is not None:
+            raise InputError(f"--{field}", given, f"nothing for {path.name}, which is no SQLite file", "leave it out")
     suffix = path.suffix.lower()
-    if suffix in _SQLITE:
-        return _sqlite_table(path, query)
-    if query is not None:
-        raise InputError("data.query", query, "nothing unless the source is SQLite", "remove it")
     if suffix in (".parquet", ".arrow", ".feather"):
         return _arrow_table(path)
     if suffix in (".jsonl", ".ndjson", ".json"):
@@ -112,53 +123,6 @@ class RowsTable(Table):
 
     def _read(self) -> Iterator[Cells | None]:
         return self._rows
-
-
-def _sqlite_table(path: Path, query: str | None) -> Table:
-    if query is None:
-        raise InputError(
-            "data.query",
-            None,
-            "which records of the SQLite file, in order",
-            'query = "SELECT * FROM visits ORDER BY time"',
-        )
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    connection.set_authorizer(_reading_alone)
-    connection.text_factory = lambda held: held.decode("utf-8", "surrogateescape")
-    return query_table(connection, query, path.name)
-
-
-_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_NO_FUNCTIONS = {"load_extension", "fts3_tokenizer"}  # both can run code that the query or the file names
-
-
-def _reading_alone(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Allow reads and functions; not ATTACH, which VACUUM INTO also needs, nor PRAGMA, nor extensions.
-
-    A plan comes from outside: read-only mode still let `VACUUM INTO` copy the file to where others can read it.
-    """
-    function = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() not in _NO_FUNCTIONS
-    return sqlite3.SQLITE_OK if function or action in _READS else sqlite3.SQLITE_DENY
-
-
-def query_table(connection: Any, query: str, name: str = "query") -> Table:
-    """The rows of a query over any DB-API connection; the query must order them."""
-    cursor = connection.cursor()
-    try:
-        cursor.execute(query)
-    except Exception as error:  # drivers raise their own kinds
-        why = f"{error} (of a SQLite file, a query may read and do nothing else)" if _denied(error) else str(error)
-        raise InputError("data.query", query, "a query that can be run", why) from error
-    columns = tuple(str(column[0]) for column in cursor.description or ())
-    if not columns:
-        raise InputError("data.query", query, "a query that returns rows", "SELECT ... FROM ...")
-    check_names(name, columns)
-    rows = (dict(zip(columns, row, strict=True)) for row in iter(cursor.fetchone, None))
-    return RowsTable(_without_quoting(rows, name), name, columns)
-
-
-def _denied(error: Exception) -> bool:
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH
 
 
 def _arrow_table(path: Path) -> Table:

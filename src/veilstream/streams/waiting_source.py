@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from veilstream.records.admission import Answer
@@ -33,6 +33,8 @@ class WaitingRecord:
 class WaitingSource:
     """A queue of records that outlives rounds; subclasses fill it."""
 
+    _nobody_hears = False  # whether records have no caller, so that those who may not come again can go at once
+
     def __init__(self, patience_s: float, capacity: int = CAPACITY) -> None:
         self.window_s = patience_s  # the learner's reply waits for its end, so that its time says nothing of the people
         self._capacity = capacity
@@ -41,6 +43,8 @@ class WaitingSource:
         self._until: float | None = None
         self._open = self._no_more = self._closed = False
         self.together = 1  # clients of one step; fewer are taken only when the window ends
+        self.visits_a_round = 1  # records of one person that a round may take
+        self.least_at_last: int | None = None  # of people who begin a round once no others can come; None: as ever
         self.told_without_a_round = 0  # records of people who may not take part again, answered before a round
 
     @property
@@ -104,14 +108,17 @@ class WaitingSource:
             for record in fresh:  # outside: it asks the learner, and callers must not wait for that
                 can[record] = may_take(record.offered.tag)
             with self._changed:  # those who have left meanwhile do not count
-                people = {r.offered.tag for r in self._queue if can.get(r)}
-                if len(people) >= minimum:
+                visits = Counter(r.offered.tag for r in self._queue if can.get(r))
+                waiting = sum(min(count, self.visits_a_round) for count in visits.values())
+                last = self.least_at_last if self._no_more_can_come else None
+                if waiting >= (minimum if last is None else last):
                     return True
                 told = []
-                if len(people) + 1 >= minimum:
+                if waiting + 1 >= minimum or self._nobody_hears:
                     told = [r for r in self._queue if can.get(r) is False]
                     self._queue = deque(r for r in self._queue if can.get(r) is not False)
                     self.told_without_a_round += len(told)
+                    self._changed.notify_all()  # there is room
             for record in told:
                 record.answered(Answer.REFUSED if record.offered.sample is None else Answer.TAKEN)
             if not fresh:
@@ -153,6 +160,11 @@ class WaitingSource:
     @property
     def _over(self) -> bool:
         return self._closed or self._no_more
+
+    @property
+    def _no_more_can_come(self) -> bool:
+        """Whether waiting for others is in vain."""
+        return False
 
 
 class LiveSource(WaitingSource):

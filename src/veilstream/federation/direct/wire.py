@@ -25,8 +25,8 @@ _UNUSED_S = 30.0
 
 
 def request_limit(dim: int) -> int:
-    """Bytes of the largest request: a model of float32 numbers."""
-    return _HEAD_BYTES + 4 * dim
+    """Bytes of the largest request: two models of float32 numbers, a round's and the published one."""
+    return _HEAD_BYTES + 8 * dim
 
 
 def reply_limit(dim: int) -> int:

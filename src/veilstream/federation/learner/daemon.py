@@ -27,6 +27,7 @@ from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
+from veilstream.federation.learner.published_model import PublishedModel
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
 from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
 from veilstream.federation.repeated_lines import RepeatedLines
@@ -34,13 +35,14 @@ from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
-from veilstream.wording import shown
+from veilstream.wording import counted, shown
 
 _log = logging.getLogger(__name__)
 
 _CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 _WAITS = "rounds are sat out, and cost nothing, until more come"
+_SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
 
 class Daemon:
@@ -55,6 +57,7 @@ class Daemon:
         replies: ReplyTimes | Literal["by source", "when done"] = "by source",
         min_clients: int = 1,
         account: LocalAccount | None = None,
+        published: PublishedModel | None = None,
         parts: LearnerParts = DEPLOYED,
     ) -> None:
         """``min_clients``: how many must wait for a round to begin; nothing of ``account`` leaves.
@@ -63,6 +66,10 @@ class Daemon:
         """
         self.learner, self._keys, self._source = learner, keys, source
         self._min_clients, self.account, self._parts = min_clients, account, parts
+        self.published = PublishedModel(learner) if published is None else published
+        """What predictions are made with."""
+        if account is not None:
+            account.published = self.published
         self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
@@ -76,6 +83,9 @@ class Daemon:
             self._replies = None if replies == "when done" else replies
         if isinstance(source, WaitingSource):
             source.together = learner.terms.clients_per_step
+        if isinstance(source, WaitingSource | TableSource):
+            often = learner.plan.participation
+            source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
@@ -209,7 +219,10 @@ class Daemon:
                 learner.round,
                 learner.terms.rounds,
             )
+        if request.published is not None:
+            self._models(request)
         learner.end_epoch()
+        self.published.save()
         self._let_callers_go()
         self.dismissed = True
         facts = {"epoch": learner.epoch, "round": learner.round}
@@ -235,6 +248,7 @@ class Daemon:
         None if too few clients wait: then nothing was pinned or spent.
         """
         learner, r = self.learner, request.round
+        x = self._models(request)
         sealed = request.acknowledged
         if request.epoch < learner.epoch and sealed is not None and not learner.ledger.knows_message(*sealed):
             # Of an epoch whose store was lost: the server has not asked yet who is here now.
@@ -247,7 +261,6 @@ class Daemon:
             return learner.sealed_release()
         started = self._slot_starts()
         if not (learner.pinned and r == learner.round):
-            x = self._model(bytes(request.body))
             if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
                 self._hold(r, started)
                 return None
@@ -266,8 +279,16 @@ class Daemon:
             self._let_callers_go()
             self._hold(r, started)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the person beside the data has paused this learner: no round begins."""
+        return self.account is not None and self.account.paused
+
     def _clients_wait(self) -> bool:
         learner = self.learner
+        if self.paused:
+            self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
+            return False
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
@@ -276,7 +297,10 @@ class Daemon:
             self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
-            self._say(logging.INFO, f"{self._source.table.name} has ended: {_WAITS}")
+            some = f", and {counted(self._source.waiting, 'record')} of a round's {self._min_clients} wait"
+            self._say(
+                logging.INFO, f"{self._source.table.name} has ended{some if self._source.waiting else ''}: {_WAITS}"
+            )
         elif not ready:
             self._say(logging.INFO, f"fewer than {self._min_clients} clients wait: {_WAITS}")
         else:
@@ -368,14 +392,22 @@ class Daemon:
         if self.learner.over and isinstance(self._source, WaitingSource):
             self._source.release()
 
-    def _model(self, body: bytes) -> np.ndarray[Any, Any]:
+    def _models(self, request: Request) -> np.ndarray[Any, Any]:
+        """x^r; the published model, where the request has one, is kept."""
+        body = bytes(request.body)
         if len(body) % 4:
             raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
-        return np.frombuffer(body, "<f4")
+        x = np.frombuffer(body, "<f4")
+        if request.published is None:
+            return x
+        dim = self.learner.task.dim
+        self.published.take(x[-dim:], request.published, request.run)
+        return x[:dim] if len(x) == 2 * dim else x
 
     def close(self) -> None:
         """Stop answering; a reply that waits for its time does not leave."""
         self._closing.set()
+        self.published.save()
         if isinstance(self._source, WaitingSource):
             self._source.close()
         with self._busy:

@@ -8,14 +8,12 @@ data, in the log, before round 0; `veilstream data check` says more.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.records.schema import EACH_ROW, REASONS
 from veilstream.streams.intake import SourceBookmark
 from veilstream.streams.table_source import LookAhead, TableSource, check_not_read_before, rows_out_of_order
-from veilstream.streams.tables import open_table
 
 _log = logging.getLogger(__name__)
 
@@ -24,45 +22,46 @@ _FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
 _MANY_CLAMPED = 0.05  # share of cells outside the plan's range that is worth a line
 
 
-def resume_file(source: TableSource, path: Path, plan: Plan, marks: list[SourceBookmark], *, learner: str) -> None:
+def resume_file(source: TableSource, plan: Plan, marks: list[SourceBookmark], *, learner: str) -> None:
     """Go on where the file was left, and tell what its next records look like before anything is spent."""
-    copies = check_not_read_before(open_table(path, query=plan.data.query), marks)
+    assert source.reopen is not None
+    copies = check_not_read_before(source.reopen(), marks)
     if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
         _log.warning(
             "%s is new, but other files were read before. Records of those files that stand here among changed, "
             "missing or inserted rows cannot be recognised and would count as further visits: give new records only",
-            path.name,
+            source.table.name,
         )
     source.resume(marks)
     for notice in source.table.notices:
         _log.info("%s", notice)
-    check_first_records(source, path, learner=learner)
+    check_first_records(source, learner=learner)
     if not marks and source.schema.time is not None:  # a file that was read from can no longer be sorted
-        unordered, rows = rows_out_of_order(open_table(path, query=plan.data.query), source.schema, learner)
+        unordered, rows = rows_out_of_order(source.reopen(), source.schema, learner)
         if unordered:
             _log.warning(
                 "%s: %d of %d rows come after a row with a later %s. A learner takes rows in the file's order, a "
                 "simulation sorts them: if the order matters, stop and sort the file now",
-                path.name,
+                source.table.name,
                 unordered,
                 rows,
                 source.schema.time,
             )
 
 
-def check_first_records(source: TableSource, path: Path, *, learner: str, rows: int = FIRST_RECORDS) -> LookAhead:
+def check_first_records(source: TableSource, *, learner: str, rows: int = FIRST_RECORDS) -> LookAhead:
     """Log what is odd about the next records; refuse a file without a row of this learner."""
     seen = source.look_ahead(rows)
-    counts, check = seen.counts, f"`veilstream data check {path} --plan PLAN` shows each column"
+    counts, check = seen.counts, f"`veilstream data check {source.table.name} --plan PLAN` shows each column"
     if not counts.rows and counts.other_learners and seen.whole:
         raise InputError(
             "data",
-            path.name,
+            source.table.name,
             f"records of learner {learner!r} in column {source.schema.learner}",
             f"all {counts.other_learners} rows are other learners'; is the name spelled as in its keys? {check}",
         )
     if not counts.rows:
-        _log.info("%s has no records to read yet", path.name)
+        _log.info("%s has no records to read yet", source.table.name)
         return seen
     refused = sum(counts.refused.values())
     by_reason = "; ".join(

@@ -3,12 +3,13 @@
     POST /observe  {"client": "...", "record": {"age": 41, ...}}      -> {"answer": "taken"}
                    {"client": "...", "features": [...], "target": 1}
                    [{...}, {...}]                -> {"answers": ["taken", "refused"], "counts": ...}
-    POST /predict  {"record": {...}}, {"features": [...]}             -> {"prediction": ...}
+    POST /predict  {"record": {...}}, {"features": [...]}    -> {"prediction": ..., "model": {...}}
     GET /status                                      where it stands, refusals, the local account
     GET /healthz                                     200, or 503 while its disk cannot be written
     GET /metrics                                     the counts, for Prometheus on this machine
     GET /page                                        the same as a web page
     POST /page/link                                  a link that opens the page once (`access`)
+    POST /pause, /resume                             begin no round, by a person's decision; go on
     POST /person   {"client": "..."}                 whether this person took part
     /page/person                                     the same as a form, which also needs the token
 
@@ -51,6 +52,7 @@ from veilstream.federation.learner.health import LearnerHealth, metrics_text
 from veilstream.federation.learner.live_records import LiveRecords, RefusedRequest
 from veilstream.federation.learner.local_page import PERSON_PATH, LearnerPages, LocalPage
 from veilstream.http_client import is_loopback
+from veilstream.learning.quality import probabilities
 from veilstream.learning.tasks import admission_of
 from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
@@ -123,6 +125,8 @@ class LearnerApi:
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route(LocalPage.PATH, self._show_page, methods=["GET"]),
                 Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
+                Route("/pause", self._pause, methods=["POST"]),
+                Route("/resume", self._resume, methods=["POST"]),
                 Route("/person", self._person, methods=["POST"]),
                 Route(PERSON_PATH, self._show_form, methods=["GET"]),
                 Route(PERSON_PATH, self._answer_form, methods=["POST"]),
@@ -272,6 +276,21 @@ class LearnerApi:
         shown = page.pages.status_html(self.status(), still=still)
         return HTMLResponse(shown, headers={**_SAFE, **page.headers(reload=not still)})
 
+    async def _pause(self, _: Request) -> Response:
+        return self._told(paused=True)
+
+    async def _resume(self, _: Request) -> Response:
+        return self._told(paused=False)
+
+    def _told(self, *, paused: bool) -> Response:
+        account = self._daemon.account
+        if account is None:
+            raise RefusedRequest("this learner counts nothing", status=404, reason="path or method")
+        account.pause_rounds() if paused else account.go_on()
+        said = "paused: no round begins" if paused else "goes on; what records say now is taken as usual"
+        _log.warning("learner %s %s (asked through its API)", self._daemon.name, said)
+        return _json(200, {"paused": account.paused})
+
     async def _person(self, request: Request) -> Response:
         said = await self._json_of(request)
         if set(said) != {"client"} or type(said["client"]) is not str:
@@ -401,11 +420,18 @@ class LearnerApi:
     async def _predict(self, request: Request) -> Response:
         said = await self._json_of(request)
         features = self._records.features(said)
-        prediction = await self._predicting.take(functools.partial(self._daemon.learner.predict, features))
-        if prediction is None:
+        published = self._daemon.published
+        if (model := published.model) is None:
             return _json(503, {"error": "no model has come yet"}, _AGAIN)
-        words = self._records.in_words(prediction) if "record" in said else {}
-        return _json(200, {"prediction": prediction, **words})
+        targets, logits = await self._predicting.take(functools.partial(model.decisions, features[None]))
+        prediction = targets[0].tolist()
+        answer: dict[str, Any] = {"prediction": prediction}
+        if "record" in said:
+            answer |= self._records.in_words(prediction)
+        if logits is not None and model.classes is not None:
+            shares = probabilities(logits)[0].tolist()
+            answer["probabilities"] = dict(zip(model.classes, shares, strict=True))
+        return _json(200, {**answer, "model": {"round": model.round, "run": model.run, "sha256": model.sha256}})
 
     async def _json_of(self, request: Request) -> dict[str, Any]:
         said = _parsed(await self._body(request, "application/json", self._records.largest_bytes))

@@ -22,7 +22,8 @@ from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
-from veilstream.federation.learner.reply_times import reply_times
+from veilstream.federation.learner.published_model import PublishedModel, published_path
+from veilstream.federation.learner.reply_times import SEAL_S, reply_times
 from veilstream.federation.protocol.transport import Node, supervisor
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
@@ -73,6 +74,9 @@ class LearnerService:
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
+    query: str | None = None
+    key: str | None = None
+    """Of a SQLite file, instead of the plan's."""
     health: LearnerHealth = field(default_factory=LearnerHealth, init=False)
     _api: LearnerApi | None = field(default=None, init=False)
     _files: tuple[Path, ...] = field(default=(), init=False)
@@ -133,7 +137,7 @@ class LearnerService:
             return
 
     def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
-        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file)
+        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -147,18 +151,27 @@ class LearnerService:
             self._files = (learner.ledger.path, learner.ledger.witness_path)
             if not self.health.times_blocked:
                 _log.info("guarantee: %s", learner.guarantee)
+                for remark in learner.guarantee.remarks:
+                    _log.warning("guarantee: %s", remark)
                 for notice in learner.ledger.notices:
                     _log.warning("%s", notice)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
-                resume_file(source, Path(self.data), self.plan, marks, learner=keys.name)
+                resume_file(source, self.plan, marks, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
-                learner, keys, source, replies=replies, min_clients=self.plan.federation.min_clients, account=account
+                learner,
+                keys,
+                source,
+                replies=replies,
+                min_clients=least_clients(self.plan, learner, source),
+                account=account,
+                published=PublishedModel(learner, published_path(self.store)),
             )
+            self.health.warnings = lambda: [warning.text for warning in account.warnings]
             stack.callback(account.save)
             stack.callback(daemon.close)
             if self.learner_api is not None:
@@ -236,6 +249,35 @@ class LearnerService:
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,
         )
+
+
+def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
+    """How many clients must wait for a round to begin; says what waiting costs."""
+    a_round = learner.terms.local_steps * learner.terms.clients_per_step
+    if isinstance(source, LiveSource):
+        seconds = source.window_s + SEAL_S
+        _log.info(
+            "a round takes at most %d clients in %g s (federation.patience_s and a second to reply): %.3g clients a "
+            "second. More local_steps or clients_per_step, or less patience, take more",
+            a_round,
+            seconds,
+            a_round / seconds,
+        )
+    given = plan.federation.min_clients
+    if given is not None:
+        return given
+    if not isinstance(source, TableSource | IteratorSource):
+        return 1
+    source.least_at_last = 1
+    if isinstance(source, IteratorSource):
+        source.hold(a_round)
+    if a_round > 1:
+        _log.info(
+            "a round begins when %d records of people who may take part wait, which is all of it: no noise is spent on "
+            "nobody, and a round takes as long as that. federation.min_clients = 1 begins with whoever is there",
+            a_round,
+        )
+    return a_round
 
 
 class _Progress:

@@ -69,6 +69,9 @@ class Request:
     """In an enrolment: earlier runs of this server, which are over; the newest last."""
     epoch: int = 0
     """In a round: the one that the server has enrolled this learner in."""
+    published: int | None = None
+    """In a round and an end: after how many rounds of the server the model was published that the body ends with
+    (in a round, x^r itself where the body is no longer). None: none is sent."""
 
     def sign(self, key: PrivateKey, hashed_body: str | None = None) -> bytes:
         """As it is sent; ``hashed_body`` is `body_hash` of the body, where it is known."""
@@ -98,6 +101,7 @@ class Request:
             form.whole(head["time"]),
             tuple(form.text(run, _RUN) for run in head["follows"]),
             form.whole(head["epoch"]),
+            None if head["published"] is None else form.whole(head["published"]),
         )
 
 

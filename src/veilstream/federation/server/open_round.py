@@ -66,6 +66,8 @@ class OpenRound:
     body: bytes = b""
     """What all learners are sent."""
     hashed_body: str = ""
+    published: int | None = None
+    """After how many rounds the model was published that the body ends with; None: it holds x^r alone."""
     scan_at: float = 0.0
     """Time of the next scan for learners to ask."""
     judge_at: float = 0.0

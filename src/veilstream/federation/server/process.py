@@ -109,6 +109,8 @@ class ServerService:
             for learner in self.reset:
                 coordinator.reset(learner)
             _log.info("guarantee: %s", coordinator.terms.guarantee)
+            for remark in coordinator.terms.guarantee.remarks:
+                _log.warning("guarantee: %s", remark)
             if self.live is not None:
                 page = self.live(coordinator, metrics, self.folder)
             api = self._publish(coordinator, metrics, page, stack)
