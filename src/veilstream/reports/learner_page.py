@@ -34,6 +34,7 @@ _LINES = {"model": "published model", **ALWAYS}
 _STATES = {
     "open": "Takes callers’ records now",
     "waiting": "Takes no caller’s record now",
+    "blocked": "Its disk cannot be written, so it takes and sends nothing",
     "ended": "The epoch has ended; nobody is taken any more",
 }
 _FORM = f"""<form method="post" action="{PERSON_PATH}" autocomplete="off">
@@ -69,6 +70,8 @@ def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
     notices = [
         "Exact figures from private records, for this machine only: they are never sent. Please do not pass them on."
     ]
+    if why := status.get("health", {}).get("why"):
+        notices.insert(0, f"{why}. Make room or repair the disk: the learner tries again by itself.")
     shown: dict[str, Any] = {}
     lists: list[Facts] = []
     headline: Headline = {
