@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from veilstream.deployment.learner import Learner, checked_model
 from veilstream.errors import InputError
 from veilstream.files import write_file
-from veilstream.runs.model import Model
 from veilstream.runs.folder import OPERATIONAL, changed
+from veilstream.runs.model import Model
 from veilstream.runs.released_model import ReleasedModel
 
 _log = logging.getLogger(__name__)
