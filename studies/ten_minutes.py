@@ -88,7 +88,8 @@ def walk(folder: Path, rows: int = 12_000, changes: tuple[str, ...] = (), *, has
     done.run(folder, "run", plan.name, "--out", "run", *set_)
     done.run(folder, "federation", "demo", "--plan", plan.name, "--out", "federation", *set_)
     done.run(folder, "predict", "federation/model.npz", "visits.csv", "--out", "predicted.csv")
-    told = [row["Came back"].lower() for row in csv.DictReader((folder / "visits.csv").open(encoding="utf-8-sig"))]
+    with (folder / "visits.csv").open(encoding="utf-8-sig") as file:
+        told = [row["Came back"].lower() for row in csv.DictReader(file)]
     with (folder / "predicted.csv").open(encoding="utf-8") as file:
         predicted = [row["prediction"] for row in csv.DictReader(file)]
     done.accuracy = sum(a == b for a, b in zip(told, predicted, strict=True)) / len(told)

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from studies.ten_minutes import walk as walk_of_a_stranger
 
 import veilstream as vs
 from tests.cli.test_plan import veilstream
@@ -130,6 +131,15 @@ def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
     walk(tmp_path, monkeypatch)
     accuracy, common = held_out_accuracy(tmp_path / "mine")
     assert accuracy > common + 0.1
+
+
+@pytest.mark.all
+def test_from_a_strangers_table_to_a_private_federation_with_one_refusal_at_most(tmp_path):
+    """The one is asked for: a run before anybody has said what everyone knows."""
+    done = walk_of_a_stranger(tmp_path, 3000, ("run.seeds=1", "run.regret=false"), hasty=True)
+    assert done.refusals == 1, done.said
+    assert done.said[0].count("fill it in") == 5
+    assert done.accuracy > done.majority + 0.05
 
 
 QUICKSTART = "docs/quickstart.md"
