@@ -58,13 +58,15 @@ def federation_headline(told: Sequence[ListedEstimate | Estimate], plan: Plan, b
         }
     newest, first = rows[-1], rows[0]
     known = baseline(metric, plan)
-    compared = [] if known is None else [(known[0], f"{known[1]:.3f}"), (ALWAYS["majority"], "learners’ pages say")]
+    compared = [] if known is None else [(known[0], f"{known[1]:.3f}")]
+    if known is not None and not plan.data.label_shares:
+        compared.append((ALWAYS["majority"], "learners’ pages say"))
     if first.round < newest.round:
         compared.append((f"after {first.round} round{'s' * (first.round != 1)}", _with_bar(first)))
     since = max(1, newest.round - int(newest.window) + 1)
     label = f"{metric} in rounds {since} to {newest.round}, a private estimate with its 95% error bar; "
     label += _average(newest)[0]
-    better, said = _compared(newest, known)
+    better, said = _compared(newest, known, shares=bool(plan.data.label_shares))
     return {
         "sentence": said,
         "better": better,
@@ -73,8 +75,10 @@ def federation_headline(told: Sequence[ListedEstimate | Estimate], plan: Plan, b
     }
 
 
-def _compared(newest: ListedEstimate | Estimate, known: tuple[str, float] | None) -> tuple[bool | None, str]:
-    """Whether an estimate is better than what it is compared with, and a sentence that says so."""
+def _compared(
+    newest: ListedEstimate | Estimate, known: tuple[str, float] | None, *, shares: bool
+) -> tuple[bool | None, str]:
+    """Whether an estimate is better than what it is compared with; to be better than guessing says nothing."""
     said = f"{newest.metric.capitalize()} {_with_bar(newest)} on the people met lately"
     if known is None:
         return None, f"{said}."
@@ -83,7 +87,7 @@ def _compared(newest: ListedEstimate | Estimate, known: tuple[str, float] | None
         return None, f"{said}, within its error bar of {name} ({value:.3f})."
     if newest.high < value:
         return False, f"{said}, worse than {name} ({value:.3f})."
-    return None, f"{said}; {name} has {value:.3f}."
+    return (True if shares else None), f"{said}; {name} has {value:.3f}."
 
 
 def baseline(metric: str, plan: Plan) -> tuple[str, float] | None:
@@ -92,6 +96,8 @@ def baseline(metric: str, plan: Plan) -> tuple[str, float] | None:
     labels = 2 if kind is not None and kind.target is Target.SIGN else len(plan.data.labels or ())
     if metric != "accuracy" or labels < 2:
         return None
+    if plan.data.label_shares:
+        return f"{ALWAYS['majority']}, by the plan’s shares", max(plan.data.label_shares)
     return f"guessing among {labels} labels", 1.0 / labels
 
 
