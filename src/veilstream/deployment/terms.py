@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from veilstream.deployment.deployable import deployed_method
 from veilstream.errors import InputError
+from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails, admission_of
 from veilstream.mechanisms import Factorization
@@ -41,6 +43,9 @@ SAME_TERMS = (
 )
 
 _ADMITS = "admits"
+_MANY_STEPS = 100_000
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,8 @@ class Terms:
     """Which records the task admits; None where only the plan is known, not the task itself."""
     telemetry: Telemetry | None
     """What clients contribute beside their gradients; its coordinates follow the model's."""
+    class_weights: ClassWeights | None = None
+    """What a client's gradient counts, by its label; None for all alike."""
 
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
@@ -79,6 +86,12 @@ class Terms:
         telemetry = plan.telemetry_of(method)
         if telemetry is not None and task is not None:
             check_metrics(telemetry, task)
+        if prepared.factorization.horizon > _MANY_STEPS:
+            _log.info(
+                "working out the noise of %s steps, which takes minutes for millions; the sensitivity is computed at "
+                "every start and never read from a cache, since one that was changed would break the promise",
+                f"{prepared.factorization.horizon:,}",
+            )
         noise = calibrate_release(
             plan.budget_of(method),
             prepared.factorization,
@@ -109,6 +122,7 @@ class Terms:
             gamma=prepared.rule.gamma,
             admission=admission_of(task) if known and task is not None else None,
             telemetry=telemetry,
+            class_weights=prepared.rule.weights,
         )
 
     @classmethod
