@@ -108,7 +108,7 @@ def whole_plan(found: Profile, source: str, name: str) -> str:
             "",
             "[[methods]]",
             'name = "private"',
-            'kind = "auto"          # step sizes from this plan's public facts: none is tuned on records',
+            'kind = "auto"          # step sizes from public facts of the plan: none is tuned on records',
             "",
             "[[methods]]",
             'name = "noise-free"    # for comparison: protects no one, and is left out of a deployment',
