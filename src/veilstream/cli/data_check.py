@@ -171,7 +171,10 @@ def _show_check(checked: DataCheck, deployed: str) -> None:
     for notice in report.notices:
         _say(f"  {notice}")
     most = counted(report.most_visits, "time")
-    _say(f"{report.people} people, {report.returning} of them return, one up to {most}")
+    if checked.each_row:
+        _say(f"{counted(report.people, 'row')}, each taken for another person")
+    else:
+        _say(f"{report.people} people, {report.returning} of them return, one up to {most}")
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
         _say(f"labels: {each}")

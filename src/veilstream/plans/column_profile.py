@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.progress import progress
-from veilstream.records.cells import as_number, as_text, is_missing, plain_numbers
+from veilstream.records.cells import as_number, as_text, has_two_readings, is_missing, plain_numbers
 from veilstream.records.schema import EACH_ROW
 from veilstream.streams.table import MANY_ROWS, Block, Cells, Table
 from veilstream.wording import counted
@@ -46,6 +46,7 @@ class Column:
     low: float | None = None
     high: float | None = None
     texts: Counter[str] = field(default_factory=Counter)
+    two_readings: int = 0  # numbers such as 1.300 beside decimal commas
     many: int = 0  # number of cells after which new ones were no longer counted; 0 if all were
 
     def take(self, cells: Sequence[object], *, decimal_comma: bool) -> None:
@@ -85,6 +86,9 @@ class Column:
             self.numbers += count
             self.whole_numbers += number.is_integer() * count
             self._widen(number, number)
+        elif has_two_readings(value, decimal_comma=decimal_comma):
+            self.numbers += count
+            self.two_readings += count
         elif text[:1].isdigit():
             iso = _ISO_DATE.fullmatch(text) is not None
             self.iso_dates += iso * count
@@ -145,7 +149,7 @@ class Column:
     def shown(self) -> str:
         """Some values, for this screen only."""
         if self.kind == "numeric":
-            return f"{self.low:g} to {self.high:g}"
+            return "numbers with two readings" if self.low is None else f"{self.low:g} to {self.high:g}"
         few = ", ".join(f"{text[:60]} ({count})" for text, count in self.texts.most_common(4))
         more = self.distinct - 4
         return few + (f" and {more}{'+' if self.many else ''} more" if more > 0 else "")
@@ -215,6 +219,12 @@ def profile(tables: Sequence[Table]) -> Profile:
             for block in table.blocks(digests=False, most=MANY_ROWS):
                 _take_block(found, block, decimal_comma=table.decimal_comma)
                 tick(len(block.rows))
+    found.notices += [
+        f"{counted(column.two_readings, 'cell')} in {column.name} can be read in two ways, such as 1.300 beside "
+        "decimal commas: a learner refuses their records; write 1300 or 1,3"
+        for column in found.columns.values()
+        if column.two_readings and column.is_number
+    ]
     return found
 
 

@@ -263,11 +263,11 @@ class _SeenBefore:
         return None
 
 
-def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
-    """How many of this learner's rows come after a later one, and how many have a time; reads all."""
-    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
-        return 0, 0
+def order_of_rows(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[TimeOrder, int]:
+    """In which order this learner's rows are, and how many have a time; reads all."""
     order, rows = TimeOrder(), 0
+    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
+        return order, rows
     for block in table.blocks(digests=False, most=MANY_ROWS):
         for cells in block.rows:
             if cells is None or not _is_of(cells, schema, learner):
@@ -276,7 +276,7 @@ def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = 
             if when is not None:
                 order.add("", when)
                 rows += 1
-    return order.unordered, rows
+    return order, rows
 
 
 def _is_of(cells: Cells, schema: RecordSchema, learner: str | None) -> bool:
