@@ -59,6 +59,7 @@ def test_public_names_are_pinned():
         "toeplitz_normalised",
         "buffered",
         "banded",
+        "banded_inverse",
     ]
     for module in (vs, vs.mechanisms, vs.privacy, vs.errors):
         for name in module.__all__:

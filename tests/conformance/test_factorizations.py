@@ -148,7 +148,7 @@ def test_bad_horizon_is_refused(name, T):
 
 
 def test_columns_of_normalised_mechanisms_have_norm_one():
-    for name in ("optimal", "toeplitz_normalised", "buffered", "banded", "banded-inverse"):
+    for name in ("optimal", "toeplitz_normalised", "buffered", "banded", "banded_inverse"):
         norms = VARIANTS[name](200).column_norms_squared()
         assert norms == pytest.approx(np.ones(200), rel=1e-6), name
 

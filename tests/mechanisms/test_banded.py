@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.linalg import toeplitz
@@ -215,3 +217,18 @@ def test_what_banded_cannot_be_made_for_is_refused(change):
     averaged = m.Workload(horizon=20, averaging=3.0)
     with pytest.raises(InputError, match=r"workload.*banded"):
         build_for("banded", averaged, Participation(2, 3))
+
+
+@pytest.mark.parametrize("part", [(8, 8), (4, 16)])
+def test_more_bands_of_the_inverse_never_cost_people_who_return(part):
+    """C of every width falls, as its own coefficients show, so the left-most pattern is the worst of all."""
+    errors = []
+    for bands in (2, 4, 8, 16):
+        made = m.banded(64, bands, inverse=True, participation=part)
+        column = made.strategy_matrix()[:, 0]
+        assert (np.diff(column) <= 1e-6).all()
+        assert column.min() > 0.0
+        visits = [made.strategy_matrix()[:, i * part[1]] for i in range(part[0])]
+        assert made.sensitivity(part) == pytest.approx(np.linalg.norm(sum(visits)), rel=1e-5)
+        errors.append(made.mean_error(part))
+    assert all(more <= fewer * (1.0 + 1e-4) for fewer, more in itertools.pairwise(errors))

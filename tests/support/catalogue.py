@@ -31,7 +31,8 @@ VARIANTS = {
     "doubling": partial(m.doubling, first=4, buffers=3),
     "banded": partial(m.banded, bands=6),
     "banded-plain": partial(m.banded, bands=4, normalise=False),
-    "banded-inverse": partial(m.banded, bands=6, inverse=True),
+    "banded_inverse": partial(m.banded_inverse, bands=6),
+    "buffered-mean": partial(m.buffered, buffers=3, objective="mean", normalise=False),
 }
 
 assert {name.split("-")[0] for name in VARIANTS} >= set(m.MECHANISMS)

@@ -6,7 +6,7 @@ Every mechanism is a function of the horizon T = R·τ that returns a `Factoriza
 from typing import TYPE_CHECKING
 
 from veilstream.lazy import names_from
-from veilstream.mechanisms.banded import banded
+from veilstream.mechanisms.banded import banded, banded_inverse
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization, from_strategy_matrix, normalised
 from veilstream.mechanisms.independent import independent
@@ -39,6 +39,7 @@ __all__ = [
     "StationaryFactorization",
     "Workload",
     "banded",
+    "banded_inverse",
     "buffered",
     "build",
     "doubling",

@@ -7,7 +7,8 @@ its state, and its C is positive and decreasing (Kalinin et al. 2025, banded-inv
 
 With more bands than steps between two visits, columns of neighbouring visits overlap: a lower error
 against a higher sensitivity. Coefficients are then tuned for both at once, among those that fall,
-for which the left-most pattern is the worst (`participation`), and so is the number of bands.
+for which the left-most pattern is the worst (`participation`), and so is the number of bands. A banded
+inverse is tuned among those whose C falls, too.
 
 All are Toeplitz with coefficients tuned for the horizon; where columns of visits do not overlap,
 they are then scaled to norm one.
@@ -69,10 +70,25 @@ def banded(
     b = min(positive_integer("bands", _BANDS if bands is None else bands, "try 16"), T)
     if not inverse:
         return _banded(T, b, part, normalise)
-    plain = Factorization("banded", T, _moving_average(_tune_inverse(T, b, part)))
+    kernel = _tune_inverse(T, b) if part.times == 1 else _tune_falling_inverse(T, b, part)
+    plain = Factorization("banded", T, _moving_average(kernel))
     if normalise is None:
         normalise = part.times == 1
     return normalised(plain, "banded") if normalise else plain
+
+
+def banded_inverse(
+    horizon: int, bands: int | None = None, *, participation: Participation | tuple[int, int] | None = None
+) -> Factorization:
+    """`banded` with ``inverse=True``, under a name of its own for plans.
+
+    Args:
+        horizon: as for `banded`.
+        bands: diagonals of C⁻¹; None is 16.
+        participation: as for `banded`.
+
+    """
+    return banded(horizon, bands, inverse=True, participation=participation)
 
 
 def _banded(T: int, b: int, part: Participation, normalise: bool | None) -> Factorization:
@@ -197,27 +213,62 @@ def _tune_overlapping(T: int, b: int, part: Participation) -> Floats:
     return coefficients(_minimise(objective, np.log(first / (1.0 - first))))[0]
 
 
-def _tune_inverse(T: int, b: int, part: Participation) -> Floats:
-    """n_0 = 1 and the n_i that minimise sensitivity²·mean‖b_s‖²."""
+def _tune_inverse(T: int, b: int) -> Floats:
+    """With n_0 = 1, the n_i that minimise ‖c‖²·mean‖b_s‖²."""
+    from scipy.signal import lfilter
+
     share = 1.0 - np.arange(T) / T
 
     def objective(tail: Floats) -> tuple[float, Floats]:
         n = np.concatenate([[1.0], tail])
         with np.errstate(over="ignore", invalid="ignore"):
             c = _inverse_series(n, T)
-            total = left_most_sum(c, part)
-            column = total @ total
+            column = c @ c
             B = np.full(T, n.sum())
             B[:b] = np.cumsum(n)
             row = share @ B**2
             if not np.isfinite(column) or column > 1e12:
                 return 1e6, np.zeros(len(tail))
             # C = 1/n, so dC/dn_i = -C² shifted by i.
-            from scipy.signal import lfilter
-
-            slope = left_most_sum(lfilter([1.0], n, c), part)
-            d_column = -2.0 * _correlate(total, slope, b)[1:]
+            d_column = -2.0 * _correlate(c, lfilter([1.0], n, c), b)[1:]
             d_row = 2.0 * np.cumsum((share * B)[::-1])[::-1][1:b]
         return float(np.log(column * row)), d_column / column + d_row / row
 
     return np.concatenate([[1.0], _minimise(objective, _square_root(b, 1.0)[1:])])
+
+
+def _tune_falling_inverse(T: int, b: int, part: Participation) -> Floats:
+    """The n = 1/C that minimises sensitivity²·mean‖b_s‖² for people who return, among those whose C falls.
+
+    Coefficients of B = n/(1-x), which are constant from b-1 on, are 1 and log-convex. So 1/B = (1-x)·C is 1 less a
+    series without negative coefficients (Kaluza 1928), C falls and stays positive, and the left-most pattern is the
+    worst. ln B_j = -Σ_m min(j, m)·e^(u_m) for u without bounds.
+    """
+    from scipy.signal import lfilter
+
+    share = 1.0 - np.arange(T) / T
+
+    def convex(u: Floats) -> tuple[Floats, Floats]:
+        bend = np.exp(np.clip(u, -40.0, 5.0))
+        slope = -np.cumsum(bend[::-1])[::-1]
+        return np.exp(np.concatenate([[0.0], np.cumsum(slope)])), bend
+
+    def objective(u: Floats) -> tuple[float, Floats]:
+        B, bend = convex(u)
+        n = np.diff(B, prepend=0.0)
+        c = _inverse_series(n, T)
+        total = left_most_sum(c, part)
+        column = float(total @ total)
+        by_n = -2.0 * _correlate(total, left_most_sum(lfilter([1.0], n, c), part), b)
+        by_column = by_n - np.append(by_n[1:], 0.0)
+        whole = np.append(B, np.full(T - b, B[-1]))
+        row = float(share @ whole**2)
+        by_row = 2.0 * share[:b] * B
+        by_row[-1] += 2.0 * B[-1] * share[b:].sum()
+        by_log = ((by_column / column + by_row / row) * B)[1:]
+        by_slope = np.cumsum(by_log[::-1])[::-1]
+        return float(np.log(column * row)), -np.cumsum(by_slope) * bend
+
+    slope = np.diff(np.log(np.cumsum(_square_root(b, 1.0))))
+    start = np.log(-np.append(slope, 0.0)[:-1] + np.append(slope[1:], 0.0))
+    return np.diff(convex(_minimise(objective, start))[0], prepend=0.0)

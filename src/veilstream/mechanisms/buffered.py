@@ -10,13 +10,14 @@ Algorithm for Private Learning in Practice", optimise the same family by other m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, UnknownName
 from veilstream.mechanisms import solution_cache
 from veilstream.mechanisms.checks import checked_horizon, positive_integer
 from veilstream.mechanisms.factorization import Factorization, normalised
@@ -27,7 +28,10 @@ from veilstream.progress import progress
 
 Floats = NDArray[np.float64]
 
+OBJECTIVES = ("max", "mean")
 _STARTS = 6
+_NEAR_ZERO = 0.05  # of s·T: below, the closed form loses digits and a series of so many terms has them all
+_TERMS = 8
 BUFFERED_LIMIT = 4096  # Longest horizon for which buffers are tuned for a workload
 
 
@@ -36,6 +40,7 @@ def buffered(
     buffers: int = 5,
     *,
     normalise: bool | None = None,
+    objective: str = "max",
     workload: Workload | None = None,
     participation: Participation | tuple[int, int] | None = None,
     cache: bool = True,
@@ -50,8 +55,9 @@ def buffered(
         buffers: k, how many state vectors the noise has.
         normalise: scale columns of C to norm one. Default: yes, except where it is tuned for people
             who return, whose columns overlap.
+        objective: tune for the largest error of a prefix sum ("max") or for the mean ("mean").
         workload: what is published, if not prefix sums, for horizons up to 4096; the buffers are
-            then tuned for the mean error of it.
+            then tuned for the mean error of it, without an objective.
         participation: tune for people who take part so often, so far apart; C is then positive and
             decreasing, and its sensitivity exact at any horizon.
         cache: keep the tuned parameters in the user's cache directory.
@@ -68,10 +74,16 @@ def buffered(
     k = positive_integer("buffers", buffers, "2 to 8 are useful")
     k = min(k, max(1, T - 1))
     recipe: dict[str, object] = {"mechanism": "buffered", "version": 1, "horizon": T, "buffers": k}
+    if objective not in OBJECTIVES:
+        raise UnknownName("objective", str(objective), OBJECTIVES)
     if workload is not None:
         _check_workload(workload, T)
     if workload is not None and not workload.plain:
+        if objective != "max":
+            raise InputError("objective", objective, "left out beside a workload", "the workload says what counts")
         recipe["workload"] = workload.as_dict()
+    if objective != "max":
+        recipe["objective"] = objective
     part = as_participation(participation)
     part.check_horizon(T)
     if part.times > 1:
@@ -81,7 +93,7 @@ def buffered(
 
     def solution() -> dict[str, Floats]:
         with progress(f"buffered({T}, {k}): tuning", total=_STARTS) as tick:
-            decays, weights = _tune(T, k, _Objective.of(T, workload, part), tick)
+            decays, weights = _tune(T, k, _Objective.of(T, objective, workload, part), tick)
         return {"decays": decays, "weights": weights}
 
     found = solution_cache.load_or_solve(recipe, {"decays": 1, "weights": 1}, solution, use=cache)
@@ -121,6 +133,8 @@ class _Slopes:
     by_weight: Floats
 
 
+Sums = Callable[[Floats], tuple[Floats, Floats]]
+"""Weighted Σ_j e^(-j·s) at s = rates_p + rates_q, and its derivative by s."""
 RowError = Callable[[Floats, Floats, Floats], _Slopes]
 """Error of the plain Toeplitz matrix at noise one, from rates, decays and weights."""
 ColumnNorm = Callable[[Floats, Floats], tuple[float, Floats, Floats]]
@@ -135,11 +149,11 @@ class _Objective:
     row: RowError
 
     @classmethod
-    def of(cls, T: int, workload: Workload | None, part: Participation) -> _Objective:
+    def of(cls, T: int, objective: str, workload: Workload | None, part: Participation) -> _Objective:
         column: ColumnNorm = lambda theta, a: _one_column(T, theta, a)  # noqa: E731
         if part.times > 1:
             column = lambda theta, a: _returning(T, part, theta, a)  # noqa: E731
-        return cls(column, _row_error(T, workload))
+        return cls(column, _row_error(T, objective, workload))
 
 
 def _one_column(T: int, theta: Floats, a: Floats) -> tuple[float, Floats, Floats]:
@@ -159,18 +173,41 @@ def _returning(T: int, part: Participation, theta: Floats, a: Floats) -> tuple[f
     return float(total @ total), terms.T @ pull, by_theta
 
 
-def _row_error(T: int, workload: Workload | None) -> RowError:
+def _row_error(T: int, objective: str, workload: Workload | None) -> RowError:
     # Toeplitz noise cannot tell round ends from the inside of a round.
     if workload is None or workload.plain:
-        return lambda rate, decay, weight: _last_row(T, rate, decay, weight)
+        sums = (lambda rates: _geometric(rates, T)) if objective == "max" else _falling_sums(T)
+        return lambda rate, decay, weight: _prefix_rows(sums, rate, decay, weight)
     return _mean_row(workload)
 
 
-def _last_row(T: int, rate: Floats, decay: Floats, weight: Floats) -> _Slopes:
-    """‖b_{T-1}‖² with b_j = rest + Σ reach·λ^j, reach = w/(1-λ), rest = 1 - Σ reach."""
+def _falling_sums(T: int) -> Sums:
+    """Σ_{j<T} (1-j/T)·e^(-j·s), since coefficient j of B is in T-j rows, and its derivative by s."""
+    j = np.arange(T, dtype=np.float64)
+    moments = [float(((1.0 - j / T) * j**m).sum()) for m in range(_TERMS + 1)]
+
+    def sums(rates: Floats) -> tuple[Floats, Floats]:
+        s = rates[:, None] + rates
+        near = s * T < _NEAR_ZERO
+        safe = np.where(near, 1.0, s)
+        q, u, rest = np.exp(-safe), -np.expm1(-safe), -np.expm1(-T * safe)
+        top, bottom = T * u - q * rest, T * u**2
+        slope_of_top = T * q + q * rest - T * q * np.exp(-T * safe)
+        far = top / bottom, (slope_of_top - top / bottom * 2.0 * T * u * q) / bottom
+        series = [np.zeros_like(s), np.zeros_like(s)]
+        for m in range(_TERMS):
+            series[0] += moments[m] * (-s) ** m / math.factorial(m)
+            series[1] -= moments[m + 1] * (-s) ** m / math.factorial(m)
+        return np.where(near, series[0], far[0]), np.where(near, series[1], far[1])
+
+    return sums
+
+
+def _prefix_rows(sums: Sums, rate: Floats, decay: Floats, weight: Floats) -> _Slopes:
+    """‖b_{T-1}‖², or the mean row, by ``sums``: b_j = rest + Σ reach·λ^j, reach = w/(1-λ), rest = 1 - Σ reach."""
     gain = -1.0 / np.expm1(-rate)
     terms = np.append(weight * gain, 1.0 - weight @ gain)
-    G, dG = _geometric(np.append(rate, 0.0), T)
+    G, dG = sums(np.append(rate, 0.0))
     row = terms @ G @ terms
     by_term = 2.0 * (G @ terms)
     by_reach = by_term[:-1] - by_term[-1]

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError, SolverError, UnknownName
 from veilstream.mechanisms import solution_cache
+from veilstream.mechanisms.banded import banded
+from veilstream.mechanisms.banded_optimum import best_banded
 from veilstream.mechanisms.checks import checked_horizon, positive_integer, positive_number
-from veilstream.mechanisms.factorization import Factorization
+from veilstream.mechanisms.factorization import Factorization, from_strategy_matrix
 from veilstream.mechanisms.markov import causal_noise
 from veilstream.mechanisms.optimal_solver import Optimum, PrefixProblem, RowWeights, chains_of, solve
+from veilstream.mechanisms.participation import Participation, as_participation
 from veilstream.mechanisms.steps import VaryingSteps
 from veilstream.mechanisms.workload import Workload, check_workload
 from veilstream.mechanisms.workload_solver import WorkloadProblem
@@ -22,6 +25,7 @@ from veilstream.progress import progress
 Floats = NDArray[np.float64]
 
 OBJECTIVES = ("mean", "max", "rounds")
+RETURNING_LIMIT = 2048  # Longest horizon of the optimum for people who return: a search among dense matrices
 
 
 class OptimalFactorization(Factorization):
@@ -44,6 +48,24 @@ class OptimalFactorization(Factorization):
         return self.objective_value() / self.lower_bound - 1.0
 
 
+class ReturningOptimum(OptimalFactorization):
+    """`optimal` for people who return: least error among C whose columns of two visits are orthogonal.
+
+    ``lower_bound`` is that of all C with as many bands as there are steps between two visits.
+    """
+
+    participation: Participation
+    published: Workload | None
+
+    def objective_value(self) -> float:
+        """The error that was minimised, at the sensitivity of ``participation``."""
+        if self.published is not None:
+            error = self.published.weighted_error(self) / self.sensitivity() ** 2
+        else:
+            error = float(np.average(self.row_norms_squared(), weights=self.row_weights))
+        return error * self.sensitivity(self.participation) ** 2
+
+
 class WorkloadOptimum(OptimalFactorization):
     """`optimal` for a workload: least noise in what is published, which is `workload.error(mechanism)`."""
 
@@ -61,6 +83,7 @@ def optimal(
     local_steps: int = 1,
     interior_weight: float = 0.1,
     workload: Workload | None = None,
+    participation: Participation | tuple[int, int] | None = None,
     cache: bool = True,
 ) -> OptimalFactorization:
     """Least error over all C with unit columns, with a duality certificate.
@@ -76,6 +99,8 @@ def optimal(
             middle way; 1 is "mean".
         workload: what is published, if not prefix sums; then without an objective.
             `Workload(horizon=T, local_steps=τ)` is "rounds".
+        participation: for people who take part so often, so far apart, and horizons up to 2048: least error over
+            all C with as many bands as there are steps between two visits, whose k visits cost √k. Not for "max".
         cache: keep the solution in the user's cache directory.
 
     Returns:
@@ -89,13 +114,15 @@ def optimal(
     T = checked_horizon(horizon)
     if objective not in OBJECTIVES:
         raise UnknownName("objective", str(objective), OBJECTIVES)
+    returning = as_participation(participation)
+    returning.check_horizon(T)
     if workload is not None:
         if objective != "mean" or local_steps != 1:
             raise InputError(
                 "objective", objective, "left out beside a workload, as is local_steps", "the workload says what counts"
             )
         check_workload(workload, T)
-        if not workload.plain:
+        if not workload.plain and returning.times == 1:
             return _of_workload(workload, cache)
         objective = "rounds" if workload.local_steps > 1 else "mean"
         local_steps, interior_weight = workload.local_steps, workload.interior_weight
@@ -107,6 +134,9 @@ def optimal(
         raise InputError("local_steps", tau, f"a divisor of the horizon {T}", "T is R·τ")
     if objective != "rounds":
         tau, inside = 1, 1.0
+    if returning.times > 1:
+        averaged = None if workload is None or workload.plain else workload
+        return _for_returning(T, objective, tau, inside, averaged, returning, cache)
 
     recipe: dict[str, object] = {
         "mechanism": "optimal",
@@ -124,6 +154,52 @@ def optimal(
 
     def blank(steps: VaryingSteps) -> OptimalFactorization:
         return OptimalFactorization("optimal", T, steps)
+
+    return _solved(blank, objective, recipe, solution, cache)
+
+
+def _for_returning(
+    T: int, objective: str, tau: int, inside: float, published: Workload | None, part: Participation, cache: bool
+) -> ReturningOptimum:
+    if objective == "max":
+        raise InputError("objective", objective, "mean or rounds for people who return", '"mean"')
+    if T > RETURNING_LIMIT:
+        raise InputError(
+            "participation",
+            f"{T} steps",
+            f"at most {RETURNING_LIMIT} steps for optimal with people who return",
+            "`banded` or `buffered`, which are tuned for them at any horizon",
+        )
+    bands = min(part.min_separation, T)
+    recipe: dict[str, object] = {
+        "mechanism": "optimal",
+        "version": 2,
+        "horizon": T,
+        "bands": bands,
+        "visits": part.times,
+    }
+    recipe |= (
+        {"local_steps": tau, "interior_weight": inside} if published is None else {"workload": published.as_dict()}
+    )
+    weights = _row_weights(objective, T, tau, inside)(np.ones(T))
+
+    def solution() -> _Solution:
+        if published is None:
+            A = np.tri(T)
+            M = A.T @ (weights[:, None] * A) / weights.sum()
+        else:
+            system = published.system()
+            M = system.gram() / system.total_weight
+        with progress(f"optimal({T}) for people who return: solving", total=None) as tick:
+            C, bound = best_banded(M, bands, banded(T, bands).strategy_matrix(), tick)
+        steps = from_strategy_matrix("optimal", C).steps
+        assert isinstance(steps, VaryingSteps)
+        return Optimum(1.0 / np.diag(C) ** 2, weights, part.times * bound, 0.0), steps
+
+    def blank(steps: VaryingSteps) -> ReturningOptimum:
+        made = ReturningOptimum("optimal", T, steps)
+        made.participation, made.published, made.bandwidth = part, published, bands
+        return made
 
     return _solved(blank, objective, recipe, solution, cache)
 

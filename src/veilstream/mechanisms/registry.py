@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from veilstream.errors import InputError, VeilstreamError
-from veilstream.mechanisms.banded import banded
+from veilstream.mechanisms.banded import banded, banded_inverse
 from veilstream.mechanisms.buffered import buffered
 from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.independent import independent
@@ -18,7 +18,10 @@ from veilstream.mechanisms.tree import tree, tree_full, tree_online
 from veilstream.mechanisms.workload import Workload
 from veilstream.registry import Registry
 
-_BUILT_IN = (independent, tree, tree_online, tree_full, optimal, toeplitz, toeplitz_normalised, buffered, banded)
+_BUILT_IN = (
+    *(independent, tree, tree_online, tree_full, optimal),
+    *(toeplitz, toeplitz_normalised, buffered, banded, banded_inverse),
+)
 
 MECHANISMS: Registry[Callable[..., Factorization]] = Registry(
     "veilstream.mechanisms", "mechanism", {function.__name__: function for function in _BUILT_IN}, callable
@@ -61,9 +64,12 @@ def made_for_published() -> tuple[str, ...]:
 def build_for(name: str, workload: Workload, participation: Participation) -> Factorization:
     """The mechanism of this name, made for what is published; `InputError` where it cannot be.
 
-    `buffered` and `banded` are tuned for people who return too; `banded` for nothing else.
+    `optimal`, `buffered` and `banded` are made for people who return too, with the least mean error; `banded` and
+    `banded_inverse` for nothing else.
     """
     options: dict[str, Any] = {}
+    if name == "buffered" and workload.plain and participation.times > 1:
+        options["objective"] = "mean"
     if takes(name, "workload"):
         options["workload"] = workload
     elif not workload.plain:

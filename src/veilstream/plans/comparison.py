@@ -26,6 +26,7 @@ from veilstream.mechanisms import (
 )
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
 from veilstream.mechanisms.normals import TILE
+from veilstream.mechanisms.optimal import RETURNING_LIMIT
 from veilstream.mechanisms.registry import build_for, built_in
 from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.plan import Plan
@@ -280,10 +281,12 @@ def _can_be_matched(name: str, setting: Setting) -> bool:
     w = setting.published
     if name == "buffered":
         return (setting.participation.times > 1) if w.plain else setting.horizon <= BUFFERED_LIMIT
-    if name == "banded":
+    if name in ("banded", "banded_inverse"):
         return w.plain and setting.participation.times > 1
     if name in ("toeplitz", "toeplitz_normalised"):
         return w.forgetting < 1.0
+    if name == "optimal" and setting.participation.times > 1:
+        return setting.horizon <= RETURNING_LIMIT
     return name == "optimal" and not (w.plain and w.local_steps == 1)
 
 

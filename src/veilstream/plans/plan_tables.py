@@ -269,8 +269,9 @@ class MethodPlan(PlanTable):
     """Of this method, if not the plan's."""
     objective: Literal["mean", "max", "rounds", "published"] | None = agreed(default=None)
     """What the mechanism is best for. "published" is the noise in what this method publishes, by
-    its steps, averaging and forgetting, at round ends (`buffered` and `banded` are then
-    tuned for people who return, where [privacy] allows it); the others are for `optimal`."""
+    its steps, averaging and forgetting, at round ends (`optimal`, `buffered` and `banded` are then
+    made for people who return, where [privacy] allows it). "mean" and "max" are for `optimal` and
+    `buffered`, "rounds" for `optimal`."""
 
     def check(self) -> None:
         """Refuse a method without a step size."""

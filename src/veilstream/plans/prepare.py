@@ -180,7 +180,11 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         return Prepared(method, steps, clients, rule, None, 0.0, None, published)
     options: dict[str, Any] = {}
     if method.objective not in (None, "published"):
-        options = {"objective": method.objective, "local_steps": steps}
+        options = {"objective": method.objective}
+        if name == "optimal":
+            options["local_steps"] = steps
+        elif plan.participation.times > 1:
+            options["participation"] = plan.participation
     horizon = learning.rounds * steps
     if learning.unbounded and name != "independent":
         factorization = without_end(published.forgetting_per_step, horizon)

@@ -158,7 +158,9 @@ def _clients_of_round(plan: Plan) -> int:
 
 
 def _made_for(method: MethodPlan) -> tuple[str, ...]:
-    return made_for_published() if method.objective == "published" else ("optimal",)
+    if method.objective == "published":
+        return made_for_published()
+    return ("optimal",) if method.objective == "rounds" else ("optimal", "buffered")
 
 
 def _endless(method: MethodPlan) -> str:
