@@ -17,6 +17,7 @@ from veilstream.wording import counted, shown, shown_lines
 if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column, Profile
     from veilstream.plans.data_check import DataCheck
+    from veilstream.streams.table import Table
 
 
 _NUMBERS = ("rows", "rounds", "missing", "rows in run")
@@ -27,7 +28,9 @@ _PRIVATE = (
 
 
 def check_command(
-    files: Annotated[list[Path], typer.Argument(help="CSV, JSON lines, Parquet, Arrow or SQLite.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="CSV, JSON lines (also .gz), Parquet, Arrow, SQLite; or folders.")
+    ],
     plan: Annotated[Path | None, typer.Option(help="A plan to check them against.", show_default=False)] = None,
     query: Annotated[
         str | None, typer.Option(help="Which records of SQLite files, in order; otherwise data.query.")
@@ -51,10 +54,9 @@ def check_command(
     from veilstream.plans.column_profile import profile, proposal
     from veilstream.plans.data_check import check_data
     from veilstream.plans.plan import Plan
-    from veilstream.streams.tables import open_table
 
     if plan is None or write:
-        found = profile([open_table(file, query=query) for file in files])
+        found = profile([_opened(file, query) for file in files])
         source = _source(files)
         if write:
             found.check_header()
@@ -75,6 +77,13 @@ def check_command(
         _show_check(checked, deployable.text())
     if checked.run_refuses is not None:
         raise typer.Exit(InputError.exit_code)
+
+
+def _opened(path: Path, query: str | None) -> Table:
+    from veilstream.streams.folder_table import FolderTable, names_many
+    from veilstream.streams.tables import open_table
+
+    return FolderTable(path, open_table) if names_many(path) else open_table(path, query=query)
 
 
 def _source(files: list[Path]) -> str:

@@ -17,6 +17,7 @@ from veilstream.errors import InputError
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
 from veilstream.records.encoded_group import encode_group
 from veilstream.records.schema import Encoded, RecordSchema, Refusal
+from veilstream.streams.folder_table import FolderTable
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
 from veilstream.streams.table import MANY_ROWS, Block, Bookmark, Cells, Table
 from veilstream.streams.tables import check_columns
@@ -221,6 +222,8 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
     Records of a copy would count as further visits. A copy is found by what its rows say, also behind new rows; one
     in which rows were changed is not.
     """
+    if isinstance(table, FolderTable):  # looks at each file when it opens it
+        return False
     stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks if ":" in mark.text}  # others count no rows
     own = stands.pop(table.name, None)
     if not any(mark.rows for mark in stands.values()):
